@@ -1,13 +1,14 @@
-"""Three arenas in one run: each with a buffer and a budget of its own, one trainer for all.
+"""Three arenas in one run: each with a buffer and a share of the tokens, one trainer for all.
 
     uv run python examples/orchestrator.py
 
 Two CPU cores, about a minute. Every few steps the program prints what waits in each buffer and what
 the step took of it; at the end the tokens and the figures of each.
 
-    nim    half of the tokens at first, a fifth at the end; any group that waits may be next
-    kuhn   a quarter, and more and more; the newest groups first, an entropy bonus of its own
-    sums   a quarter, although it is slow: each play waits for a tool, so groups train two steps
+    nim    half of the tokens
+    kuhn   a quarter
+    sums   a quarter, although it is slow: each play waits for a tool, and meanwhile the other two
+           fill the steps, which sums gets back later
 """
 
 import argparse
@@ -18,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import legos
-from legos.records.sample import TrainingBatch
+from legos.records.sample import Group
 
 BUFFER = ("rollouts", "tokens", "deficit_tokens")
 FIGURES = ("optimal_move_rate", "exploitability", "reward_mean")
@@ -50,17 +51,13 @@ async def main(steps: int) -> None:
     trainer = legos.Trainer(model=legos.load_model("builtin"), config=config)
     nim, kuhn = (legos.make_arena(name, trainer.client()) for name in ("nim", "kuhn"))
     sums = Sums(trainer.client(), credit_assigner=legos.GRPOCredit())
-    portions = {
-        nim: legos.Portion(0.5, share_end=0.2, order="uniform"),
-        kuhn: legos.Portion(0.25, share_end=0.55, order="newest", entropy_coef=0.1),
-        sums: legos.Portion(0.25, reuse=2, min_group_size=4, concurrency=64),
-    }
-    mix = legos.Mix(portions, tokens_per_step=1024, spill="lend")  # no step waits for the tool
+    shares = {nim: 0.5, kuhn: 0.25, sums: 0.25}
+    mix = legos.Mix(shares, tokens_per_step=1024, spill="lend")  # no step waits for the tool
     tokens = Counter[str]()
 
-    async def after_step(metrics: Mapping[str, Any], batches: Sequence[TrainingBatch]) -> None:
-        for batch in batches:
-            tokens[batch.arena] += sum(len(sample.positions) for sample in batch.samples)
+    async def after_step(metrics: Mapping[str, Any], groups: Sequence[Group]) -> None:
+        for group in groups:
+            tokens[group.arena] += group.num_tokens
         for name in mix.arenas if metrics["step"] % 10 == 0 else ():
             waiting = {key: round(metrics[f"replays/{name}/{key}"]) for key in BUFFER}
             share = metrics.get(f"batches/{name}/token_share", 0.0)

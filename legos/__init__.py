@@ -27,13 +27,9 @@ if TYPE_CHECKING:
     from legos.errors import RunError
     from legos.loop.loop import synchronous_training_loop, training_loop
     from legos.loop.mix import Mix
-    from legos.loop.replay import ReplayBuffer
-    from legos.play.one_task import play_task
-    from legos.play.table import Table
     from legos.protocols import Client, Curriculum, Matchmaker, RewardModel, Seat
     from legos.records.episode import Episode, Task
     from legos.records.message import Completion, Message, Sampling
-    from legos.records.shares import Portion
     from legos.wiring.arena import make_arena
     from legos.wiring.evaluate import evaluate
     from legos.wiring.model import apply_lora, disable_lora, load_model
@@ -64,11 +60,9 @@ _NAMES = {
     "legos.credit.whitened": "ReinforcePPCredit",
     "legos.records.episode": "Episode Task",
     "legos.records.message": "Completion Message Sampling",
-    "legos.records.shares": "Portion",
     "legos.errors": "RunError",
     "legos.loop.loop": "synchronous_training_loop training_loop",
     "legos.loop.mix": "Mix",
-    "legos.loop.replay": "ReplayBuffer",
     "legos.protocols": "Client Curriculum Matchmaker RewardModel Seat",
     "legos.wiring.arena": "make_arena",
     "legos.wiring.evaluate": "evaluate",
@@ -98,11 +92,9 @@ __all__ = [
     "Mix",
     "OpenAIClient",
     "OverlongPenalty",
-    "Portion",
     "RAECredit",
     "RLOOCredit",
     "ReinforcePPCredit",
-    "ReplayBuffer",
     "Reply",
     "RewardModel",
     "RunError",

@@ -25,7 +25,6 @@ def random_samples(
     max_length: int = 6,
     support: Support = "mixed",
     temperatures: Sequence[float] = (0.5, 1.0, 2.0),
-    entropy_scales: Sequence[float] = (1.0,),
 ) -> list[Sample]:
     """Make samples with random tokens and numbers; about half share the row of another sample.
 
@@ -36,7 +35,6 @@ def random_samples(
         max_length: maximum length of a sample, tokens.
         support: which legal tokens are known, and whether sampling was restricted to them.
         temperatures: temperatures from which each sample gets one at random.
-        entropy_scales: shares of the entropy bonus, which the samples get in turn.
     """
     samples: list[Sample] = []
     for index in range(num_samples):
@@ -64,7 +62,6 @@ def random_samples(
                 temperature=float(rng.choice(list(temperatures))),
                 group=f"task {index % 2}",
                 rollout=f"rollout {index // 2}",
-                entropy_scale=entropy_scales[index % len(entropy_scales)],
             )
         )
     return samples

@@ -22,7 +22,6 @@ from legos.losses.objective import Objective
 from legos.play.table import Table
 from legos.records.episode import Episode, Task
 from legos.records.names import POLICY
-from legos.records.shares import Portion
 from legos.records.step import Update
 from legos.run.checkpoint import newest_whole, read_state
 from legos.run.folder import RunFolder
@@ -133,7 +132,7 @@ class World:
         self.client = ScriptedClient(self._answer)
         self.arena = Duel(self.client, credit_assigner=RAECredit())
         self.other = Solo(self.client, credit_assigner=GRPOCredit())
-        halves = {self.arena: 0.5, self.other: Portion(0.5, order="newest")}
+        halves = {self.arena: 0.5, self.other: 0.5}
         played = Mix(halves, tokens_per_step=40) if mixed else self.arena
         self.backend = FakeBackend()
         self.evaluation = Evaluation()
@@ -153,7 +152,6 @@ class World:
             "evaluation_alone": True,
             "episodes_kept_per_step": 2,
             "adaptive_concurrency": False,
-            "adaptive_overlap": False,
         }
         self.run = Run(
             self.folder,

@@ -31,7 +31,6 @@ from legos.errors import ArenaError, CheckpointError, EngineError, TrainerError
 from legos.fakes import in_virtual_time
 from legos.loop.mix import Mix
 from legos.loop.trainer import PolicyTrainer
-from legos.records.shares import Portion
 from legos.run.folder import RunFolder
 from legos.run.run import Run
 from legos.track.jsonl import JsonlTracker, read_steps
@@ -62,7 +61,6 @@ class Session:
         self, path: Path, nature: Nature, *, limit: int, players: int, mixed: bool, samples: int
     ) -> None:
         self.nature = nature
-        self.alternating: random.Random | None = None  # draws when play waits for the trainer
         self.stopping_s: float | None = None  # from the wish to stop until the end
         self.folder = RunFolder(path)
         self.publisher = SlowPublisher(nature)
@@ -74,14 +72,11 @@ class Session:
         solo = Solo(self.client, credit_assigner=GRPOCredit())
         self.run = Run(
             self.folder,
-            Mix({duel: 0.5, solo: Portion(0.5, order="newest")}, tokens_per_step=3 * samples)
-            if mixed
-            else duel,
+            Mix({duel: 0.5, solo: 0.5}, tokens_per_step=3 * samples) if mixed else duel,
             self.trainer,
             LoopConfig(
                 steps=STEPS,
                 adaptive_concurrency=False,
-                adaptive_overlap=False,
                 step_concurrency=players,
                 checkpoint_every=2,
                 checkpoint_seconds=200.0,
@@ -98,13 +93,6 @@ class Session:
             clock=lambda: asyncio.get_running_loop().time() if _running() else 0.0,
         )
 
-    async def _alternate(self) -> None:
-        """Let play wait for the trainer, or overlap it, as it comes."""
-        batcher: Any = self.run._batcher
-        while self.alternating is not None:
-            await asyncio.sleep(2 * self.alternating.random())
-            batcher.alternates = not batcher.alternates
-
     async def count(self) -> int:
         return self.client.tokens + self.evaluation.tokens_generated
 
@@ -117,7 +105,7 @@ class Session:
             left: where the copy is put.
         """
         loop = asyncio.get_running_loop()
-        others = [loop.create_task(self._alternate())] if self.alternating else []
+        others = list[asyncio.Task[None]]()
 
         async def stop(after_s: float) -> None:
             await asyncio.sleep(after_s)
@@ -178,8 +166,6 @@ def play_schedule(seed: int, place: Path, *, samples: int = SAMPLES) -> Account:
         calm = number >= SESSIONS // 2
         nature = Nature(f"{seed} {number}", calm=calm)
         session = Session(path, nature, limit=limit, players=players, mixed=mixed, samples=samples)
-        if seed % 3 == 1:
-            session.alternating = random.Random(f"alternation {seed} {number}")
         stop_s = killed_s = None
         if not calm:
             at_s = draw.choice((draw.random(), 10 * draw.random()))

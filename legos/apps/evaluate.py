@@ -63,7 +63,7 @@ def evaluate_run(
     with loaded(config.model, [weights, *beside], config.generation.limits()) as live:
         client = live.client()
         mix = make_mix(config, client)
-        load_seated(mix.portions, partial(put_on, live.engine, model=live.name))
+        load_seated(mix.arenas.values(), partial(put_on, live.engine, model=live.name))
         evaluation = evaluation_of(config, mix, client)
         unread = [name for name in _OF_PLAYS if name in (overrides or {})]
         if evaluation.exact and unread:

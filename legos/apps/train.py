@@ -115,7 +115,7 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
     with closing(made) as trainer:
         client = trainer.client()
         mix = make_mix(config, client)
-        load_seated(mix.portions, trainer.generation.load_adapter)
+        load_seated(mix.arenas.values(), trainer.generation.load_adapter)
         evaluation = evaluation_of(config, mix, client)
         shared = None
         if config.loop.serve_port is not None:
@@ -287,10 +287,9 @@ def _served(
 
 def _loop_settings(config: RunConfig) -> LoopConfig:
     """The settings of the run, without what other processes make impossible."""
-    loop, in_turns = config.loop, not config.training.staleness_limit
+    loop = config.loop
     return loop.replace(
         adaptive_concurrency=loop.adaptive_concurrency and not (config.ray and config.players),
-        adaptive_overlap=loop.adaptive_overlap and not (in_turns or config.server or config.ray),
     )
 
 

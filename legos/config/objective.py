@@ -20,7 +20,7 @@ from legos.losses.objective import (
 )
 from legos.records.schedule import Schedule
 
-__all__ = ["ObjectiveSettings", "check_entropy"]
+__all__ = ["ObjectiveSettings"]
 
 GSPO_SKIP = 0.9  # gspo clips whole samples, so that a larger share of the tokens is clipped
 _NOISY = ("reinforce", "ppo", "gspo", "gmpo")  # no ratio of their own, or a narrow clip range
@@ -162,7 +162,11 @@ class ObjectiveSettings(Settings):
                     f"reference; set kl_coef above 0, or leave {name} out"
                 )
         self._check_kl_server()
-        check_entropy(self.entropy, "")
+        if self.entropy_coef_end > self.entropy_coef and self.entropy_steps is None:
+            raise ConfigError(
+                f"entropy_coef_end {self.entropy_coef_end} is above entropy_coef "
+                f"{self.entropy_coef}; set entropy_steps too, which a growing bonus needs"
+            )
         return self
 
     @property
@@ -199,23 +203,6 @@ class ObjectiveSettings(Settings):
                 raise ConfigError(
                     f"{name} is {value}, which {by} does not use; leave it out, or at {usual}"
                 )
-
-
-def check_entropy(schedule: Schedule, where: str) -> None:
-    """Refuse an entropy bonus that grows over a run of unknown length.
-
-    Args:
-        schedule: the weight of the bonus.
-        where: what the names of its settings begin with, such as ``mix.kuhn.``.
-
-    Raises:
-        ConfigError: it grows, and its length is not set.
-    """
-    if schedule.end > schedule.start and schedule.num_steps is None:
-        raise ConfigError(
-            f"{where}entropy_coef_end {schedule.end} is above {where}entropy_coef "
-            f"{schedule.start}; set entropy_steps too, which a growing bonus needs"
-        )
 
 
 def _with_ratio(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,11 +8,8 @@ from legos.config.objective import ObjectiveSettings
 from legos.config.setting import Settings, knob
 from legos.credit.registry import WITHOUT_GROUPS, CreditName
 from legos.errors import ConfigError
-from legos.records.shares import Order, Portion
 
 __all__ = ["MixedArena", "PlayConfig", "check_play"]
-
-_ENTROPY = ("entropy_coef", "entropy_coef_end", "entropy_steps")
 
 
 class PlayConfig(Settings):
@@ -51,44 +48,10 @@ class MixedArena(PlayConfig):
 
     share: float = knob(..., unit="share", ge=0, le=1)
     """Share of the trained tokens; those of all arenas add up to 1."""
-    share_end: float | None = knob(None, unit="share", ge=0, le=1)
-    """Share at the end of the run, to which it changes linearly; none: the same."""
-    order: Order = knob("oldest")
-    """Which groups an optimiser step takes: those that ended first, those that ended last (newest),
-    or any with equal chance (uniform)."""
-    reuse: int = knob(1, unit="optimiser steps", ge=1)
-    """Number of optimiser steps that train on a group, within the staleness limit."""
-    min_group_size: int = knob(1, unit="episodes", ge=1)
-    """Groups with fewer plays that ended are left out."""
-    staleness_limit: int | None = knob(None, unit="optimiser steps", ge=1)
-    """Largest staleness of the arena's tokens; none: training.staleness_limit."""
     temperature: float | None = knob(None, gt=0, le=10)
     """Sampling temperature in training; none: generation.temperature."""
     max_tokens: int | None = knob(None, unit="tokens", ge=1)
     """Longest completion of one turn; none: generation.max_tokens."""
-    entropy_coef: float | None = knob(None, ge=0)
-    """Weight of the arena's entropy bonus at step 0; none: training.entropy_coef."""
-    entropy_coef_end: float | None = knob(None, ge=0)
-    """Weight of that bonus at the end of its schedule; none: training.entropy_coef_end."""
-    entropy_steps: int | None = knob(None, unit="optimiser steps", ge=1)
-    """Length of that schedule; none: training.entropy_steps."""
-
-    def portion_of(self, training: ObjectiveSettings) -> Portion:
-        """Its part of the mix, in a run with these settings of the objective."""
-        own = self.model_fields_set
-        bonus = {name: getattr(self, name) for name in _ENTROPY if getattr(self, name) is not None}
-        if bonus:  # what it leaves out is that of the run
-            bonus = {name: getattr(training, name) for name in _ENTROPY} | bonus
-        return Portion(
-            share=self.share,
-            share_end=self.share_end,
-            order=self.order,
-            reuse=self.reuse,
-            min_group_size=self.min_group_size,
-            staleness_limit=self.staleness_limit,
-            concurrency=self.concurrency if "concurrency" in own else None,
-            **bonus,
-        )
 
     def over(self, play: PlayConfig) -> PlayConfig:
         """Its settings of play, where ``play`` has those of the run."""

@@ -30,6 +30,18 @@ REMOVED: Mapping[str, Removed] = {
     "play.curriculum_threshold": Removed("none", "pass Climb(threshold=...) to the arena"),
     "play.discount": Removed(1.0, "pass a credit rule with a discount to the arena"),
     "track.project": Removed("legos", "set WANDB_PROJECT in the environment"),
+    "loop.adaptive_overlap": Removed(
+        True, "play and training overlap; training.staleness_limit 0 makes them take turns"
+    ),
+    "mix.share_end": Removed("none", "shares are constant"),
+    "mix.order": Removed("oldest", "the oldest groups are taken first"),
+    "mix.reuse": Removed(1, "every group is trained on once"),
+    "mix.min_group_size": Removed(1, "groups of all sizes are trained on"),
+    "mix.staleness_limit": Removed("none", "training.staleness_limit holds for all arenas"),
+    "mix.concurrency": Removed("none", "play.concurrency holds for all arenas"),
+    "mix.entropy_coef": Removed("none", "training.entropy_coef holds for all arenas"),
+    "mix.entropy_coef_end": Removed("none", "training.entropy_coef_end holds for all arenas"),
+    "mix.entropy_steps": Removed("none", "training.entropy_steps holds for all arenas"),
     "training.adam_beta1": Removed(0.9, "it is 0.9 in every run"),
     "training.adam_beta2": Removed(0.95, "it is 0.95 in every run"),
     "training.constant_length": Removed("none", "it is 256 in every run"),

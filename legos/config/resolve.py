@@ -41,7 +41,7 @@ _OF_ONE_RUN = ("out", "fork_from")  # never inherited by another run
 _NONE = ("none", Path("none"))  # the command line converts the text of a path
 _OPTIONS = "play.options"
 _MIX = "mix."
-_OWN = ("play.", "training.entropy_coef", "training.entropy_steps")  # of each arena of a mix
+_OWN = "play."  # of each arena of a mix
 _DETERMINISTIC = "loop.deterministic"
 _LOSS, _RATIO = "training.loss", "training.importance_sampling"
 _IMPLIED: Mapping[str, object] = {
@@ -133,8 +133,8 @@ def resolve(
 def _advice(recommend: Recommend, chosen: Mapping[str, object]) -> list[_Layer]:
     """Layers of what the built-in model and the arenas recommend.
 
-    In a mix, what an arena recommends of play and of the entropy bonus holds for itself, unless the
-    run has another value; of all other settings, the first arena that recommends one decides.
+    In a mix, what an arena recommends of play holds for itself, unless the run has another value;
+    of all other settings, the first arena that recommends one decides.
     """
     fields = RunConfig.model_fields
     arena, model = (chosen.get(name, fields[name].default) for name in ("arena", "model"))

@@ -10,14 +10,14 @@ from typing import Literal, NamedTuple, Self
 
 from pydantic import model_validator
 
-from legos.config.objective import ObjectiveSettings, check_entropy
+from legos.config.objective import ObjectiveSettings
 from legos.config.places import check_places
 from legos.config.play import MixedArena, PlayConfig, check_play
 from legos.config.setting import Settings, knob
 from legos.credit.registry import CreditName
 from legos.errors import ConfigError
 from legos.records.limits import EngineLimits
-from legos.records.shares import Portion, Spill, check_shares
+from legos.records.shares import Spill, check_shares
 from legos.records.step import MICRO_BATCH_TOKENS
 
 __all__ = [
@@ -105,10 +105,6 @@ class LoopConfig(Settings):
     """Play more at once while the engine is idle (slow tools, long plays), and less while requests
     queue at it (KV cache full): from step_concurrency steps, up to play.concurrency times
     step_concurrency plays. Only with staleness_limit above 0. If off, step_concurrency holds."""
-    adaptive_overlap: bool = knob(True)
-    """Let play wait while the trainer computes where that gives more samples in a second, as where
-    both share one processor: both ways are tried now and then. Only with staleness_limit above 0
-    and an engine on this machine. If off, play and training always overlap."""
     deterministic: bool = knob(False)
     """Make the run repeat bit for bit: generation and training take turns on one thread. Sets
     staleness_limit to 0, step_concurrency to 1 and evaluation_alone to true."""
@@ -269,21 +265,12 @@ class RunConfig(Settings):
                 f"players is {self.players} but mix names {', '.join(self.mix)}; players on a Ray "
                 "cluster play one arena: set players to 0, so that plays run in this process"
             )
-        check_shares({name: one.portion for name, one in self.arenas.items()})
-        for name, one in self.arenas.items():
-            if (entropy := one.portion.entropy) is not None:
-                check_entropy(entropy, f"mix.{name}.")
-            limit, most = one.portion.staleness_limit, self.training.staleness_limit
-            if limit is not None and limit > most:
+        check_shares({name: one.share for name, one in self.mix.items()})
+        for name, one in self.mix.items():
+            if "concurrency" in one.model_fields_set:
                 raise ConfigError(
-                    f"mix.{name}.staleness_limit is {limit} but training.staleness_limit is "
-                    f"{most}; raise that one, or lower the arena's"
-                )
-            most = most if limit is None else limit
-            if one.portion.reuse > most + 1:
-                raise ConfigError(
-                    f"mix.{name}.reuse is {one.portion.reuse} but its groups are too old after "
-                    f"{most + 1} steps (staleness_limit {most}); lower reuse or raise the limit"
+                    f"mix.{name}.concurrency is {one.concurrency}, but all arenas have the same "
+                    "number of simultaneous plays; set play.concurrency"
                 )
         return self
 
@@ -291,15 +278,13 @@ class RunConfig(Settings):
     def arenas(self) -> "Mapping[str, PlayedArena]":
         """Each arena of the run, as ``arena`` and ``mix`` name it -> its settings."""
         if not self.mix:
-            return {self.arena: PlayedArena(self.play, self.generation, Portion())}
+            return {self.arena: PlayedArena(self.play, self.generation, 1.0)}
         return {name: self._played(one) for name, one in self.mix.items()}
 
     def _played(self, one: MixedArena) -> "PlayedArena":
         own = {"temperature": one.temperature, "max_tokens": one.max_tokens}
         sampling = {name: value for name, value in own.items() if value is not None}
-        return PlayedArena(
-            one.over(self.play), self.generation.replace(**sampling), one.portion_of(self.training)
-        )
+        return PlayedArena(one.over(self.play), self.generation.replace(**sampling), one.share)
 
     @property
     def title(self) -> str:
@@ -317,4 +302,4 @@ class PlayedArena(NamedTuple):
 
     play: PlayConfig
     generation: GenerationConfig
-    portion: Portion
+    share: float

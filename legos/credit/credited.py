@@ -5,28 +5,28 @@ import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from legos.credit.groups import check_episodes, group_names
 from legos.credit.means import step_metrics, with_children
 from legos.errors import ArenaError, LegosError, RecordError
 from legos.protocols import CreditAssigner
 from legos.records.episode import Episode, Rollout
 from legos.records.names import adapter_name
-from legos.records.sample import Sample, TrainingBatch, samples_of_rollout
+from legos.records.sample import Group, Sample, samples_of_rollout
 
-__all__ = ["batch_of"]
+__all__ = ["with_samples"]
 
 logger = logging.getLogger(__name__)
 
 
-def batch_of(
-    episodes: Sequence[Episode], credit: CreditAssigner, *, num_tasks: int = 1
-) -> TrainingBatch:
-    """Make the samples of episodes, children included, and count every token.
+def with_samples(group: Group, episodes: Sequence[Episode], credit: CreditAssigner) -> Group:
+    """Make the samples of a group's episodes, children included, and count every token.
 
     Args:
-        episodes: episodes that are compared with each other, task by task.
+        group: the group as it was planned.
+        episodes: its episodes, which are compared with each other, task by task.
         credit: turns their rewards into advantages.
-        num_tasks: number of tasks drawn for them.
 
     Raises:
         ArenaError: the credit rule failed, returned no advantage for a trained turn, or would
@@ -40,9 +40,9 @@ def batch_of(
     breaks = 0
     complaints: list[str] = []
     alone = getattr(credit, "singletons", 0)
-    groups = group_names(played, credit)
+    names = group_names(played, credit)
     assigned = _assigned(credit, played)
-    for episode, advantages, group in zip(played, assigned, groups, strict=True):
+    for episode, advantages, compared in zip(played, assigned, names, strict=True):
         for rollout in episode.rollouts:
             if not rollout.policy or not rollout.turns:
                 continue
@@ -52,7 +52,7 @@ def batch_of(
             try:
                 if reason is None:
                     given = _per_turn(advantages, rollout, credit)
-                    made, broken = samples_of_rollout(rollout, given, group=group, name=name)
+                    made, broken = samples_of_rollout(rollout, given, group=compared, name=name)
                     samples += made
                     breaks += broken
             except RecordError as error:  # invalid data of an endpoint or arena is counted
@@ -70,16 +70,14 @@ def batch_of(
             discarded[episode.failure or "void"] += tokens
     generated = sum(episode.num_tokens for episode in episodes)
     metrics["arena/generated_tokens"] = float(generated)
-    return TrainingBatch(
+    return replace(
+        group,
         samples=tuple(samples),
         episodes=tuple(episodes),
         tokens_generated=generated,
         tokens_discarded=dict(discarded),
         metrics=metrics,
         weights=weights,
-        group_sizes=Counter(groups),
-        num_tasks=num_tasks,
-        arena=episodes[0].arena if episodes else "",
     )
 
 

@@ -28,7 +28,6 @@ def make_sample(
     temperature: float = 1.0,
     group: str = "task",
     rollout: str = "",
-    entropy_scale: float = 1.0,
     role: str = "player",
     truncated: bool = False,
 ) -> Sample:
@@ -52,7 +51,6 @@ def make_sample(
         temperature=temperature,
         group=group,
         rollout=rollout,
-        entropy_scale=entropy_scale,
         role=role,
         truncated=truncated,
     )

@@ -1,16 +1,25 @@
 """The batcher: it decides when each arena may play, and fills optimiser steps from the buffers.
 
-Admission control: a group is admitted if the groups ahead of it (being played, queued, trained on)
-imply that it is trained on at most ``staleness_limit`` optimiser steps later. Play therefore waits
-instead of producing samples that are too old. ``take`` checks the oldest token of every sample
-again, because training can overtake a slow play. A group whose plays began under a policy beyond
-the limit is no longer counted, so that it does not block other groups.
+Admission control. A group of n tasks is admitted if it will be trained on at most L optimiser steps
+after the newest policy, where L is the staleness limit. With one arena that is
 
-Few groups become too old all the same. A step also takes the groups that would be too old for the
-next one. And before it begins, the trainer waits for those that are still being played and would
-then be too old: at most for ``PATIENCE`` times the part of a step's time that they are of a step's
-work, and for half a step. To play as much again would take that part; the factor is there because
-those plays are the longest, and training without them would be training on short ones.
+    playing + waiting + training + n <= (L + 1) * r * tasks_per_step      (tasks)
+
+where r = ceil(min_samples / samples of tasks_per_step tasks) rounds of tasks fill one step. With a
+token budget, where an arena has a share s of the B tokens of a step, and the deficit d,
+
+    playing * tokens_per_task + waiting < (L + 1) * s * B + d             (tokens)
+
+Play therefore waits instead of producing samples that are too old. ``take`` checks the oldest token
+of every sample again, because training can overtake a slow play. Groups whose plays began under a
+policy beyond the limit are not counted as playing, so that a slow play delays no other group.
+
+A step also takes the groups that would be too old for the next one. If D of the P tasks that are
+being played would be too old for the next one, the trainer waits for them, at most
+
+    min(8 D / P, 1/2)      of the time between the last two steps
+
+because P is about two steps of tasks, and the plays that last longest take most of the time.
 
 The size of a step. One arena: the groups of ``tasks_per_step`` tasks, and more until they have
 ``min_samples`` samples. With a token budget, deficit round-robin (``legos/loop/deficits.py``).
@@ -23,18 +32,19 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from msgspec.structs import replace
+
 from legos.errors import Stopped
 from legos.loop.buffer import Buffer
 from legos.loop.deficits import Deficits
 from legos.loop.trainer import References
-from legos.loop.waiting import Admission, Amount, Waiting
 from legos.play.step import warn_of
-from legos.records.sample import TrainingBatch
+from legos.records.sample import Group
 from legos.records.shares import Shares
 
-__all__ = ["Admission", "Batcher"]
+__all__ = ["Batcher"]
 
-PATIENCE = 4.0
+PATIENCE = 8.0
 
 
 class Batcher:
@@ -42,8 +52,7 @@ class Batcher:
 
     Attributes:
         buffers: name of each arena -> its groups that wait.
-        alternates: whether play waits while the trainer computes, within the staleness limit; it
-            ends by itself when the trainer waits for some play for long.
+        training: whether the trainer has taken the groups of a step and works on it.
         stopping: whether the run was asked to end, so that a step ends between two passes. Any
             thread may set it before ``end`` is called, also while the event loop is busy.
     """
@@ -67,15 +76,13 @@ class Batcher:
                 gives its tasks.
         """
         self.buffers = {buffer.arena: buffer for buffer in buffers}
-        self.alternates = self.stopping = False
+        self.training = self.stopping = False
         self._min_samples = min_samples
         self._limit = staleness_limit
-        self._deficits = Deficits(shares, self.buffers) if shares else None
+        self._deficits = Deficits(shares) if shares else None
         self._changed = asyncio.Condition()
-        self._playing: set[Admission] = set()
-        self._tasks: Counter[tuple[str, int]] = Counter()  # theirs, by arena and version
-        self._taken: dict[str, list[Waiting]] = {}  # the groups that are being trained on
-        self._training = False
+        self._playing: Counter[tuple[str, int]] = Counter()  # tasks, by arena and version
+        self._taken: dict[str, list[Group]] = {}  # the groups that are being trained on
         self._versions: Mapping[str, int] = {}  # policy -> its newest version
         self._ending: Exception | None = None
         self._taken_at: float | None = None  # when groups were taken last, seconds
@@ -89,87 +96,75 @@ class Batcher:
     @property
     def starved(self) -> bool:
         """Whether the trainer waits for groups."""
-        return not self._training and self._sizes() is None
-
-    @property
-    def training(self) -> bool:
-        """Whether the trainer has taken the groups of a step and works on it."""
-        return self._training
+        return not self.training and self._sizes() is None
 
     @property
     def num_tokens(self) -> int:
         """Number of chosen tokens in the samples that wait."""
-        return sum(buffer.num_tokens + buffer.unscored_tokens for buffer in self.buffers.values())
+        return sum(group.num_tokens for buffer in self.buffers.values() for group in buffer.queued)
 
     @property
-    def queued(self) -> Mapping[str, Sequence[TrainingBatch]]:
+    def queued(self) -> Mapping[str, Sequence[Group]]:
         """Name of each arena -> its groups that wait, oldest first."""
         return {name: buffer.queued for name, buffer in self.buffers.items()}
 
     async def admit(
-        self, arena: str, num_tasks: int = 1, *, at_once: Callable[[], float] = lambda: math.inf
-    ) -> Admission:
-        """Wait until another group may be played; follow with ``put``.
+        self, group: Group, *, at_once: Callable[[], float] = lambda: math.inf
+    ) -> Group:
+        """Wait until a group may be played; follow with ``put``.
 
         Args:
-            arena: name of the arena.
-            num_tasks: number of tasks in the group.
+            group: the planned group.
             at_once: maximum number of the arena's tasks played at the same time, which may change.
+
+        Returns:
+            The group with the newest policy version.
 
         Raises:
             Stopped: the run is ending.
         """
-        buffer = self.buffers[arena]
+        buffer = self.buffers[group.arena]
         async with self._changed:
             await self._changed.wait_for(
-                lambda: self._ending or self._may_play(buffer, num_tasks, at_once())
+                lambda: self._ending or self._may_play(buffer, group.num_tasks, at_once())
             )
             if self._ending:
                 raise Stopped
-            admission = Admission(arena, num_tasks, self._newest)
-            self._playing.add(admission)
-            self._tasks[arena, admission.version] += num_tasks
-            return admission
+            self._playing[group.arena, self._newest] += group.num_tasks
+            return replace(group, admitted_version=self._newest)
 
-    async def put(
-        self, batch: TrainingBatch, admission: Admission, references: References | None = None
-    ) -> None:
+    async def put(self, group: Group, references: References | None = None) -> None:
         """Add a played group; it is in the buffer even if the caller is cancelled here.
 
         The trainer gets an error if too many groups without samples come in a row, or if too many
         plays fail. With ``references``, the group waits there for what they compute.
         """
-        buffer = self.buffers[admission.arena]
-        error = buffer.put(batch, scored=references is None)
+        buffer = self.buffers[group.arena]
+        error = buffer.put(group, scored=references is None)
         self._ending = self._ending or error
         try:
             if references is not None and error is None:
                 await buffer.score(references)
         finally:
-            if admission in self._playing:
-                self._playing.remove(admission)
-                self._tasks[admission.arena, admission.version] -= admission.num_tasks
-                self._tasks = +self._tasks
+            self._playing[group.arena, group.admitted_version] -= group.num_tasks
+            self._playing = +self._playing
             await self._wake()
 
-    async def take(
-        self, versions: Mapping[str, int], *, progress: float = 0.0
-    ) -> list[TrainingBatch]:
+    async def take(self, versions: Mapping[str, int]) -> list[Group]:
         """Wait for enough samples that are not too old; take their groups, arena by arena.
 
         Args:
             versions: name of each trained policy -> its version.
-            progress: share of the run's steps that are done.
 
         Raises:
             Stopped: the run is ending.
             Exception: the error of a player that failed.
         """
         async with self._changed:
-            self._go_on(versions, progress)
+            self._versions = versions
             for buffer in self.buffers.values():
                 buffer.check_again()
-            await self._wait_for_enough()
+            await self._changed.wait_for(lambda: self._ending or self._enough())
             await self._wait_for_due()
             if self._ending:
                 raise self._ending
@@ -177,9 +172,9 @@ class Batcher:
             self._pull(self._sizes() or {})
             now = asyncio.get_running_loop().time()
             self._step_s, self._taken_at = now - (self._taken_at or now), now
-        batches = [waiting.batch for taken in self._taken.values() for waiting in taken]
-        warn_of([episode for batch in batches for episode in batch.episodes])
-        return batches
+        groups = [group for taken in self._taken.values() for group in taken]
+        warn_of([episode for group in groups for episode in group.episodes])
+        return groups
 
     def put_back(self) -> None:
         """Return the groups taken last, because their step failed and the ledger does not have it.
@@ -190,20 +185,15 @@ class Batcher:
             self.buffers[name].put_back(taken)
         if self._deficits is not None:
             self._deficits.undo()
-        self._taken, self._training = {}, False
+        self._taken, self.training = {}, False
 
-    def trained(self) -> None:
-        """Report that a step was trained on the groups taken last; some may be used again.
+    async def release(self, versions: Mapping[str, int]) -> None:
+        """Report that the step is complete; the argument is that of ``take``.
 
-        Nothing is played for the step after it before ``release``.
+        Nothing is played for the step after it before.
         """
-        for name, taken in self._taken.items():
-            self.buffers[name].reuse_of(taken)
-
-    async def release(self, versions: Mapping[str, int], *, progress: float = 0.0) -> None:
-        """Report that the step is complete; the arguments are those of ``take``."""
-        self._taken, self._training = {}, False
-        self._go_on(versions, progress)
+        self._taken, self.training = {}, False
+        self._versions = versions
         await self._wake()
 
     async def end(self, reason: Exception) -> None:
@@ -226,16 +216,16 @@ class Batcher:
 
     def state(self) -> dict[str, Any]:
         """The state that makes a resumed run go on as this one would, as JSON values."""
-        owed = self._deficits.owed if self._deficits else dict.fromkeys(self.buffers, 0.0)
+        deficits = self._deficits.tokens if self._deficits else dict.fromkeys(self.buffers, 0.0)
         return {
-            name: {"deficit_tokens": owed[name], **buffer.state()}
+            name: {"deficit_tokens": deficits[name], **buffer.state()}
             for name, buffer in self.buffers.items()
         }
 
     def restore(
         self,
         state: Mapping[str, Any],
-        queued: Mapping[str, Sequence[TrainingBatch]],
+        queued: Mapping[str, Sequence[Group]],
         *,
         versions: Mapping[str, int],
     ) -> None:
@@ -249,16 +239,16 @@ class Batcher:
         for name, buffer in self.buffers.items():
             buffer.restore(state[name], queued[name])
             if self._deficits is not None:
-                self._deficits.owed[name] = state[name]["deficit_tokens"]
+                self._deficits.tokens[name] = state[name]["deficit_tokens"]
         self._versions = versions
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """What waits in each buffer, as ``replays/ARENA/…``."""
         found: dict[str, float] = {}
         for name, buffer in self.buffers.items():
-            shown = buffer.figures(self._newest)
+            shown = buffer.metrics(self._newest)
             if self._deficits is not None:
-                shown["deficit_tokens"] = self._deficits.owed[name]
+                shown["deficit_tokens"] = self._deficits.tokens[name]
             found |= {f"replays/{name}/{key}": value for key, value in shown.items()}
         return found
 
@@ -267,75 +257,50 @@ class Batcher:
         """The newest version of any policy."""
         return max(self._versions.values(), default=0)
 
-    def _go_on(self, versions: Mapping[str, int], progress: float) -> None:
-        self._versions = versions
-        if self._deficits is not None:
-            self._deficits.progress = progress
-
-    async def _wait_for_enough(self) -> None:
-        if self.alternates:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PATIENCE * self._step_s):
-                    await self._changed.wait_for(lambda: self._ending or self._enough())
-                    return
-            self.alternates = False
-            self._changed.notify_all()
-        await self._changed.wait_for(lambda: self._ending or self._enough())
-
     async def _wait_for_due(self) -> None:
         """Wait for plays that this step would make too old, no longer than it is worth."""
-        if self._ending or self.in_turns:
+        if self.in_turns:
             return
+        patience = min(PATIENCE * self._due() / (self._playing.total() or 1), 0.5)
         with suppress(TimeoutError):
-            async with asyncio.timeout(min(PATIENCE * self._due_steps(), 0.5) * self._step_s):
-                await self._changed.wait_for(lambda: self._ending or not self._due_steps())
+            async with asyncio.timeout(patience * self._step_s):
+                await self._changed.wait_for(lambda: self._ending or not self._due())
 
-    def _due_steps(self) -> float:
-        """The groups being played that would be too old if they missed this step, in steps."""
-        steps = 0.0
-        for (arena, version), tasks in self._tasks.items():
-            buffer = self.buffers[arena]
-            if version != self._newest - buffer.staleness_limit:
-                continue  # in time, or too old already
-            if self._deficits is None:
-                steps += tasks / buffer.tasks_per_step
-            else:
-                steps += tasks * buffer.tokens_per_task / self._deficits.tokens_per_step
-        return steps
+    def _due(self) -> int:
+        """Number of tasks being played that would be too old if they missed this step."""
+        oldest = self._newest - self._limit
+        return sum(tasks for (_, version), tasks in self._playing.items() if version == oldest)
 
     async def _wake(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
     def _may_play(self, buffer: Buffer, num_tasks: int, at_once: float) -> bool:
-        oldest = self._newest - buffer.staleness_limit
-        fresh = {at: tasks for at, tasks in self._tasks.items() if at[1] >= oldest}
+        oldest = self._newest - self._limit
+        fresh = {at: tasks for at, tasks in self._playing.items() if at[1] >= oldest}
         mine = sum(tasks for (arena, _), tasks in fresh.items() if arena == buffer.arena)
-        waits = not self._training  # the trainer waits for groups
+        waits = not self.training  # the trainer waits for groups
         if self.in_turns:  # one group at a time, so that a resumed run repeats it
             return waits and not fresh and buffer is self._most_lacking()
         if waits and not mine and self._lacks()[buffer.arena] > 0:
             return True
-        if self.alternates and not waits:
-            return False
-        steps = 1 if self.alternates else buffer.staleness_limit + 1
-        return mine + num_tasks <= at_once and self._in_time(buffer, mine, num_tasks, steps)
+        return mine + num_tasks <= at_once and self._in_time(buffer, mine, num_tasks)
 
-    def _in_time(self, buffer: Buffer, playing: int, num_tasks: int, steps: int) -> bool:
-        """Whether another group would be trained on within so many steps."""
-        waiting, deficits = buffer.amount, self._deficits
+    def _in_time(self, buffer: Buffer, playing: int, num_tasks: int) -> bool:
+        """Whether another group would be trained on within the staleness limit."""
+        steps, deficits = self._limit + 1, self._deficits
         if deficits is None or not buffer.tokens_per_task:
-            training = sum(each.batch.num_tasks for each in self._taken.get(buffer.arena, ()))
+            training = sum(group.num_tasks for group in self._taken.get(buffer.arena, ()))
             samples = buffer.samples_per_task * buffer.tasks_per_step
-            each = 1
+            rounds = 1
             if deficits is None and samples:
-                each = math.ceil(self._min_samples / samples)
-            pending = playing * buffer.reuse + waiting.tasks + training
-            return pending + num_tasks * buffer.reuse <= steps * each * buffer.tasks_per_step
-        tokens = playing * buffer.reuse * buffer.tokens_per_task + waiting.tokens
-        steps -= self._training  # the deficits are already those after the step in training
-        room = steps * deficits.part(buffer.arena) + deficits.owed[buffer.arena]
-        if deficits.lends and not self._training and self._sizes() is None:
+                rounds = math.ceil(self._min_samples / samples)
+            pending = playing + buffer.num_live_tasks + training
+            return pending + num_tasks <= steps * rounds * buffer.tasks_per_step
+        tokens = playing * buffer.tokens_per_task + buffer.num_tokens
+        steps -= self.training  # the deficits are already those after the step in training
+        room = steps * deficits.part(buffer.arena) + deficits.tokens[buffer.arena]
+        if deficits.borrow and not self.training and self._sizes() is None:
             room = max(room, deficits.tokens_per_step)
         return tokens < room
 
@@ -360,18 +325,12 @@ class Batcher:
         """Number of groups that each arena gives to the next step; None: more are needed."""
         if self._deficits is None:
             [(name, buffer)] = self.buffers.items()
-
-            def full(got: Amount) -> bool:
-                return got.tasks >= buffer.tasks_per_step and got.samples >= self._min_samples
-
-            number = buffer.first(full)
+            number = buffer.first(tasks=buffer.tasks_per_step, samples=self._min_samples)
             return None if number is None else {name: number}
         wanted = self._deficits.wanted({name: b.num_tokens for name, b in self.buffers.items()})
         sizes: dict[str, int] = {}
         for name, quota in wanted.items():
-            number = 0
-            if quota > 0:
-                number = self.buffers[name].first(lambda got, quota=quota: got.tokens >= quota)
+            number = self.buffers[name].first(tokens=quota)
             if number is None:
                 return None
             sizes[name] = number
@@ -383,9 +342,10 @@ class Batcher:
         for name, size in sizes.items():
             most = None if self._deficits is None else self._deficits.part(name)
             self._taken[name] = self.buffers[name].take(size, newest=self._newest, most=most)
-        self._training = True
+        self.training = True
         if self._deficits is not None:
-            self._deficits.charge({n: sum(w.tokens for w in t) for n, t in self._taken.items()})
+            taken = {n: sum(group.num_tokens for group in t) for n, t in self._taken.items()}
+            self._deficits.charge(taken)
 
     def _enough(self) -> bool:
         """Drop samples of other versions than may be trained on; check whether a step is left."""

@@ -8,67 +8,67 @@ its share by one group at most.
 Source: Shreedhar and Varghese 1995, with groups in place of packets.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from legos.records.shares import Shares, lent
+from legos.records.shares import Shares
 
 __all__ = ["Deficits"]
 
 
 class Deficits:
-    """What each arena is owed.
+    """The deficit of each arena.
 
     Attributes:
         tokens_per_step: the budget of a step.
-        lends: whether other arenas fill a step for which one has too few tokens.
-        owed: name of each arena -> its deficit, in tokens.
-        progress: share of the run's steps that are done, with which shares change.
+        borrow: whether other arenas fill a step for which one has too few tokens.
+        tokens: name of each arena -> its deficit.
     """
 
-    def __init__(self, shares: Shares, arenas: Iterable[str]) -> None:
-        """Owe nobody anything.
-
-        Args:
-            shares: the budget and each arena's share.
-            arenas: their names.
-        """
-        self._shares = shares
+    def __init__(self, shares: Shares) -> None:
         self.tokens_per_step = shares.tokens_per_step
-        self.lends = shares.spill == "lend"
-        self.owed = dict.fromkeys(arenas, 0.0)
-        self.progress = 0.0
-        self._before = dict(self.owed)
+        self.borrow = shares.spill == "lend"
+        self.tokens = dict.fromkeys(shares.of_arena, 0.0)
+        self._shares = shares.of_arena
+        self._before = dict(self.tokens)
 
     def part(self, arena: str) -> float:
         """The tokens of a step that are an arena's share."""
-        return self._shares.tokens(arena, self.progress)
+        return self._shares[arena] * self.tokens_per_step
 
     def quotas(self) -> dict[str, float]:
-        """Name of each arena -> tokens that it owes the next step; at least one is positive."""
-        parts = {name: self.part(name) for name in self.owed}
-        quotas = dict(self.owed)
+        """Name of each arena -> tokens that it gives to the next step; one is positive."""
+        quotas = dict(self.tokens)
         while True:  # a group larger than the budgets of several steps was paid for in advance
-            quotas = {name: quota + parts[name] for name, quota in quotas.items()}
+            quotas = {name: quota + self.part(name) for name, quota in quotas.items()}
             if any(quota > 0 for quota in quotas.values()):
                 return quotas
 
     def wanted(self, have: Mapping[str, int]) -> dict[str, float]:
-        """The quotas, some of which others fill where that is allowed.
+        """The quotas; where borrowing is allowed, arenas with more tokens fill in for the others.
 
         Args:
             have: name of each arena -> its tokens that wait.
         """
-        return lent(self.quotas(), have) if self.lends else self.quotas()
+        quotas = self.quotas()
+        if not self.borrow:
+            return quotas
+        wanted = {name: min(max(quota, 0.0), have[name]) for name, quota in quotas.items()}
+        short = sum(max(quota, 0.0) for quota in quotas.values()) - sum(wanted.values())
+        for name in sorted(quotas, key=lambda name: wanted[name] - have[name]):
+            more = min(short, have[name] - wanted[name])
+            wanted[name] += more
+            short -= more
+        return quotas if short > 0 else wanted  # all together have too few: no quota is lowered
 
     def charge(self, taken: Mapping[str, int]) -> None:
         """Subtract what each arena gave to a step from its quota, tokens."""
-        self._before = dict(self.owed)
+        self._before = dict(self.tokens)
         for name, quota in self.quotas().items():
             left = quota - taken[name]
-            if self.lends:  # a longer debt is forgiven
+            if self.borrow:  # more than the budget of one step is never paid back
                 left = min(max(left, -self.tokens_per_step), self.tokens_per_step)
-            self.owed[name] = left
+            self.tokens[name] = left
 
     def undo(self) -> None:
         """Take the last charge back."""
-        self.owed = dict(self._before)
+        self.tokens = dict(self._before)

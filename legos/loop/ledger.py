@@ -16,8 +16,7 @@ class Ledger:
     generated = trained + filtered(reason) + discarded(reason) + queued, checked at every step.
     Filtered tokens were in valid samples that were not used (too old, a skipped step). Discarded
     tokens never became samples (a failed play, an endpoint without log-probabilities, a play
-    interrupted by the end of the run, a play of an evaluation). Where a buffer gives groups to
-    several steps, the left side also has the tokens that were given again (``reused``).
+    interrupted by the end of the run, a play of an evaluation).
 
     Attributes:
         trained_by: trained tokens by policy; they add up to ``trained``.
@@ -25,7 +24,6 @@ class Ledger:
 
     def __init__(self) -> None:
         self.generated = 0
-        self.reused = 0
         self.trained_by: Counter[str] = Counter()
         self.filtered: Counter[str] = Counter()
         self.discarded: Counter[str] = Counter()
@@ -52,11 +50,11 @@ class Ledger:
             TrainerError: they do not; the message gives both sides of the equation.
         """
         spent = self.trained + self.filtered.total() + self.discarded.total() + queued
-        if spent != self.generated + self.reused:
+        if spent != self.generated:
             raise TrainerError(
                 f"{self.generated} tokens were generated, but {self.trained} trained + "
                 f"{dict(self.filtered)} filtered + {dict(self.discarded)} discarded + {queued} "
-                f"queued make {spent}, with {self.reused} used again"
+                f"queued make {spent}"
             )
 
     def check_applied(self) -> None:
@@ -85,8 +83,6 @@ class Ledger:
             "tokens_discarded": self.discarded.total(),
             "tokens_queued": queued,
         }
-        if self.reused:
-            numbers["tokens_reused"] = self.reused
         if len(self.trained_by) > 1:
             numbers |= {f"trained/{policy}_tokens": n for policy, n in self.trained_by.items()}
         numbers |= {f"filtered/{reason}_tokens": n for reason, n in self.filtered.items()}
@@ -97,7 +93,6 @@ class Ledger:
         """The counts for the checkpoint, as JSON values."""
         return {
             "generated": self.generated,
-            "reused": self.reused,
             "trained": self.trained,
             "trained_by": dict(self.trained_by),
             "filtered": dict(self.filtered),
@@ -106,8 +101,8 @@ class Ledger:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what ``state`` returned."""
-        self.generated = state["generated"]
-        self.reused = state.get("reused", 0)
+        # Older checkpoints count tokens that several steps trained on as generated once.
+        self.generated = state["generated"] + state.get("reused", 0)
         self.trained_by = Counter(state["trained_by"])
         self.filtered = Counter(state["filtered"])
         self.discarded = Counter(state["discarded"])

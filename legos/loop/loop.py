@@ -15,8 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 
 from legos.arena.arena import Arena
-from legos.errors import ConfigError, Stopped, TrainerError
-from legos.loop.alternation import Alternation
+from legos.errors import Stopped, TrainerError
 from legos.loop.batcher import Batcher
 from legos.loop.buffer import Buffer
 from legos.loop.failures import MAX_FAILED_SHARE
@@ -26,14 +25,13 @@ from legos.loop.player import Player, PlayGroup
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.play.step import play_each
 from legos.protocols import Publisher
-from legos.records.sample import TrainingBatch
-from legos.records.shares import Portion
+from legos.records.sample import Group
 from legos.remote.publish.engine import reaching
 from legos.track.console import ConsoleTracker
 
 __all__ = ["AfterStep", "batcher_of", "synchronous_training_loop", "training_loop"]
 
-AfterStep = Callable[[Metrics, Sequence[TrainingBatch]], Awaitable[None]]
+AfterStep = Callable[[Metrics, Sequence[Group]], Awaitable[None]]
 
 
 async def training_loop(
@@ -48,7 +46,6 @@ async def training_loop(
     publisher: Publisher | None = None,
     play: PlayGroup = play_each,
     figures: EngineFigures | None = None,
-    alternation: Alternation | None = None,
     progress: bool = True,
 ) -> None:
     """Play and train at the same time until the trainer has done ``num_steps`` steps in total.
@@ -69,7 +66,6 @@ async def training_loop(
         play: plays a group, here or in other processes.
         figures: what the engine reports; the number of simultaneous plays then follows it, and
             ``episode_concurrency * step_concurrency`` is its maximum. None: it is fixed.
-        alternation: chooses whether play waits while the trainer computes; None: it does not.
         progress: show the steps on the console, as ``legos train`` does.
 
     Raises:
@@ -80,36 +76,36 @@ async def training_loop(
     """
     mix = mix_of(arena)
     _check_policies(mix, trainer)
-    trainer.num_steps, trainer.portions = num_steps, mix.by_name
+    trainer.num_steps, trainer.mixed = num_steps, len(mix.arenas) > 1
     given = batcher
     batcher = batcher or batcher_of(trainer, mix)
     players = [
         Player(
             each,
             batcher,
-            episode_concurrency=portion.concurrency or episode_concurrency,
+            episode_concurrency=episode_concurrency,
             step_concurrency=step_concurrency,
             play=play,
             figures=figures,
             references=trainer.references,
         )
-        for each, portion in mix.portions.items()
+        for each in mix.arenas.values()
     ]
-    paces = {each.name: player.pace for each, player in zip(mix.portions, players, strict=True)}
+    paces = {name: player.pace for name, player in zip(mix.arenas, players, strict=True)}
     failure: Exception | None = None
-    clients = [each.client for each in mix.portions]
+    clients = [each.client for each in mix.arenas.values()]
     reached = nullcontext(publisher) if publisher else reaching(clients, trainer.publisher)
     shown = closing(ConsoleTracker(num_steps=num_steps)) if progress else nullcontext()
     async with reached as live:
         await trainer.publish_to(live)
-        await batcher.release(trainer.versions, progress=trainer.progress)
+        await batcher.release(trainer.versions)
         async with asyncio.TaskGroup() as group:
             playing = [group.create_task(player.run()) for player in players]
             try:
                 with shown as console:
                     report = _reporting(console, paces, after_step)
                     while trainer.step < num_steps:
-                        await _whole_step(trainer, batcher, live, report, alternation)
+                        await _whole_step(trainer, batcher, live, report)
             except Exception as error:
                 failure = error
             finally:
@@ -136,39 +132,22 @@ def batcher_of(
         mix: the arenas, each of which gets a buffer.
         staleness_limit: maximum staleness in optimiser steps; None: that of the trainer.
         max_failed_share: maximum share of failed plays among the tasks of ten steps.
-
-    Raises:
-        ConfigError: an arena's groups are to be used again, but would be too old then.
     """
     settings = trainer.settings
     limit = settings.staleness_limit if staleness_limit is None else staleness_limit
-
-    def buffer(arena: Arena, portion: Portion) -> Buffer:
-        own = limit if portion.staleness_limit is None else min(portion.staleness_limit, limit)
-        if portion.reuse > own + 1:
-            raise ConfigError(
-                f"reuse of arena {arena.name!r} is {portion.reuse}, but its groups are too old "
-                f"after {own + 1} steps (staleness_limit {own}); lower reuse, or raise "
-                "staleness_limit"
-            )
-        return Buffer(
-            arena.name,
+    buffers = [
+        Buffer(
+            name,
             trainer.ledger,
             tasks_per_step=arena.tasks_per_step,
-            staleness_limit=own,
-            order=portion.order,
-            reuse=portion.reuse,
-            min_group_size=portion.min_group_size,
+            staleness_limit=limit,
             select=settings.select,
             max_failed_share=max_failed_share,
-            seed=arena.seed,
         )
-
+        for name, arena in mix.arenas.items()
+    ]
     return Batcher(
-        [buffer(*each) for each in mix.portions.items()],
-        min_samples=settings.min_samples,
-        staleness_limit=limit,
-        shares=mix.shares,
+        buffers, min_samples=settings.min_samples, staleness_limit=limit, shares=mix.shares
     )
 
 
@@ -202,12 +181,12 @@ def _reporting(
 ) -> AfterStep:
     """Combine the console and ``after_step``; the console comes first, to show a failing step."""
 
-    async def report(metrics: Metrics, batches: Sequence[TrainingBatch]) -> None:
+    async def report(metrics: Metrics, groups: Sequence[Group]) -> None:
         metrics |= {f"play/{arena}/concurrency": pace.limit for arena, pace in paces.items()}
         if console is not None:
             console.log(metrics, step=int(metrics["step"] or 0))
         if after_step is not None:
-            await after_step(metrics, batches)
+            await after_step(metrics, groups)
 
     return report
 
@@ -226,30 +205,23 @@ async def _one_step(
     batcher: Batcher,
     publisher: Publisher,
     after_step: AfterStep,
-    alternation: Alternation | None,
 ) -> None:
     """Take groups, train, publish and report; only then may plays start on the new policy.
 
     With staleness limit 0 no play runs during ``after_step``, so a checkpoint is complete.
     """
-    batches = await batcher.take(trainer.versions, progress=trainer.progress)
+    groups = await batcher.take(trainer.versions)
     try:
         metrics = await trainer.train(
-            batches, queued=lambda: batcher.num_tokens, stop=lambda: batcher.stopping
+            groups, queued=lambda: batcher.num_tokens, stop=lambda: batcher.stopping
         )
     except Exception:
         batcher.put_back()
         raise
-    batcher.trained()
     await trainer.publish_to(publisher)
-    if alternation is not None:
-        waited = batcher.alternates
-        metrics["play/alternates"] = int(waited)
-        now, samples = asyncio.get_running_loop().time(), sum(len(b.samples) for b in batches)
-        batcher.alternates = alternation.after_step(now, samples, waited=waited)
-    await after_step({**metrics, **batcher.figures()}, batches)
+    await after_step({**metrics, **batcher.metrics()}, groups)
     if trainer.step < trainer.num_steps:  # plays after the last step would not be trained on
-        await batcher.release(trainer.versions, progress=trainer.progress)
+        await batcher.release(trainer.versions)
 
 
 async def _whole_step(
@@ -257,10 +229,9 @@ async def _whole_step(
     batcher: Batcher,
     publisher: Publisher,
     after_step: AfterStep,
-    alternation: Alternation | None,
 ) -> None:
     """Make one step; a cancellation waits until it has finished, failed or stopped."""
-    step = asyncio.ensure_future(_one_step(trainer, batcher, publisher, after_step, alternation))
+    step = asyncio.ensure_future(_one_step(trainer, batcher, publisher, after_step))
     try:
         await asyncio.shield(step)
     except asyncio.CancelledError:

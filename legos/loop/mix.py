@@ -5,7 +5,7 @@ from typing import Any
 
 from legos.arena.arena import Arena
 from legos.errors import ConfigError
-from legos.records.shares import TOKENS_PER_STEP, Portion, Shares, Spill, check_shares
+from legos.records.shares import TOKENS_PER_STEP, Shares, Spill, check_shares
 
 __all__ = ["Mix", "mix_of"]
 
@@ -14,13 +14,13 @@ class Mix:
     """One or several arenas that are trained together.
 
     Attributes:
-        portions: arena -> its part.
+        arenas: name -> arena.
         shares: how arenas share the tokens of a step; None: the only arena gives its tasks.
     """
 
     def __init__(
         self,
-        portions: Mapping[Arena, float | Portion],
+        shares: Mapping[Arena, float],
         *,
         tokens_per_step: int | None = None,
         spill: Spill = "block",
@@ -28,7 +28,7 @@ class Mix:
         """Mix arenas.
 
         Args:
-            portions: arena -> its share of the trained tokens, or its ``Portion``.
+            shares: arena -> its share of the trained tokens.
             tokens_per_step: chosen tokens of an optimiser step; None: 2048 for several arenas, and
                 the tasks and samples of a step for one.
             spill: whether a step waits for an arena that has too few tokens.
@@ -36,42 +36,28 @@ class Mix:
         Raises:
             ConfigError: there is no arena, two have the same name, or the shares do not add up.
         """
-        self.portions: dict[Arena, Portion] = {
-            arena: each if isinstance(each, Portion) else Portion(each)
-            for arena, each in portions.items()
-        }
-        names = [arena.name for arena in self.portions]
+        names = [arena.name for arena in shares]
         twice = [name for name in names if names.count(name) > 1]
         if twice:
             raise ConfigError(
                 f"arena {twice[0]!r} is in the mix {names.count(twice[0])} times; name each arena "
                 "once, and give it the sum of its shares"
             )
-        check_shares(self.by_name)
+        by_name = dict(zip(names, shares.values(), strict=True))
+        check_shares(by_name)
         if tokens_per_step is not None and tokens_per_step < 1:
             raise ConfigError(f"tokens_per_step is {tokens_per_step}; expected at least 1")
+        self.arenas = dict(zip(names, shares, strict=True))
         self.shares: Shares | None = None
         if tokens_per_step is not None or len(names) > 1:
             self.shares = Shares(
-                tokens_per_step=tokens_per_step or TOKENS_PER_STEP,
-                spill=spill,
-                portions=self.by_name,
+                tokens_per_step=tokens_per_step or TOKENS_PER_STEP, spill=spill, of_arena=by_name
             )
-
-    @property
-    def by_name(self) -> Mapping[str, Portion]:
-        """Name of each arena -> its part."""
-        return {arena.name: portion for arena, portion in self.portions.items()}
-
-    @property
-    def arenas(self) -> Mapping[str, Arena]:
-        """Name -> arena."""
-        return {arena.name: arena for arena in self.portions}
 
     @property
     def policies(self) -> tuple[str, ...]:
         """Names of the adapters that the arenas train."""
-        return tuple(dict.fromkeys(name for arena in self.portions for name in arena.policies))
+        return tuple(dict.fromkeys(n for arena in self.arenas.values() for n in arena.policies))
 
     @property
     def title(self) -> str:

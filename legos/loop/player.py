@@ -2,8 +2,8 @@
 
 A group is the plays of one task, which are compared with each other. It gets credit and enters the
 buffer when its last play ends; no group waits for another one. In two cases all tasks of one step
-form one group: if the credit rule compares plays of different tasks (``needs_step``), and if play
-waits while the trainer computes, so that the trainer waits for all of them anyway.
+form one group: if the credit rule compares plays of different tasks (``needs_step``), and with
+staleness limit 0, where the trainer waits for all of them anyway.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from legos.errors import Stopped
 from legos.loop.batcher import Batcher
 from legos.loop.pace import EngineFigures, Pace, Slots
 from legos.loop.trainer import References
-from legos.loop.waiting import Admission
-from legos.play.cursor import PlannedGroup
+from legos.play.cursor import Split
 from legos.play.stage import Stage, stage_of
 from legos.play.step import finish_group, play_each, required_credit
 from legos.records.episode import Episode, Task
+from legos.records.sample import Group
 
 __all__ = ["PlayGroup", "Player"]
 
@@ -73,9 +73,9 @@ class Player:
             figures=None if batcher.in_turns else figures,
         )
         self._slots = Slots(self._most)  # spawned plays take slots too
-        self._by_round = batcher.in_turns or getattr(self._credit, "needs_step", False)
-        self._unfinished: set[PlannedGroup] = set()
-        self._playing = 0  # plays of the unfinished groups
+        by_round = batcher.in_turns or getattr(self._credit, "needs_step", False)
+        self._split: Split = "round" if by_round else "id"
+        self._unfinished: dict[tuple[int, tuple[int, ...]], Group] = {}  # by their tasks
         self._play_group = play
         self._references = references
 
@@ -91,34 +91,29 @@ class Player:
         except* Exception as errors:
             await self._batcher.end(errors.exceptions[0])
         finally:
-            for group in self._unfinished:
+            for group in self._unfinished.values():
                 self._arena.cursor.give_back(group)
 
     async def _admit_groups(self, stage: Stage, plays: asyncio.TaskGroup) -> None:
         try:
             while True:
-                whole = self._by_round or self._batcher.alternates
-                group = self._arena.cursor.next_group("round" if whole else "id")
-                self._unfinished.add(group)
-                self._playing += len(group.plays)
-                admission = await self._batcher.admit(
-                    self._arena.name, group.num_tasks, at_once=self._tasks_at_once
-                )
-                plays.create_task(self._play(stage, group, admission))
+                group = self._arena.cursor.next_group(self._split)
+                self._unfinished[group.round, group.numbers] = group
+                admitted = await self._batcher.admit(group, at_once=self._tasks_at_once)
+                plays.create_task(self._play(stage, admitted))
         except Stopped:
             return  # running plays may finish, or are cancelled with the player
 
-    async def _play(self, stage: Stage, group: PlannedGroup, admission: Admission) -> None:
+    async def _play(self, stage: Stage, group: Group) -> None:
         episodes = await self._play_group(stage, self._arena, group.plays)
-        batch = finish_group(self._arena, self._arena.cursor, group, episodes, self._credit)
-        playing = self._playing
-        self._unfinished.discard(group)
-        self._playing -= len(group.plays)
+        played = finish_group(self._arena, self._arena.cursor, group, episodes, self._credit)
+        playing = sum(len(each.plays) for each in self._unfinished.values())
+        del self._unfinished[group.round, group.numbers]
         now, starved = asyncio.get_running_loop().time(), self._batcher.starved
         if self.pace.group_ended(now, playing=playing, starved=starved):
             share = min(self.pace.limit / self._start, 1.0)
             self._slots.resize(math.ceil(self._most * share))
-        await self._batcher.put(batch, admission, self._references)
+        await self._batcher.put(played, self._references)
 
     def _tasks_at_once(self) -> int:
         """Number of tasks that may be played at the same time."""

@@ -4,14 +4,14 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from msgspec import structs
 
 from legos.errors import TrainerError
 from legos.loop.alarm_log import AlarmLog
@@ -24,7 +24,6 @@ from legos.records.batch import LossNormalisation, normalisation_weights
 from legos.records.names import POLICY
 from legos.records.sample import Sample, TrainingBatch
 from legos.records.select import KEEP_ALL, Selection, only
-from legos.records.shares import Portion
 from legos.records.step import PassResult, Stop, Update, never
 from legos.weights.adapter import Adapter, AdapterInfo
 
@@ -61,14 +60,6 @@ class _Part(NamedTuple):
     reason: str | None  # reason why the update was not applied; None: it was applied
 
 
-class _Step(NamedTuple):
-    """One optimiser step and the samples that it used."""
-
-    batches: Sequence[TrainingBatch]
-    own: Sequence[Sample]  # samples of this process
-    parts: Sequence[_Part]
-
-
 class PolicyTrainer:
     """Trains adapters: one, or several policies that play with each other.
 
@@ -79,8 +70,7 @@ class PolicyTrainer:
         policies: names of the trained adapters; metrics of the first have no prefix.
         step: number of optimiser steps attempted so far.
         num_steps: length of the run in steps, for the schedules.
-        portions: name of each arena of the run -> its part; the metrics of several arenas carry
-            their names.
+        mixed: whether the run has several arenas, so that their metrics carry their names.
         ledger: counts every token.
         references: computes reference log-probabilities; None: the backend does.
         alarms: logs what is wrong with the metrics.
@@ -116,25 +106,15 @@ class PolicyTrainer:
         self.metrics: Metrics = {}
         self.step = 0
         self.num_steps = 1
-        self.portions: Mapping[str, Portion] = {}
+        self.mixed = False
         self.references = references
-        self._gather = gather or _alone
+        self._gather = gather
         self.alarms = AlarmLog()
 
     @property
     def version(self) -> int:
         """Version of the first policy: the number of optimiser steps applied to it so far."""
         return self.backend.adapter(self.policies[0]).version
-
-    @property
-    def mixed(self) -> bool:
-        """Whether the run has several arenas."""
-        return len(self.portions) > 1
-
-    @property
-    def progress(self) -> float:
-        """Share of the steps of the run that are done."""
-        return self.step / self.num_steps
 
     @property
     def versions(self) -> dict[str, int]:
@@ -155,59 +135,95 @@ class PolicyTrainer:
         Raises:
             TrainerError: no sample is left to train on.
         """
-        started = time.perf_counter()
-        selected, found = self.settings.select(batch)
-        live = self.versions
+        live, before = self.versions, self.ledger.state()
+        selected, reasons = self.settings.select(batch)
         kept, future = only(selected, lambda s: s.newest_version <= live.get(s.policy, math.inf))
-        left_out = {**found, **({"future": future} if future else {})}
-        objective, share_of = self._objective()
-        own = _scaled([kept], share_of)
-        if self.references is not None:
-            own = self.references(own).result()
-        samples = self._gather(own, self.version).result()
-        routed = self._routed(samples, left_out)
-        passes = [self._forward_backward(*each, objective).result() for each in routed.items()]
-        parts = self._judged(routed, passes)
-        for part in parts:
-            if part.reason is None:
-                self.backend.optim_step(self._update(), policy=part.policy).result()
+        left_out = Counter(reasons) + Counter(future=future)
         self.ledger.generated += batch.tokens_generated
         self.ledger.discard(batch.tokens_discarded)
         self.ledger.filtered.update(left_out)
-        return self._account(_Step([kept], kept.samples, parts), started, queued=0)
+        step = self._step([kept], left_out=left_out)
+        try:
+            waits_for = next(step)
+            while True:
+                waits_for = step.send(waits_for.result())
+        except StopIteration as done:
+            return done.value
+        except Exception:
+            self.ledger.restore(before)
+            raise
 
     async def train(
-        self, batches: Sequence[TrainingBatch], *, queued: Callable[[], int], stop: Stop = never
+        self,
+        groups: Sequence[TrainingBatch],
+        *,
+        queued: Callable[[], int] = lambda: 0,
+        stop: Stop = never,
     ) -> Metrics:
-        """Make one optimiser step on batches whose tokens the ledger already counts.
+        """Make one optimiser step on groups whose tokens the ledger already counts.
 
         Args:
-            batches: batches from the buffer.
-            queued: returns the number of tokens in the buffer; called after the step.
+            groups: groups from the buffers.
+            queued: returns the number of tokens in the buffers; called after the step.
             stop: whether to end before the next pass of the step; asked on any thread.
 
         Raises:
             Stopped: ``stop`` returned True; nothing has changed.
             TrainerError: there are no samples, or one is of a policy that is not trained here.
         """
-        started = time.perf_counter()
+        step = self._step(groups, queued=queued, stop=stop, left_out=self.ledger.filtered)
+        try:
+            waits_for = next(step)
+            while True:
+                waits_for = step.send(await asyncio.wrap_future(waits_for))
+        except StopIteration as done:
+            return done.value
+
+    def _step(
+        self,
+        batches: Sequence[TrainingBatch],
+        *,
+        left_out: Mapping[str, int],
+        queued: Callable[[], int] = lambda: 0,
+        stop: Stop = never,
+    ) -> Generator["Future[Any]", Any, Metrics]:
+        """One optimiser step; it yields what it waits for and is sent the result."""
+        started, settings = time.perf_counter(), self.settings
+        objective = settings.objective(self.step, self.num_steps)
         own = [sample for batch in batches for sample in batch.samples]
-        objective, share_of = self._objective()
-        scaled = _scaled(batches, share_of)
-        if self.references is not None:  # for groups of a checkpoint that have none yet
-            scaled = await asyncio.wrap_future(self.references(scaled))
-        samples = await asyncio.wrap_future(self._gather(scaled, self.version))
-        routed = self._routed(samples, self.ledger.filtered)
-        passes = [
-            await asyncio.wrap_future(self._forward_backward(*each, objective, stop))
-            for each in routed.items()
-        ]
-        parts = self._judged(routed, passes)
+        samples: Sequence[Sample] = own
+        if self.references is not None:  # for groups that have none yet
+            samples = yield self.references(samples)
+        if self._gather is not None:
+            samples = yield self._gather(samples, self.version)
+        parts: list[_Part] = []
+        for policy, of_policy in self._by_policy(samples, left_out).items():
+            weights = normalisation_weights(of_policy, settings.normalisation)
+            found: PassResult = yield self.backend.forward_backward(
+                of_policy, weights, objective, policy=policy, stop=stop
+            )
+            metrics = step_metrics(found.loss, found.sums, found.grad_norm)
+            reason = skip_reason(metrics, clip_skip_threshold=settings.clip_skip_threshold)
+            if reason is not None:
+                level = logging.WARNING if reason == "non_finite" else logging.INFO
+                logger.log(level, "update of %s left out: %s, %s", policy, reason, metrics)
+            parts.append(_Part(policy, of_policy, found, metrics, reason))
+        before = self.versions
         for part in parts:  # after all passes: if one fails, no policy has changed
             if part.reason is None:
-                update = self.backend.optim_step(self._update(), policy=part.policy)
-                await asyncio.wrap_future(update)
-        return self._account(_Step(batches, own, parts), started, queued=queued())
+                update = settings.update(self.step, self.num_steps)
+                yield self.backend.optim_step(update, policy=part.policy)
+        for part in parts:
+            self._book(part, [sample for sample in own if sample.policy == part.policy])
+        self.step += 1
+        waiting = queued()
+        self.ledger.check(queued=waiting)
+        metrics = self._metrics(batches, parts, before, queued=waiting)
+        metrics["step_s"] = time.perf_counter() - started
+        prefixes = {name: self._prefix(name) for name in self.policies}
+        self.alarms.after_step(metrics, batches, prefixes)
+        self.metrics = metrics
+        return metrics
 
     async def publish_weights(self) -> AdapterInfo:
         """Publish the current adapters to the engine; returns what is live of the first."""
@@ -233,7 +249,7 @@ class PolicyTrainer:
         self.step, self.num_steps = state["step"], state["num_steps"]
         self.ledger.restore(state["ledger"])
 
-    def _routed(
+    def _by_policy(
         self, samples: Sequence[Sample], left_out: Mapping[str, int]
     ) -> dict[str, list[Sample]]:
         """Name of each policy that has samples -> its samples.
@@ -252,86 +268,14 @@ class PolicyTrainer:
                 f"samples of policies {sorted(unknown)} came, but the trainer was made for "
                 f"{list(self.policies)}; make it with the policies of the arena"
             )
-        routed = {name: [s for s in samples if s.policy == name] for name in self.policies}
-        return {name: of_policy for name, of_policy in routed.items() if of_policy}
-
-    def _forward_backward(
-        self, policy: str, samples: Sequence[Sample], objective: Objective, stop: Stop = never
-    ) -> "Future[PassResult]":
-        """Start the forward and backward pass over the samples of a policy."""
-        settings = self.settings
-        weights = normalisation_weights(samples, settings.normalisation)
-        return self.backend.forward_backward(samples, weights, objective, policy=policy, stop=stop)
-
-    def _objective(self) -> tuple[Objective, Callable[[str], float]]:
-        """This step's objective, with the largest entropy bonus, and an arena's share of it."""
-        objective = self.settings.objective(self.step, self.num_steps)
-        own = {
-            name: portion.entropy.at(self.step, num_steps=self.num_steps)
-            for name, portion in self.portions.items()
-            if portion.entropy is not None
-        }
-        usual = objective.entropy_coef
-        most = max([usual, *own.values()])
-        if not (own and most):
-            return objective, lambda _: 1.0
-        return replace(objective, entropy_coef=most), lambda arena: own.get(arena, usual) / most
-
-    def _judged(
-        self, routed: Mapping[str, Sequence[Sample]], passes: Sequence[PassResult]
-    ) -> list[_Part]:
-        """Each policy's metrics, and the reason not to apply its update, or None."""
-        parts: list[_Part] = []
-        for (policy, samples), found in zip(routed.items(), passes, strict=True):
-            metrics = step_metrics(found.loss, found.sums, found.grad_norm)
-            reason = skip_reason(metrics, clip_skip_threshold=self.settings.clip_skip_threshold)
-            if reason is not None:
-                level = logging.WARNING if reason == "non_finite" else logging.INFO
-                logger.log(level, "update of %s left out: %s, %s", policy, reason, metrics)
-            parts.append(_Part(policy, samples, found, metrics, reason))
-        return parts
-
-    def _update(self) -> Update:
-        return self.settings.update(self.step, self.num_steps)
-
-    def _account(self, step: "_Step", started: float, *, queued: int) -> Metrics:
-        """Record a step's tokens in the ledger; returns the metrics of the step."""
-        for part in step.parts:
-            self._book(part, [sample for sample in step.own if sample.policy == part.policy])
-        self.step += 1
-        self.ledger.check(queued=queued)
-        samples = [sample for part in step.parts for sample in part.samples]
-        before = self.versions
-        for part in step.parts:
-            before[part.policy] -= part.reason is None
-        ages = np.array([before[s.policy] - v for s in samples for v in s.versions])
-        advantages = np.array([a for sample in samples for a in sample.advantages])
-        metrics: Metrics = {
-            "step": self.step,
-            **self._by_policy(step.parts),
-            "advantage_mean": float(advantages.mean()),
-            "advantage_std": float(advantages.std()),
-            "zero_advantage_share": float((np.abs(advantages) < 1e-9).mean()),
-            "truncation_share": sum(s.truncated for s in samples) / len(samples),
-            "samples_per_step": len(samples),
-            "staleness_max": int(ages.max()),
-            "staleness_mean": float(ages.mean()),
-            "reward_mean": 0.0,
-            **play_metrics(step.batches, mixed=self.mixed),
-            **self.ledger.metrics(queued=queued),
-            "step_s": time.perf_counter() - started,
-        }
-        peaks = [part.found.peak_bytes for part in step.parts if part.found.peak_bytes is not None]
-        if peaks:
-            metrics["memory/peak_gib"] = max(peaks) / 2**30
-        prefixes = {name: self._prefix(name) for name in self.policies}
-        self.alarms.after_step(metrics, step.batches, prefixes)
-        self.metrics = metrics
-        return metrics
+        found = {name: [s for s in samples if s.policy == name] for name in self.policies}
+        return {name: of_policy for name, of_policy in found.items() if of_policy}
 
     def _book(self, part: _Part, own: Sequence[Sample]) -> None:
         """Record the tokens of this process's samples of a policy in the ledger."""
-        too_long = sum(len(s.positions) for s in own if _longer(s, part.found.row_limit))
+        limit = part.found.row_limit  # tokens before the last chosen one of a sample
+        longer = [] if limit is None else [s for s in own if max(s.positions) > limit]
+        too_long = sum(len(sample.positions) for sample in longer)
         if too_long:
             self.ledger.filtered["too_long"] += too_long
         tokens = sum(len(sample.positions) for sample in own) - too_long
@@ -340,45 +284,43 @@ class PolicyTrainer:
         else:
             self.ledger.filtered[part.reason] += tokens
 
-    def _by_policy(self, parts: Sequence[_Part]) -> Metrics:
-        """Metrics of each policy; those of all but the first begin with the policy's name."""
-        found: Metrics = {}
+    def _metrics(
+        self,
+        batches: Sequence[TrainingBatch],
+        parts: Sequence[_Part],
+        before: Mapping[str, int],
+        *,
+        queued: int,
+    ) -> Metrics:
+        """The metrics of a step; ``before`` has the version of each policy before it."""
+        samples = [sample for part in parts for sample in part.samples]
+        ages = np.array([before[s.policy] - v for s in samples for v in s.versions])
+        advantages = np.array([a for sample in samples for a in sample.advantages])
+        metrics: Metrics = {"step": self.step}
         trained = {part.policy: part for part in parts}
-        for name, version in self.versions.items():
-            prefix = self._prefix(name)
-            part = trained.get(name)
+        for name, version in self.versions.items():  # only the first policy has plain names
+            prefix, part = self._prefix(name), trained.get(name)
             if part is not None:
-                found |= {f"{prefix}{key}": value for key, value in part.metrics.items()}
-                found[f"{prefix}applied"] = int(part.reason is None)
-            found[f"{prefix}policy_version"] = version
-        return found
+                metrics |= {f"{prefix}{key}": value for key, value in part.metrics.items()}
+                metrics[f"{prefix}applied"] = int(part.reason is None)
+            metrics[f"{prefix}policy_version"] = version
+        metrics |= {
+            "advantage_mean": float(advantages.mean()),
+            "advantage_std": float(advantages.std()),
+            "zero_advantage_share": float((np.abs(advantages) < 1e-9).mean()),
+            "truncation_share": sum(s.truncated for s in samples) / len(samples),
+            "samples_per_step": len(samples),
+            "staleness_max": int(ages.max()),
+            "staleness_mean": float(ages.mean()),
+            "reward_mean": 0.0,
+            **play_metrics(batches, mixed=self.mixed),
+            **self.ledger.metrics(queued=queued),
+        }
+        peaks = [part.found.peak_bytes for part in parts if part.found.peak_bytes is not None]
+        if peaks:
+            metrics["memory/peak_gib"] = max(peaks) / 2**30
+        return metrics
 
     def _prefix(self, policy: str) -> str:
         """What the names of a policy's metrics begin with."""
         return "" if policy == self.policies[0] else f"{policy}/"
-
-
-def _alone(samples: Sequence[Sample], version: int) -> "Future[list[Sample]]":
-    """The samples of this process, which trains alone."""
-    del version
-    everything: Future[list[Sample]] = Future()
-    everything.set_result(list(samples))
-    return everything
-
-
-def _scaled(batches: Sequence[TrainingBatch], share_of: Callable[[str], float]) -> list[Sample]:
-    """The samples, each with its arena's share of the entropy bonus."""
-    samples: list[Sample] = []
-    for batch in batches:
-        scale = share_of(batch.arena)
-        samples += (
-            batch.samples
-            if scale == 1.0
-            else [structs.replace(sample, entropy_scale=scale) for sample in batch.samples]
-        )
-    return samples
-
-
-def _longer(sample: Sample, limit: int | None) -> bool:
-    """Whether a sample has more tokens before its last chosen one than a limit."""
-    return limit is not None and max(sample.positions) > limit

@@ -37,8 +37,6 @@ class BatchArrays:
         self.weight = xp.array(batch.weight)
         given = batch.reference_logprob
         self.reference_logprob = None if given is None else xp.array(given)
-        scale = batch.entropy_scale
-        self.entropy_scale = None if scale is None else xp.array(scale)
         self.mask = xp.array(batch.mask.astype(batch.weight.dtype))
 
 
@@ -146,9 +144,7 @@ def token_loss(
     if extra is not None:
         per_token = per_token + extra
     if objective.entropy_coef:
-        bonus = objective.entropy_coef * token_entropy
-        scale = arrays.entropy_scale
-        per_token = per_token - (bonus if scale is None else scale * bonus)
+        per_token = per_token - objective.entropy_coef * token_entropy
     sums = token_sums(
         xp,
         gap,

@@ -21,9 +21,10 @@ from legos.arena.playable import Playable
 from legos.credit.groups import check_tasks
 from legos.errors import ArenaError
 from legos.records.episode import Task
+from legos.records.sample import Group
 from legos.records.seeds import mix
 
-__all__ = ["PlannedGroup", "Split", "TaskCursor", "plays_from"]
+__all__ = ["Split", "TaskCursor", "plays_from"]
 
 Split = Literal["round", "id"]
 """What is played as one group: a whole round, or its tasks with one id."""
@@ -63,20 +64,6 @@ class _Round:
             heappush(self.waiting, each)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PlannedGroup:
-    """Plays that form one group."""
-
-    plays: tuple[tuple[Task, int], ...]  # tasks, each with the seed of its play
-    round: _Round
-    numbers: tuple[int, ...]  # indices of its tasks in the round
-
-    @property
-    def num_tasks(self) -> int:
-        """Number of drawn tasks in the group; tasks with the same id count separately."""
-        return len(self.numbers)
-
-
 class TaskCursor:
     """Plans the groups of an arena, one after another."""
 
@@ -85,15 +72,20 @@ class TaskCursor:
         self._drawn: Counter[str | None] = Counter()  # level -> number of tasks drawn
         self._plays_planned = 0
         self._streams: dict[str | None, Iterator[Task]] = {}  # level -> its further tasks
-        self._rounds: list[_Round] = []  # those with unfinished tasks, oldest first
+        self._rounds: dict[int, _Round] = {}  # those with unfinished tasks, oldest first
+        self._num_rounds = 0  # rounds that were begun, here or restored
 
-    def next_group(self, split: Split) -> PlannedGroup:
+    def next_group(self, split: Split) -> Group:
         """The next group; call ``finish`` afterwards, or ``give_back`` to have it played again.
 
         Raises:
             ArenaError: ``tasks`` failed, yields no tasks, or gives different tasks the same id.
         """
-        current = next((each for each in self._rounds if each.waiting), None) or self._new_round()
+        waiting = (number for number, each in self._rounds.items() if each.waiting)
+        at = next(waiting, None)
+        if at is None:
+            at = self._begin(self._drawn_round())
+        current = self._rounds[at]
         if split == "id":
             numbers = heappop(current.waiting)
         else:
@@ -104,17 +96,24 @@ class TaskCursor:
             for n in numbers
             for play in range(current.tasks[n].group_size or self._arena.group_size)
         )
-        return PlannedGroup(plays, current, tuple(numbers))
+        return Group(
+            arena=self._arena.name,
+            plays=plays,
+            round=at,
+            numbers=tuple(numbers),
+            num_tasks=len(numbers),
+        )
 
-    def finish(self, group: PlannedGroup) -> None:
+    def finish(self, group: Group) -> None:
         """Mark a group as finished, so that it is not played again."""
-        group.round.unfinished.difference_update(group.numbers)
-        if not group.round.unfinished:
-            self._rounds.remove(group.round)
+        unfinished = self._rounds[group.round].unfinished
+        unfinished.difference_update(group.numbers)
+        if not unfinished:
+            del self._rounds[group.round]
 
-    def give_back(self, group: PlannedGroup) -> None:
+    def give_back(self, group: Group) -> None:
         """Return an interrupted group, so that it is played next."""
-        group.round.wait(group.numbers)
+        self._rounds[group.round].wait(group.numbers)
 
     def state(self) -> dict[str, Any]:
         """The position and the unfinished tasks, as JSON values."""
@@ -122,7 +121,8 @@ class TaskCursor:
             "drawn": [[level, number] for level, number in self._drawn.items()],
             "plays_planned": self._plays_planned,
             "unfinished": [
-                [[n, *each.places[n]] for n in sorted(each.unfinished)] for each in self._rounds
+                [[n, *each.places[n]] for n in sorted(each.unfinished)]
+                for each in self._rounds.values()
             ],
         }
 
@@ -135,7 +135,7 @@ class TaskCursor:
         self._drawn = Counter(dict(state["drawn"]))
         self._plays_planned = state["plays_planned"]
         self._streams = {}
-        self._rounds = []
+        self._rounds = {}
         for unfinished in state["unfinished"]:
             tasks: dict[int, Task] = {}
             places = {number: _Place(*place) for number, *place in unfinished}
@@ -147,9 +147,15 @@ class TaskCursor:
                     found = enumerate(stream, start=first)
                     tasks |= {wanted[at]: task for at, task in found if at in wanted}
             if tasks:
-                self._rounds.append(_Round(tasks, places, set(tasks)))
+                self._begin(_Round(tasks, places, set(tasks)))
 
-    def _new_round(self) -> _Round:
+    def _begin(self, drawn: _Round) -> int:
+        """Add a round; returns its number."""
+        number, self._num_rounds = self._num_rounds, self._num_rounds + 1
+        self._rounds[number] = drawn
+        return number
+
+    def _drawn_round(self) -> _Round:
         arena = self._arena
         rng = random.Random(mix(arena.seed, LEVELS, self._plays_planned))
         tasks: dict[int, Task] = {}
@@ -162,10 +168,8 @@ class TaskCursor:
             places[number] = _Place(level, self._drawn[level], self._plays_planned)
             self._drawn[level] += 1
             self._plays_planned += task.group_size or arena.group_size
-        drawn = _Round(tasks, places, set(tasks))
         check_tasks(arena.name, tasks.values())
-        self._rounds.append(drawn)
-        return drawn
+        return _Round(tasks, places, set(tasks))
 
     def _stream(self, level: str | None, *, skip: int) -> Iterator[Task]:
         """The tasks of a level after the first ``skip``; None: all tasks."""

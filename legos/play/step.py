@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from legos.arena.curriculum import record_levels
 from legos.arena.playable import Playable
 from legos.arena.store import Stores
-from legos.credit.credited import batch_of
+from legos.credit.credited import with_samples
 from legos.credit.means import with_children
 from legos.errors import (
     ArenaError,
 )
-from legos.play.cursor import PlannedGroup, TaskCursor
+from legos.play.cursor import TaskCursor
 from legos.play.descent import Descent
 from legos.play.game_plays import GamePlays
 from legos.play.outcome import episode_after, episode_of, rewards_of
@@ -26,7 +26,7 @@ from legos.play.stage import Stage, stage_of
 from legos.play.table import Table
 from legos.protocols import CreditAssigner
 from legos.records.episode import Episode, Task
-from legos.records.sample import TrainingBatch
+from legos.records.sample import Group
 
 __all__ = [
     "failures",
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 async def play_step(
     arena: Playable, cursor: TaskCursor, credit: CreditAssigner | None, concurrency: int
-) -> TrainingBatch:
+) -> Group:
     """Play the next round of tasks and turn the episodes into a batch.
 
     Args:
@@ -67,32 +67,32 @@ async def play_step(
     except BaseException:
         cursor.give_back(group)
         raise
-    batch = finish_group(arena, cursor, group, episodes, credit)
+    played = finish_group(arena, cursor, group, episodes, credit)
     if all(episode.failure == "failed" for episode in episodes):
         raise ArenaError(failures(len(episodes), episodes))
     warn_of(episodes)
-    return batch
+    return played
 
 
 def finish_group(
     arena: Playable,
     cursor: TaskCursor,
-    group: PlannedGroup,
+    group: Group,
     episodes: Sequence[Episode],
     credit: CreditAssigner,
-) -> TrainingBatch:
-    """Turn the episodes of a group into a batch; matchmaker and curriculum see them.
+) -> Group:
+    """The group with its episodes and samples; matchmaker and curriculum see the episodes.
 
     Raises:
         ArenaError: the credit rule failed, or ``success`` of the arena returned no number.
     """
-    batch = batch_of(episodes, credit, num_tasks=group.num_tasks)
+    played = with_samples(group, episodes, credit)
     metrics, weights = record_levels(arena, episodes)
     for episode in episodes:
         arena.matchmaker.record(episode)
     cursor.finish(group)
     return replace(
-        batch, metrics={**batch.metrics, **metrics}, weights={**batch.weights, **weights}
+        played, metrics={**played.metrics, **metrics}, weights={**played.weights, **weights}
     )
 
 

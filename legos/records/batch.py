@@ -40,7 +40,6 @@ T = TypeVar("T")
 CONSTANT_LENGTH = 256  # tokens; AdamW does not depend on the scale of the loss
 LOGIT_FIELDS = ("logit_column", "logit_temperature", "logit_restricted", "logit_legal")
 SAMPLE_FIELDS = ("logit_index", "target", "behaviour_logprob", "version", "advantage", "weight")
-OPTIONAL_FIELDS = ("reference_logprob", "entropy_scale")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +60,6 @@ class Batch:
     advantage: Floats  # [S, A] 0 where masked
     weight: Floats  # [S, A] weight of the token in the optimiser step's loss, 0 where masked
     reference_logprob: Floats | None = None  # [S, A] nats that samples bring; NaN: none, 0: masked
-    entropy_scale: Floats | None = None  # [S, A] share of the bonus, 0 where masked; None: 1
 
     def __post_init__(self) -> None:
         """Check that shapes and indices are consistent.
@@ -96,8 +94,8 @@ class Batch:
     @property
     def sample_fields(self) -> list[str]:
         """Names of the [S, A] arrays that the batch has, without the mask."""
-        found = [name for name in OPTIONAL_FIELDS if getattr(self, name) is not None]
-        return [*SAMPLE_FIELDS, *found]
+        given = () if self.reference_logprob is None else ("reference_logprob",)
+        return [*SAMPLE_FIELDS, *given]
 
     @property
     def num_samples(self) -> int:
@@ -211,7 +209,6 @@ def make_batch(
         logit_legal[index, : len(key[1])] = key[1]
     references = any(sample.reference_logprobs for sample in samples)
     given = (s.reference_logprobs or (np.nan,) * len(s.positions) for s in samples)
-    scales = np.array([sample.entropy_scale for sample in samples], np.float32)
     return Batch(
         input_ids=input_ids,
         logit_row=np.array([key[0][0] for key in positions], np.int32),
@@ -227,5 +224,4 @@ def make_batch(
         advantage=field("advantages", np.float32),
         weight=np.array(weights, np.float32)[:, None] * mask,
         reference_logprob=fill(given, np.float32) if references else None,
-        entropy_scale=None if (scales == 1.0).all() else scales[:, None] * mask,
     )

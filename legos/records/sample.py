@@ -8,11 +8,11 @@ from typing import Any, SupportsFloat
 from msgspec import Struct, field
 
 from legos.errors import RecordError
-from legos.records.episode import Episode, Rollout
+from legos.records.episode import Episode, Rollout, Task
 from legos.records.message import Completion
 from legos.records.names import POLICY
 
-__all__ = ["Sample", "TrainingBatch", "samples_of_rollout"]
+__all__ = ["Group", "Sample", "TrainingBatch", "samples_of_rollout"]
 
 MAX_ADVANTAGE = 1e12  # its square, times the tokens of a step, is within the range of float32
 LOGPROB_ROUNDING = 1e-4  # a log-probability may exceed 0 by this rounding error
@@ -38,7 +38,6 @@ class Sample(Struct, frozen=True, kw_only=True, gc=False):
     rollout: str = ""  # name of the rollout, equal for all its samples
     role: str = ""
     policy: str = POLICY  # the trained adapter that sampled it
-    entropy_scale: float = 1.0  # its share of the objective's entropy bonus
     truncated: bool = False  # True: the token limit cut off one of its completions
 
     def __post_init__(self) -> None:
@@ -141,21 +140,16 @@ def _is_logprob(given: Any) -> bool:
 class TrainingBatch(Struct, frozen=True, kw_only=True):
     """The samples of some plays, not packed, and the count of every token.
 
-    ``arena.step`` returns one for all its tasks; in the loop each group of plays gives one.
-
     ``tokens_generated`` equals the samples' chosen tokens plus ``tokens_discarded`` of all reasons.
     ``weights`` has the number of values of each metric that is a mean; other metrics are counts.
-    ``group_sizes`` has, by ``Sample.group``, the number of plays that ended, those without a sample
-    included.
     """
 
-    samples: tuple[Sample, ...]
-    episodes: tuple[Episode, ...]
-    tokens_generated: int
+    samples: tuple[Sample, ...] = ()
+    episodes: tuple[Episode, ...] = ()
+    tokens_generated: int = 0
     tokens_discarded: Mapping[str, int] = field(default_factory=dict[str, int])  # reason -> tokens
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     weights: Mapping[str, float] = field(default_factory=dict[str, float])
-    group_sizes: Mapping[str, int] = field(default_factory=dict[str, int])  # plays that ended
     num_tasks: int = 1  # number of tasks drawn for its plays
     arena: str = ""  # name of the arena that was played; "": unknown
 
@@ -172,6 +166,35 @@ class TrainingBatch(Struct, frozen=True, kw_only=True):
                 f"{self.tokens_generated} tokens were generated but {kept} are in samples "
                 f"and {lost} discarded"
             )
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of chosen tokens in the samples."""
+        return self.tokens_generated - sum(self.tokens_discarded.values())
+
+    @property
+    def oldest_version(self) -> int:
+        """Policy version of its oldest chosen token; -1: it has no samples."""
+        return min((sample.oldest_version for sample in self.samples), default=-1)
+
+    @property
+    def newest_version(self) -> int:
+        """Policy version of its newest chosen token; -1: it has no samples."""
+        return max((sample.newest_version for sample in self.samples), default=-1)
+
+
+class Group(TrainingBatch, frozen=True, kw_only=True):
+    """The plays of one task, or of one step, that are compared with each other: the unit of flow.
+
+    The cursor plans it, the batcher admits it, the player adds what was played, and it waits in the
+    buffer for the trainer.
+    """
+
+    plays: tuple[tuple[Task, int], ...] = ()  # tasks to play, each with the seed of its play
+    round: int = 0  # number of the round of tasks that it belongs to
+    numbers: tuple[int, ...] = ()  # indices of its tasks in the round
+    admitted_version: int = 0  # newest policy version when it was admitted
+    arrival: int = 0  # number of groups that entered the buffer before it
 
 
 def samples_of_rollout(

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -12,7 +13,8 @@ from legos.records.sample import Sample, TrainingBatch
 __all__ = ["KEEP_ALL", "Selection", "only"]
 
 Tokens = tuple[int, ...]
-Group = tuple[str, str]
+Compared = tuple[str, str]
+BatchT = TypeVar("BatchT", bound=TrainingBatch)
 ZERO = 1e-9
 
 
@@ -31,7 +33,7 @@ class Selection:
     zero_advantage: bool = False  # leave out groups in which all advantages are zero
     num_vocabulary: int | None = None  # leave out samples with other token ids; None: not checked
 
-    def __call__(self, batch: TrainingBatch) -> tuple[TrainingBatch, Mapping[str, int]]:
+    def __call__(self, batch: BatchT) -> tuple[BatchT, Mapping[str, int]]:
         """Select from one batch; the advantages were computed before, from all plays.
 
         Returns:
@@ -42,7 +44,7 @@ class Selection:
         foreign = _foreign(batch, self.num_vocabulary)
         if not (foreign or self.overlong or self.zero_advantage):
             return batch, removed
-        alive = _alive(batch) if self.zero_advantage else set[Group]()
+        alive = _alive(batch) if self.zero_advantage else set[Compared]()
         kept: list[Sample] = []
         for sample in batch.samples:
             if foreign and not foreign.isdisjoint((sample.token_ids, *sample.legal)):
@@ -59,7 +61,7 @@ class Selection:
 KEEP_ALL = Selection()
 
 
-def only(batch: TrainingBatch, keep: Callable[[Sample], bool]) -> tuple[TrainingBatch, int]:
+def only(batch: BatchT, keep: Callable[[Sample], bool]) -> tuple[BatchT, int]:
     """The batch with only some samples, and the number of tokens of the others."""
     kept = [sample for sample in batch.samples if keep(sample)]
     if len(kept) == len(batch.samples):
@@ -68,7 +70,7 @@ def only(batch: TrainingBatch, keep: Callable[[Sample], bool]) -> tuple[Training
     return left, sum(len(sample.positions) for sample in batch.samples) - left.tokens_generated
 
 
-def _of(batch: TrainingBatch, samples: Sequence[Sample]) -> TrainingBatch:
+def _of(batch: BatchT, samples: Sequence[Sample]) -> BatchT:
     """The batch with only these samples and their tokens."""
     tokens = sum(len(sample.positions) for sample in samples)
     return replace(batch, samples=tuple(samples), tokens_generated=tokens, tokens_discarded={})
@@ -83,10 +85,10 @@ def _foreign(batch: TrainingBatch, num_vocabulary: int | None) -> set[Tokens]:
     return {t for t in distinct if t and not 0 <= min(t) <= max(t) < num_vocabulary}
 
 
-def _alive(batch: TrainingBatch) -> set[Group]:
+def _alive(batch: TrainingBatch) -> set[Compared]:
     """The groups with at least one non-zero advantage."""
     return {_group(s) for s in batch.samples if any(abs(a) > ZERO for a in s.advantages)}
 
 
-def _group(sample: Sample) -> Group:
+def _group(sample: Sample) -> Compared:
     return sample.group, sample.role

@@ -15,7 +15,6 @@ from legos.arena.arena import Arena
 from legos.config.schema import LoopConfig
 from legos.errors import CheckpointError, EngineError, Stopped
 from legos.files.lines import report_steps
-from legos.loop.alternation import Alternation
 from legos.loop.evaluation import flat_figures
 from legos.loop.loop import batcher_of, training_loop
 from legos.loop.mix import Mix, mix_of
@@ -23,7 +22,7 @@ from legos.loop.player import PlayGroup
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.play.step import play_each
 from legos.protocols import Snapshot, Tracker
-from legos.records.sample import TrainingBatch
+from legos.records.sample import Group
 from legos.remote.publish.engine import reaching
 from legos.run.background import Background
 from legos.run.checkpoint import write_checkpoint
@@ -195,7 +194,7 @@ class Run:
         elsewhere = self._trainer.ledger.generated - await self._count_tokens()
         failure: BaseException | None = None
         try:
-            clients = [arena.client for arena in self._mix.portions]
+            clients = [arena.client for arena in self._mix.arenas.values()]
             async with reaching(clients, self._trainer.publisher) as publisher:
                 leaving = LeavingPublisher(publisher, self._leave)
                 out = Outputs(tracker, evaluations, leaving)
@@ -257,15 +256,12 @@ class Run:
                 publisher=out.publisher,
                 play=self._play,
                 figures=self._engine_figures if settings.adaptive_concurrency else None,
-                alternation=Alternation() if settings.adaptive_overlap else None,
                 progress=False,
             )
         if not self.finished:  # the run was stopped during the last evaluation
             raise Stopped
 
-    async def _after_step(
-        self, out: Outputs, metrics: Metrics, batches: Sequence[TrainingBatch]
-    ) -> None:
+    async def _after_step(self, out: Outputs, metrics: Metrics, batches: Sequence[Group]) -> None:
         step, settings = self.step, self._settings
         last = step >= settings.steps  # its checkpoint is written when the run closes
         metrics |= self.speed.of_step(batches, metrics["step_s"] or 0.0)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from legos.records.names import LAG
-from legos.records.sample import TrainingBatch
+from legos.records.sample import Group
 
 __all__ = ["Speed"]
 
@@ -33,7 +33,7 @@ class Speed:
         """Measure the next step from now."""
         self._ended, self._engine_s = self._clock(), _worked_s(self._figures())
 
-    def of_step(self, batches: Sequence[TrainingBatch], trained_s: float) -> dict[str, float]:
+    def of_step(self, batches: Sequence[Group], trained_s: float) -> dict[str, float]:
         """Speed of the step that ends, shares of idle time, and how far servers lag.
 
         Args:

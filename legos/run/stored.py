@@ -10,7 +10,7 @@ from msgspec.structs import fields, replace
 from legos.chat.reply import split_thinking
 from legos.records.episode import Episode, Rollout, Turn
 from legos.records.message import Message, Sampling, ToolCall
-from legos.records.sample import Sample, TrainingBatch
+from legos.records.sample import Group, Sample
 
 __all__ = ["batches_from_json", "batches_to_json", "episode_to_json", "kept_episodes"]
 
@@ -20,9 +20,7 @@ _OF_SEATS = ("temperature", "max_tokens", "stop")  # settings that are always wr
 _OF_TURNS = ("seed", "choices", "restrict")  # the seeds follow from the play's
 
 
-def batches_to_json(
-    batches: Sequence[TrainingBatch], *, num_episodes: int = 0
-) -> list[dict[str, Any]]:
+def batches_to_json(batches: Sequence[Group], *, num_episodes: int = 0) -> list[dict[str, Any]]:
     """Samples and metrics of batches, and the ``kept_episodes`` of each."""
     return [
         {
@@ -45,13 +43,13 @@ def kept_episodes(episodes: Sequence[Episode], number: int) -> list[Episode]:
     return [e for index, e in enumerate(episodes) if number and (index < number or e.error)]
 
 
-def batches_from_json(stored: Sequence[Mapping[str, Any]]) -> list[TrainingBatch]:
+def batches_from_json(stored: Sequence[Mapping[str, Any]]) -> list[Group]:
     """Restore the batches that ``batches_to_json`` stored, with the tokens of their samples."""
-    batches: list[TrainingBatch] = []
+    batches: list[Group] = []
     for item in stored:
         samples = tuple(_sample(values) for values in item["samples"])
         batches.append(
-            TrainingBatch(
+            Group(
                 samples=samples,
                 episodes=_episodes(item.get("episodes", ())),
                 tokens_generated=sum(len(sample.positions) for sample in samples),
@@ -184,6 +182,8 @@ def _without_data(episode: Episode) -> Episode:
 
 
 def _sample(values: Sequence[Any]) -> Sample:
+    if len(values) == len(_FIELDS) + 1:  # older checkpoints have a share of the entropy bonus
+        values = [*values[:-2], values[-1]]
     return Sample(**{name: _tuples(value) for name, value in zip(_FIELDS, values, strict=True)})
 
 

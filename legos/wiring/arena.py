@@ -107,14 +107,14 @@ def make_mix(config: RunConfig, client: Client | None) -> Mix:
         ArenaError: as for ``make_arena``.
         ConfigError: as for ``make_arena``; or two arenas have the same name.
     """
-    portions = {
+    shares = {
         make_arena(
             name, client, play=one.play, generation=one.generation, seed=config.seed
-        ): one.portion
+        ): one.share
         for name, one in config.arenas.items()
     }
     training = config.training
-    return Mix(portions, tokens_per_step=training.tokens_per_step, spill=training.spill)
+    return Mix(shares, tokens_per_step=training.tokens_per_step, spill=training.spill)
 
 
 def _follow(arena: Arena, name: CurriculumName) -> None:

@@ -20,7 +20,7 @@ def evaluation_of(config: RunConfig, mix: Mix, scorer: Scorer) -> ArenaEvaluatio
             scorer,
             plays=config.loop.evaluation_plays,
             temperature=config.loop.evaluation_temperature,
-            concurrency=mix.portions[arena].concurrency or config.play.concurrency,
+            concurrency=config.play.concurrency,
         )
         for name, arena in mix.arenas.items()
     }

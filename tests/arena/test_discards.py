@@ -10,10 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from legos.credit import GRPOCredit, RAECredit
-from legos.credit.credited import batch_of
+from legos.credit.credited import with_samples
 from legos.errors import ArenaError
 from legos.fakes import make_episode, make_turn
 from legos.records.episode import Episode, Turn
+from legos.records.sample import Group
 
 
 def turn(**changes: Any) -> Turn:
@@ -48,7 +49,7 @@ def test_a_rollout_that_cannot_be_trained_on_is_a_named_discard(
     bad: Turn, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        batch = batch_of(episodes(bad), GRPOCredit(deviation=False))
+        batch = with_samples(Group(), episodes(bad), GRPOCredit(deviation=False))
     assert batch.tokens_discarded == {reason: 3}
     assert batch.tokens_generated == 4
     assert [sample.advantages for sample in batch.samples] == [(0.5,)]  # it was compared with
@@ -78,7 +79,7 @@ def test_a_rule_of_ones_own_that_gives_nonsense_is_named(
 
     played = [make_episode({"player": 1.0}, turns={"player": [make_turn()]}) for _ in range(2)]
     with pytest.raises(ArenaError, match=rf"(?s)credit rule Mine .*{told}"):
-        batch_of(played, Mine())
+        with_samples(Group(), played, Mine())
 
 
 def test_advantages_of_an_array_become_numbers_that_a_checkpoint_can_hold() -> None:
@@ -87,12 +88,12 @@ def test_advantages_of_an_array_become_numbers_that_a_checkpoint_can_hold() -> N
             return [{"player": np.array([0.5], np.float32)} for _ in episodes]
 
     played = [make_episode({"player": 1.0}, turns={"player": [make_turn()]})]
-    (sample,) = batch_of(played, Mine()).samples
+    (sample,) = with_samples(Group(), played, Mine()).samples
     assert [type(advantage) for advantage in sample.advantages] == [float]
 
 
 def test_samples_know_whether_the_limit_cut_them_short() -> None:
-    batch = batch_of(episodes(turn(finish_reason="length")), GRPOCredit())
+    batch = with_samples(Group(), episodes(turn(finish_reason="length")), GRPOCredit())
     assert [sample.truncated for sample in batch.samples] == [False, False, True]
 
 
@@ -100,6 +101,6 @@ def test_plays_without_another_to_be_compared_with_are_a_metric() -> None:
     credit = GRPOCredit()
     alone = make_episode({"player": 1.0}, task="alone")
     for _ in range(2):  # of this step, not of all so far
-        batch = batch_of([*episodes(make_turn()), alone], credit)
+        batch = with_samples(Group(), [*episodes(make_turn()), alone], credit)
         assert batch.metrics["credit/singletons"] == 1.0
-    assert batch_of([alone], RAECredit()).metrics["credit/singletons"] == 0.0
+    assert with_samples(Group(), [alone], RAECredit()).metrics["credit/singletons"] == 0.0

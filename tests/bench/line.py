@@ -12,9 +12,9 @@ from bench.command import speed_ratio
 from legos.arena.arena import Arena
 from legos.bench.rounds import Workload
 from legos.credit import GRPOCredit
-from legos.credit.credited import batch_of
+from legos.credit.credited import with_samples
 from legos.fakes import numbered_tasks
-from legos.loop.batcher import Admission, Batcher
+from legos.loop.batcher import Batcher
 from legos.loop.buffer import Buffer
 from legos.loop.ledger import Ledger
 from legos.loop.loop import training_loop
@@ -23,6 +23,7 @@ from legos.play.step import play_each
 from legos.play.table import Table
 from legos.records.episode import Episode, Task
 from legos.records.names import POLICY
+from legos.records.sample import Group
 from legos.wiring.trainer import Trainer
 
 __all__ = ["samples_per_minute", "slow_play_throughput", "timed_steps"]
@@ -96,7 +97,7 @@ def samples_per_minute(episodes: Sequence[Episode]) -> float:
         buffer = Buffer(arena, Ledger(), staleness_limit=0, tasks_per_step=len(groups))
         batcher = Batcher([buffer], min_samples=1, staleness_limit=0)
         for group in groups.values():
-            await batcher.put(batch_of(group, GRPOCredit()), Admission(arena, 1, 0))
+            await batcher.put(with_samples(Group(arena=arena), group, GRPOCredit()))
         batches = await batcher.take(
             {POLICY: episodes[0].rollouts[0].turns[0].completion.versions[0]}
         )

@@ -10,7 +10,6 @@ from legos.cli import main
 from legos.config.resolve import read_config, resolve
 from legos.config.schema import RunConfig
 from legos.errors import ConfigError
-from legos.records.schedule import Schedule
 
 HALVES = {"mix.nim.share": 0.5, "mix.kuhn.share": 0.5}
 
@@ -20,7 +19,7 @@ def test_each_arena_has_its_settings_over_those_of_play_and_generation() -> None
         {
             "mix": {
                 "nim": {"share": 0.25, "group_size": 4, "options": {"largest": 9}},
-                "games.py:Own": {"share": 0.75, "max_tokens": 9, "concurrency": 8},
+                "games.py:Own": {"share": 0.75, "max_tokens": 9},
             },
             "play": {"group_size": 2, "concurrency": 64},
             "generation": {"max_tokens": 50, "temperature": 0.5},
@@ -31,7 +30,6 @@ def test_each_arena_has_its_settings_over_those_of_play_and_generation() -> None
     assert nim.play.options == {"largest": 9}
     assert (nim.generation.max_tokens, own.generation.max_tokens) == (50, 9)
     assert own.generation.temperature == 0.5
-    assert (nim.portion.concurrency, own.portion.concurrency) == (None, 8)
     assert config.title == "nim+games.py:Own"
 
 
@@ -54,47 +52,44 @@ def test_the_file_of_a_run_holds_the_mix_with_sources(tmp_path: Path) -> None:
     assert resolve(files=[kept]).config.arenas["kuhn"].play.tasks_per_step is None
 
 
-def test_the_first_arena_that_recommends_a_setting_decides_but_not_of_play_and_entropy() -> None:
+def test_the_first_arena_that_recommends_a_setting_decides_but_not_of_play() -> None:
     def recommend(name: str, _: str) -> dict[str, object]:
-        only = {"training.ema_decay": 0.5} if name == "kuhn" else {"training.entropy_coef_end": 0.1}
-        return {
-            "training.learning_rate": len(name) / 10,
-            "training.entropy_coef": len(name) / 10,
-            "play.tasks_per_step": 7,
-            **only,
-        }
+        only = {"training.ema_decay": 0.5} if name == "kuhn" else {}
+        rate = len(name) / 10
+        return {"training.learning_rate": rate, "play.tasks_per_step": len(name), **only}
 
-    overrides = {**HALVES, "play.tasks_per_step": 3}
-    resolved = resolve(overrides=overrides, recommend=recommend)
+    resolved = resolve(overrides=HALVES, recommend=recommend)
     assert resolved.config.training.learning_rate == 0.3
     assert resolved.sources["training.ema_decay"] == "arena kuhn"
-    assert resolved.config.training.entropy_coef == 0.0
-    bonuses = [one.portion.entropy for one in resolved.config.arenas.values()]
-    assert bonuses == [Schedule(0.3, 0.1), Schedule(0.4, 0.0)]
-    assert [one.play.tasks_per_step for one in resolved.config.arenas.values()] == [3, 3]
+    assert [one.play.tasks_per_step for one in resolved.config.arenas.values()] == [3, 4]
+    overrides = {**HALVES, "play.tasks_per_step": 5}
+    resolved = resolve(overrides=overrides, recommend=recommend)
+    assert [one.play.tasks_per_step for one in resolved.config.arenas.values()] == [5, 5]
     assert list(resolved.config.mix) == ["nim", "kuhn"]
-    wanted = {**overrides, "training.entropy_coef": 0.2, "mix.kuhn.entropy_steps": 9}
-    config = resolve(overrides=wanted, recommend=recommend).config
-    bonuses = [one.portion.entropy for one in config.arenas.values()]
-    assert bonuses == [Schedule(0.2, 0.1), Schedule(0.2, 0.0, 9)]
+
+
+def test_settings_of_a_mix_that_were_removed_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "mix.toml"
+    file.write_text("[mix]\nnim = 0.5\n[mix.kuhn]\nshare = 0.5\nreuse = 2\n")
+    assert list(resolve(files=[file]).config.arenas) == ["nim", "kuhn"]
+    assert "mix.kuhn.reuse = 2 (every group is trained on once)" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
         ({**HALVES, "mix.nim.share": 0.4}, r"add up to 0\.9: nim=0\.4, kuhn=0\.5; change them"),
-        ({**HALVES, "mix.nim.share_end": 0.4}, r"share_end in the mix add up to 0\.9"),
         ({**HALVES, "mix.pig.options": {}}, r"mix\.pig\.share is missing; give it: a number >= 0"),
         ({**HALVES, "mix.nim.share": 1.5}, r"mix\.nim\.share is 1\.5; expected a number"),
         ({**HALVES, "mix.nim.group_sise": 2}, r"mix\.nim\.group_sise .* did you mean 'group_size'"),
         ({**HALVES, "arena": "pig"}, r"arena is 'pig' but mix names nim, kuhn; give one of them"),
         ({**HALVES, "play.options.largest": 3}, r"play\.options .*\[mix\.nim\] options"),
         (
-            {**HALVES, "mix.nim.entropy_coef": 0.1, "mix.nim.entropy_coef_end": 0.2},
-            r"mix\.nim\.entropy_coef_end 0\.2 is above mix\.nim\.entropy_coef 0\.1; set entropy_st",
+            {**HALVES, "mix.nim.concurrency": 9},
+            r"mix\.nim\.concurrency .*was removed: play\.concurrency",
         ),
-        ({**HALVES, "mix.nim.reuse": 9}, r"mix\.nim\.reuse is 9 but .* too old after 2 steps"),
-        ({**HALVES, "mix.nim.staleness_limit": 5}, r"staleness_limit is 5 but training\.stal.* 1"),
         (
             {**HALVES, "mix.nim.group_size": 1, "mix.nim.credit": "grpo"},
             r"mix\.nim\.group_size is 1 but mix\.nim\.credit 'grpo'",

@@ -5,24 +5,26 @@ from collections.abc import Mapping
 
 import pytest
 from msgspec.structs import replace
-from one_buffer import GAME, alone, put
+from one_buffer import GAME, alone
 
 from legos.errors import ArenaError
 from legos.fakes import make_episode, make_sample
 from legos.loop.batcher import Batcher
-from legos.loop.buffer import Buffer, Waiting
+from legos.loop.buffer import Buffer
 from legos.loop.ledger import Ledger
 from legos.records.names import POLICY
-from legos.records.sample import Sample, TrainingBatch
+from legos.records.sample import Group, Sample
 
 
-def played(*, failed: int, of: int) -> TrainingBatch:
+def played(*, failed: int, of: int) -> Group:
     """A batch of plays, the first of which failed."""
     episodes = [
         make_episode({"a": 1.0}, error=f"no {n}" if n < failed else None) for n in range(of)
     ]
     samples = (make_sample((1, 2)),) * (of - failed)
-    return TrainingBatch(samples=samples, episodes=tuple(episodes), tokens_generated=len(samples))
+    return Group(
+        arena=GAME, samples=samples, episodes=tuple(episodes), tokens_generated=len(samples)
+    )
 
 
 @pytest.mark.parametrize(("failed", "ends"), [(5, False), (6, True)])
@@ -30,7 +32,7 @@ def test_too_large_a_share_of_failed_plays_ends_the_run(failed: int, ends: bool)
     async def story() -> Batcher:
         batcher = alone(Ledger(), min_samples=1, staleness_limit=99, max_failed_share=0.5)
         for number in range(10):
-            await put(batcher, played(failed=failed, of=10))
+            await batcher.put(played(failed=failed, of=10))
             if number < 9:
                 await batcher.take({POLICY: 0})  # one bad batch says nothing yet
         return batcher
@@ -46,22 +48,22 @@ def test_too_large_a_share_of_failed_plays_ends_the_run(failed: int, ends: bool)
         asyncio.run(taken())
 
 
-def batch(count: int) -> TrainingBatch:
+def batch(count: int) -> Group:
     samples = tuple(make_sample((1, 2, 3)) for _ in range(count))
-    return TrainingBatch(samples=samples, episodes=(), tokens_generated=count)
+    return Group(arena=GAME, samples=samples, episodes=(), tokens_generated=count)
 
 
 async def filled(limit: int, *sizes: int) -> Batcher:
     batcher = alone(Ledger(), min_samples=16, staleness_limit=limit)
     for size in sizes:
-        admission = await asyncio.wait_for(batcher.admit(GAME), 1)
-        await batcher.put(batch(size), admission)
+        await asyncio.wait_for(batcher.admit(batch(0)), 1)
+        await batcher.put(batch(size))
     return batcher
 
 
 async def admits(batcher: Batcher) -> bool:
     try:
-        await asyncio.wait_for(batcher.admit(GAME), 0.01)
+        await asyncio.wait_for(batcher.admit(batch(0)), 0.01)
     except TimeoutError:
         return False
     return True
@@ -112,7 +114,7 @@ def test_a_sample_is_as_old_as_its_oldest_token(version: int, kept: list[int]) -
         samples = tuple(
             make_sample((1, 2, 3), positions=(1, 2), versions=(4, oldest)) for oldest in (3, 4)
         )
-        await put(batcher, TrainingBatch(samples=samples, episodes=(), tokens_generated=4))
+        await batcher.put(Group(arena=GAME, samples=samples, episodes=(), tokens_generated=4))
         try:
             (taken,) = await asyncio.wait_for(batcher.take({POLICY: version}), 0.01)
         except TimeoutError:
@@ -133,7 +135,7 @@ def test_a_sample_of_a_version_that_was_not_trained_here_is_filtered(
         samples = tuple(
             make_sample((1, 2, 3), positions=(1, 2), versions=(4, newest)) for newest in (5, 6)
         )
-        await put(batcher, TrainingBatch(samples=samples, episodes=(), tokens_generated=4))
+        await batcher.put(Group(arena=GAME, samples=samples, episodes=(), tokens_generated=4))
         (taken,) = await batcher.take({POLICY: 5})
         return [sample.newest_version for sample in taken.samples]
 
@@ -148,8 +150,8 @@ def test_a_waiting_trainer_checks_the_versions_of_each_sample_once(
     checked: list[Sample] = []
     check = vars(Buffer)["_trainable"]
 
-    def counted(buffer: Buffer, group: Waiting, versions: Mapping[str, int]) -> TrainingBatch:
-        checked.extend(group.batch.samples)
+    def counted(buffer: Buffer, group: Group, versions: Mapping[str, int]) -> Group:
+        checked.extend(group.samples)
         return check(buffer, group, versions)
 
     monkeypatch.setattr(Buffer, "_trainable", counted)
@@ -160,7 +162,7 @@ def test_a_waiting_trainer_checks_the_versions_of_each_sample_once(
             taking = asyncio.ensure_future(batcher.take({POLICY: version}))
             for _ in range(groups):
                 await asyncio.sleep(0)
-                await put(batcher, batch(3))
+                await batcher.put(batch(3))
             await asyncio.wait_for(taking, 1)
 
     asyncio.run(story())
@@ -175,39 +177,10 @@ def test_the_age_of_a_sample_is_that_of_its_own_policy() -> None:
         ledger = Ledger()
         batcher = alone(ledger, min_samples=1, staleness_limit=1)
         samples = tuple(of(policy, version) for policy in ("a", "b") for version in range(6))
-        await put(batcher, TrainingBatch(samples=samples, episodes=(), tokens_generated=12))
+        await batcher.put(Group(arena=GAME, samples=samples, episodes=(), tokens_generated=12))
         (batch,) = await asyncio.wait_for(batcher.take(versions), 1)
         return [(sample.policy, sample.versions[0]) for sample in batch.samples], ledger
 
     kept, ledger = asyncio.run(taken({"a": 5, "b": 2}))
     assert kept == [("a", 4), ("a", 5), ("b", 1), ("b", 2)]
     assert ledger.filtered == {"stale": 5, "future": 3}
-
-
-def test_what_came_and_what_was_used_is_counted_from_step_to_step() -> None:
-    buffer = Buffer(GAME, Ledger(), staleness_limit=1)
-
-    def came(version: int, samples: int) -> None:
-        one = make_sample((1, 2, 3), versions=version)
-        lost = {"void": 9 * samples}
-        made = TrainingBatch(
-            samples=(one,) * samples,
-            episodes=(),
-            tokens_generated=10 * samples,
-            tokens_discarded=lost,
-        )
-        buffer.put(made)
-
-    came(0, 1)
-    came(0, 3)
-    buffer.take(1, newest=0, most=0)
-    first = buffer.figures(0)
-    assert (first["new_tokens"], first["new_generated_tokens"]) == (4.0, 40.0)
-    assert (first["tokens"], first["used_share"]) == (3.0, 1.0)
-    buffer.check_again()
-    buffer.drop_stale({POLICY: 2})
-    came(2, 1)
-    buffer.take(1, newest=2)
-    second = buffer.figures(2)
-    assert (second["new_tokens"], second["new_rollouts"]) == (1.0, 1.0)
-    assert second["used_share"] == 0.25  # three samples were too old

@@ -20,7 +20,7 @@ from legos.records.names import POLICY
 from legos.records.step import Update
 
 MOVE_S = 0.01
-STEPS, WARM = 40, 5  # the first steps are larger: nobody knows the length of a play yet
+STEPS, WARM = 24, 5  # the first steps are larger: nobody knows the length of a play yet
 
 
 class RandomMoves(ScriptedClient):

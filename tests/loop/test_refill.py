@@ -23,7 +23,7 @@ from legos.losses.objective import Objective
 from legos.play.table import Table
 from legos.records.episode import Task
 from legos.records.names import POLICY
-from legos.records.sample import Sample, TrainingBatch
+from legos.records.sample import Group, Sample
 from legos.records.select import Selection
 from legos.records.step import PassResult, Update
 
@@ -109,9 +109,9 @@ def test_a_run_without_any_signal_ends_with_the_reason() -> None:
         asyncio.run(asyncio.wait_for(go, timeout=60))
 
 
-def batch(*samples: Any) -> TrainingBatch:
+def batch(*samples: Any) -> Group:
     tokens = sum(len(sample.positions) for sample in samples)
-    return TrainingBatch(samples=samples, episodes=(), tokens_generated=tokens)
+    return Group(arena=GAME, samples=samples, tokens_generated=tokens)
 
 
 LIVE = make_sample((1, 2, 3), positions=(1, 2), group="live")
@@ -119,12 +119,12 @@ DEAD = make_sample((1, 2), advantages=0.0, group="dead")
 
 
 def test_a_batch_without_samples_goes_along_for_its_metrics() -> None:
-    async def go() -> list[TrainingBatch]:
+    async def go() -> list[Group]:
         select = Selection(overlong=False, zero_advantage=True)
         batcher = alone(Ledger(), min_samples=1, staleness_limit=0, select=select)
         for samples in ((DEAD,), (LIVE,)):
-            admission = await batcher.admit(GAME)
-            await batcher.put(batch(*samples), admission)
+            await batcher.admit(batch())
+            await batcher.put(batch(*samples))
         return await batcher.take({POLICY: 0})
 
     assert [taken.samples for taken in asyncio.run(go())] == [(), (LIVE,)]
@@ -161,13 +161,13 @@ def test_tokens_of_another_tokenizer_are_filtered_by_name() -> None:
 
 
 def test_a_batch_of_another_tokenizer_makes_the_step_wait_and_not_fail() -> None:
-    async def go() -> tuple[list[TrainingBatch], Ledger]:
+    async def go() -> tuple[list[Group], Ledger]:
         select = Selection(overlong=False, zero_advantage=False, num_vocabulary=10)
         ledger = Ledger()
         batcher = alone(ledger, min_samples=1, staleness_limit=0, select=select)
         for samples in ((make_sample((1, 10)),), (LIVE,)):
-            admission = await batcher.admit(GAME)
-            await batcher.put(batch(*samples), admission)
+            await batcher.admit(batch())
+            await batcher.put(batch(*samples))
         return await batcher.take({POLICY: 0}), ledger
 
     taken, ledger = asyncio.run(go())

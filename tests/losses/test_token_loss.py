@@ -26,7 +26,6 @@ def found(
         advantage=ADVANTAGE,
         weight=WEIGHT,
         reference_logprob=None,
-        entropy_scale=None,
         mask=np.ones((1, 4)),
     )
     terms = {"logprob": logprob, "entropy": np.array([[0.1, 0.2, 0.3, 0.4]])}

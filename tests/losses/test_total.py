@@ -114,8 +114,7 @@ def written_out(
             ):
                 against = distribution(batch, other, place)
                 loss += coefficient * divergence(policy, against, token, objective)
-            scale = 1.0 if batch.entropy_scale is None else batch.entropy_scale[sample, index]
-            loss -= objective.entropy_coef * scale * legal_entropy(batch, policy, place)
+            loss -= objective.entropy_coef * legal_entropy(batch, policy, place)
             total += batch.weight[sample, index] * loss
     return total
 

@@ -39,9 +39,7 @@ class Case:
 
     def __init__(self, seed: int, objective: Objective) -> None:
         rng = np.random.default_rng(seed)
-        samples = random_samples(
-            rng, num_samples=5, vocab=VOCAB, max_length=4, entropy_scales=(1.0, 0.5)
-        )
+        samples = random_samples(rng, num_samples=5, vocab=VOCAB, max_length=4)
         (self.batch,) = pack(samples, normalisation_weights(samples, "token"), max_tokens=1000)
         shape = (3, len(self.batch.logit_row), VOCAB)
         self.logits, reference, average = rounded(rng.normal(size=shape))

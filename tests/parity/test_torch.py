@@ -94,7 +94,6 @@ def some_samples(seed: int = 7, num_samples: int = 12) -> list[Sample]:
         max_length=9,
         support="mixed",
         temperatures=(0.7, 1.0),
-        entropy_scales=(1.0, 0.5),
     )
 
 

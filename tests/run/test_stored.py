@@ -11,7 +11,7 @@ from random_samples import random_samples
 
 from legos.fakes import make_episode, make_sample
 from legos.records.episode import Task
-from legos.records.sample import TrainingBatch
+from legos.records.sample import Group
 from legos.run.stored import batches_from_json, batches_to_json, episode_to_json, kept_episodes
 
 
@@ -19,7 +19,7 @@ from legos.run.stored import batches_from_json, batches_to_json, episode_to_json
 def test_samples_come_back_bit_for_bit(seed: int, num: int) -> None:
     samples = tuple(random_samples(np.random.default_rng(seed), num_samples=num))
     tokens = sum(len(sample.positions) for sample in samples)
-    batch = TrainingBatch(
+    batch = Group(
         samples=samples,
         episodes=(),
         tokens_generated=tokens,
@@ -31,7 +31,7 @@ def test_samples_come_back_bit_for_bit(seed: int, num: int) -> None:
 
 def test_what_is_booked_already_is_not_generated_again() -> None:
     sample = make_sample()
-    batch = TrainingBatch(
+    batch = Group(
         samples=(sample,),
         episodes=(make_episode({"player": 1.0}),),
         tokens_generated=len(sample.positions) + 5,
@@ -51,7 +51,7 @@ def test_the_first_plays_and_all_that_failed_are_kept() -> None:
     assert kept == [plays[0], plays[1], plays[4]]
     assert kept_episodes(kept, 2) == kept
     assert kept_episodes(plays, 0) == []
-    batch = TrainingBatch(samples=(), episodes=tuple(plays), tokens_generated=0)
+    batch = Group(samples=(), episodes=tuple(plays), tokens_generated=0)
     [again] = batches_from_json(batches_to_json([batch], num_episodes=2))
     assert [episode.rewards["player"] for episode in again.episodes] == [0.0, 1.0, 4.0]
 
@@ -61,7 +61,7 @@ def test_plays_of_what_waits_come_back_as_they_are_written() -> None:
     plays = [replace(make_episode({"player": reward}), children=children) for reward in (1.0, 2.0)]
     played = replace(plays[0], task=Task(id="a", data=object()), metrics={"m": np.float64(0.1)})
     sample = make_sample()
-    batch = TrainingBatch(
+    batch = Group(
         samples=(sample,),
         episodes=(played, *plays),
         tokens_generated=len(sample.positions),
@@ -77,9 +77,7 @@ def test_a_play_with_values_of_other_types_costs_no_resume(
 ) -> None:
     sample = make_sample()
     odd = replace(make_episode({"player": 1.0}), notes=(3,))  # pyright: ignore[reportArgumentType]
-    batch = TrainingBatch(
-        samples=(sample,), episodes=(odd,), tokens_generated=len(sample.positions)
-    )
+    batch = Group(samples=(sample,), episodes=(odd,), tokens_generated=len(sample.positions))
     [again] = batches_from_json(batches_to_json([batch], num_episodes=8))
     assert again.samples == batch.samples
     assert not again.episodes

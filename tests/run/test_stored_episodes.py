@@ -19,7 +19,7 @@ from legos.fakes import ScriptedClient, make_episode, make_sample
 from legos.play.table import Table
 from legos.records.episode import Episode, Rollout, Turn
 from legos.records.message import Completion, Message, Sampling, ToolCall
-from legos.records.sample import TrainingBatch
+from legos.records.sample import Group
 from legos.run.stored import batches_from_json, batches_to_json, episode_to_json
 from legos.wiring.arena import make_arena
 
@@ -188,9 +188,7 @@ def test_messages_of_an_agent_that_rewrites_them_are_stored_whole() -> None:
 def test_plays_in_a_checkpoint_keep_their_settings() -> None:
     episode = played()
     sample = make_sample()
-    batch = TrainingBatch(
-        samples=(sample,), episodes=(episode,), tokens_generated=len(sample.positions)
-    )
+    batch = Group(samples=(sample,), episodes=(episode,), tokens_generated=len(sample.positions))
     text = json.dumps(batches_to_json([batch], num_episodes=1))
     [again] = batches_from_json(json.loads(text))
     assert stored(again.episodes[0]) == stored(episode)
