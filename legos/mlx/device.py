@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 
 from legos.chat.tokenizer import load_tokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
+from legos.device.backend import LoraBackend
+from legos.device.leader import Leader, check_same, follow
 from legos.errors import ModelError, TrainerError
 from legos.mlx.fits import check_training
 from legos.mlx.generate.capabilities import Capabilities
@@ -26,9 +29,8 @@ from legos.mlx.model.machine import bound_memory, choose_device
 from legos.mlx.model.spans import Spans
 from legos.mlx.model.tools import tool_format
 from legos.mlx.model.worker import InlineWorker, ThreadWorker, Worker
-from legos.mlx.train.backend import MlxBackend
-from legos.mlx.train.parallel import MlxProcesses, process_group
-from legos.mlx.train.shares import Leader, follow
+from legos.mlx.train.backend import MlxGradients, mlx_backend
+from legos.mlx.train.processes import MlxProcesses, process_group
 from legos.records.limits import EngineLimits, TrainingSize
 from legos.records.names import POLICY
 from legos.records.packing import check_token_ids
@@ -97,7 +99,16 @@ class MlxDevice:
         group = process_group()
         if group is None:
             raise TrainerError("this process was started alone; start several with mlx.launch")
-        follow(resolve_folder(name, refused=REFUSED), group)
+        folder, others = resolve_folder(name, refused=REFUSED), MlxProcesses(group, InlineWorker())
+        check_same(folder, others)
+        tree = load_tree(folder)
+        logger.info("process %d of %d computes with process 0", others.rank, others.size)
+
+        def begin(shape: LoraShape, config: BackendConfig) -> MlxGradients:
+            add_lora(tree, shape, seed=0)
+            return MlxGradients(tree, replace(config, report=logger.info), group=others)
+
+        follow(others, begin)
 
     def facts(self) -> Mapping[str, str | int | float | bool]:
         """Versions of MLX and mlx-lm, and the default device with its kind and memory."""
@@ -138,6 +149,7 @@ class MlxModel:
         group = process_group()
         self.processes = None if group is None else MlxProcesses(group, self.worker)
         self._leader: Leader | None = None
+        self._led: MlxProcesses | None = None  # the processes that this one leads
         self.num_parameters: int = get_total_parameters(self.tree)
         self.dtype = weights_dtype(self._base)
 
@@ -155,8 +167,9 @@ class MlxModel:
                 f"this is process {self.processes.rank} of a group, and only process 0 leads; "
                 "launch `legos train` with mlx.launch, whose other processes follow"
             )
-        group, self.processes = self.processes.group, None
-        self._leader = self.worker.call(Leader, group, self.folder).result()
+        self._led, self.processes = self.processes, None
+        self._leader = Leader(self._led)
+        self.worker.call(check_same, self.folder, self._led).result()
 
     @property
     def tool_format(self) -> ToolFormat:
@@ -250,20 +263,24 @@ class MlxModel:
         """
         return WatchedEngine(lambda: self._engine(limits)) if watched else self._engine(limits)
 
-    def make_backend(self, config: BackendConfig | None = None) -> MlxBackend:
+    def make_backend(self, config: BackendConfig | None = None) -> LoraBackend:
         """Make the backend that trains this model's LoRA on its thread; make at most one.
 
         Raises:
             ModelError: the model has no LoRA.
-            TrainerError: weight decay is used with DoRA.
+            TrainerError: the model cannot be trained.
             AdapterError: the reference adapter does not exist, or does not fit.
         """
-        group = self.processes and self.processes.group
-        backend = MlxBackend(
-            self.worker, self.tree, self._lora_shape(), config, group=group, leader=self._leader
+        self.spans.append(spans := Spans())
+        return mlx_backend(
+            self.worker,
+            self.tree,
+            self._lora_shape(),
+            config,
+            group=self._led or self.processes,
+            leader=self._leader,
+            spans=spans,
         )
-        self.spans.append(backend.spans)
-        return backend
 
     def close(self) -> None:
         """End the processes that follow this one, and stop the thread that owns the tree."""

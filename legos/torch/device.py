@@ -1,9 +1,11 @@
 """The torch device: loads models, and makes backends from them."""
 
+import logging
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,22 +16,33 @@ from numpy.typing import NDArray
 
 from legos.chat.tokenizer import load_tokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
+from legos.device.backend import DeviceGradients, LoraBackend
+from legos.device.leader import Leader, LedGradients, follow
 from legos.errors import AdapterError, ModelError, TrainerError
 from legos.records.limits import EngineLimits, TrainingSize
 from legos.records.names import POLICY
 from legos.records.packing import check_token_ids
 from legos.records.step import BackendConfig
-from legos.torch.backend import TorchBackend
-from legos.torch.lora import Modules, insert_lora, install, lora_shape, new_arrays, other_lora
+from legos.torch.gradients import TorchGradients
+from legos.torch.lora import (
+    LoraLinear,
+    Modules,
+    insert_lora,
+    install,
+    lora_shape,
+    new_arrays,
+    other_lora,
+)
 from legos.torch.model import choose_device, load_model
 from legos.torch.ranks import Ranks, launched
-from legos.torch.shares import follow, shared_logits
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.fits import check_finite, check_shapes
 from legos.weights.model_folder import context_length, resolve_folder
 from legos.weights.reference import Lora
 
 __all__ = ["TorchDevice", "TorchModel"]
+
+logger = logging.getLogger(__name__)
 
 
 class TorchDevice:
@@ -78,8 +91,16 @@ class TorchDevice:
         if ranks is None:
             raise TrainerError("this process was started alone; start several with torchrun")
         try:
-            model = load_model(folder, device, ranks)
-            follow(model, ranks)
+            model, modules = load_model(folder, device, ranks), dict[str, LoraLinear]()
+            logger.info("process %d of %d computes with process 0", ranks.rank, ranks.size)
+
+            def add_lora(shape: LoraShape) -> None:
+                modules.update(insert_lora(model.whole, model.last_layers(shape.num_layers), shape))
+
+            def begin(config: BackendConfig) -> TorchGradients:
+                return TorchGradients(model, modules, config, ranks)
+
+            follow(ranks, begin, add_lora=add_lora, logits=model.all_logits)
         finally:
             ranks.leave()
 
@@ -124,6 +145,7 @@ class TorchModel:
         self.device = choose_device()
         self._executor = None if inline else ThreadPoolExecutor(1, "legos-trainer")
         self._ranks: Ranks | None = self.call(_as_first, self.device).result()
+        self._leader = None if self._ranks is None else Leader(self._ranks)
         self.causal = self.call(load_model, folder, self.device, self._ranks).result()
         self.modules: Modules = {}
         self._first: Mapping[str, torch.Tensor] = {}  # LoRA arrays before the first update
@@ -194,11 +216,9 @@ class TorchModel:
         """
         if self.lora is not None:
             raise ModelError("the model has LoRA already; load it again for another shape")
-        self.modules = insert_lora(
-            self.causal.whole, self.causal.last_layers(shape.num_layers), shape
-        )
-        if self._ranks is not None:
-            self.call(self._ranks.tell, "add_lora", shape).result()
+        layers = self.causal.last_layers(shape.num_layers)
+        insert = partial(insert_lora, self.causal.whole, layers, shape)
+        self.modules = self._together(insert, "add_lora", shape)
         self._first = new_arrays(self.modules, shape.rank, seed=seed)
         install(self.modules, self._first)
         self.lora = shape
@@ -239,7 +259,7 @@ class TorchModel:
             "(legos serve) and give its address as --server, or train with --device mlx"
         )
 
-    def make_backend(self, config: BackendConfig | None = None) -> TorchBackend:
+    def make_backend(self, config: BackendConfig | None = None) -> LoraBackend:
         """Make the backend that trains this model's LoRA; make at most one.
 
         Raises:
@@ -247,20 +267,28 @@ class TorchModel:
             TrainerError: packed samples of the model see each other.
             AdapterError: the reference adapter does not exist, or does not fit.
         """
-        first = self.base_adapter()
-        return TorchBackend(self.call, self.causal, self.modules, first, config, ranks=self._ranks)
+        config = config or BackendConfig()
+        make: Callable[[], DeviceGradients] = partial(
+            TorchGradients, self.causal, self.modules, config, self._ranks
+        )
+        if self._leader is not None:
+            make = partial(LedGradients, make, self._leader, config=config, sharded=True)
+        return LoraBackend(self.call, make, self.base_adapter(), config)
 
     def close(self) -> None:
         """End the other processes, and stop the thread after its current call."""
-        if self._ranks is not None:
+        if self._leader is not None and self._ranks is not None:
+            self.call(self._leader.end).result()
             self.call(self._ranks.leave).result()
         if self._executor is not None:
             self._executor.shutdown()
 
     def _logits(self, input_ids: Sequence[int]) -> NDArray[np.float32]:
-        if self._ranks is None:
-            return self.causal.all_logits(input_ids)
-        return shared_logits(self.causal, self.modules, self._ranks, input_ids)
+        return self._together(partial(self.causal.all_logits, input_ids), "logits", input_ids)
+
+    def _together(self, compute: Callable[[], Any], *order: Any) -> Any:
+        """Compute something, alone or with the other processes."""
+        return compute() if self._leader is None else self._leader.together(compute, *order)
 
     def _fitting(self, adapter: Adapter) -> Mapping[str, torch.Tensor]:
         """An adapter's arrays on the device, after a check that they fit."""

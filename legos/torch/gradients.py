@@ -9,10 +9,11 @@ P logit positions, V vocabulary, H hidden size, N chosen tokens, S samples, A ch
 sample.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,95 +21,141 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from legos.errors import Stopped
+from legos.device.backend import Arrays, Found, Others
+from legos.errors import Stopped, TrainerError
 from legos.losses.metrics import SUMS
 from legos.losses.objective import Objective
 from legos.losses.total import BatchArrays, Terms, token_loss, token_terms
 from legos.records.batch import Batch
 from legos.records.chunks import chunks_of
 from legos.records.packing import StepRows, StepSamples, step_rows
-from legos.records.step import Stop, never
+from legos.records.step import BackendConfig, Stop, never
 from legos.torch.arrays import TorchArrays
-from legos.torch.lora import LoraLinear, Modules, other_lora
+from legos.torch.lora import LoraLinear, Modules, install, other_lora
 from legos.torch.model import CausalModel
 from legos.torch.passes import Pass, pass_batch, plan_passes
+from legos.torch.ranks import Ranks
 from legos.weights.reference import Lora
 
-__all__ = ["Found", "StepGradients"]
+__all__ = ["TorchGradients"]
 
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
 CHUNK_LOGITS = {"cpu": 1 << 21, "cuda": 1 << 26}  # logits of one chunk: 8 and 256 MiB in float32
 MIN_POSITIONS = 64  # positions of a chunk; with fewer, reading the head's weights dominates
-Others = Mapping[str, Lora | None]
-"""Name of another policy ("reference", "ema") -> its LoRA; None: the base model."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """The results of the passes of a step."""
+class TorchGradients:
+    """Computes the passes of optimiser steps with one model; see ``DeviceGradients``."""
 
-    loss: float
-    sums: NDArray[np.float64]  # [len(SUMS)] for the metrics
-    logprobs: NDArray[np.float32]  # [N] nats of the chosen tokens, sample by sample
-
-
-class StepGradients:
-    """Computes the passes of optimiser steps with one model.
-
-    Attributes:
-        max_tokens: maximum number of padded tokens of a pass.
-    """
+    xp: Any = torch
 
     def __init__(
         self,
         model: CausalModel,
         modules: Modules,
-        *,
-        max_tokens: int,
-        most: Callable[[int], int] | None = None,
+        config: BackendConfig,
+        ranks: Ranks | None = None,
     ) -> None:
         """Make the computation of a model's steps.
 
         Args:
             model: the model.
             modules: its modules with LoRA.
-            max_tokens: maximum number of padded tokens of a pass.
-            most: given a number, returns the largest one of all processes that make passes
-                together; None: this process is alone.
+            config: settings of the backend.
+            ranks: processes that compute some passes of every step each; None: this one is alone.
+
+        Raises:
+            TrainerError: packed samples of the model see each other.
         """
-        self.max_tokens = max_tokens
-        self._most = most or (lambda number: number)
+        model.check_packing()
+        if config.gradient_checkpointing:
+            model.checkpoint_layers()
+        self.num_vocabulary = model.num_vocabulary
+        self._max_tokens = config.micro_batch_tokens
         self._model = model
         self._modules = modules
-        self._xp = TorchArrays(model.device)
+        self._ranks = ranks
+        self._arrays: Arrays = {}
+        self._losses = TorchArrays(model.device)
         logits = CHUNK_LOGITS[model.device.type]
         self._num_positions = max(MIN_POSITIONS, logits // model.num_vocabulary)
+
+    def array(self, values: Any) -> Tensor:
+        """A copy of an array on the device, in float32."""
+        return torch.tensor(np.asarray(values), dtype=torch.float32, device=self._model.device)
+
+    def host(self, arrays: Arrays) -> Arrays:
+        """The arrays as NumPy arrays, which share memory with those on a CPU."""
+        return {name: array.numpy(force=True) for name, array in arrays.items()}
+
+    def install(self, arrays: Arrays) -> None:
+        """Make the model compute with some LoRA arrays, without a copy."""
+        self._arrays = arrays
+        install(self._modules, arrays)
+
+    def evaluate(self, *arrays: Arrays) -> None:
+        """Do nothing: torch computes at once."""
+
+    def computed(self, compute: Callable[[], T]) -> T:
+        """Run a computation, with smaller and smaller passes while the GPU's memory is full.
+
+        Raises:
+            TrainerError: a sample does not fit even alone.
+        """
+        while True:
+            try:
+                return compute()
+            except torch.OutOfMemoryError as error:
+                torch.cuda.empty_cache()
+                if self._max_tokens == 1:
+                    raise TrainerError(
+                        "a sample does not fit into the GPU's memory even alone; give shorter "
+                        "ones, or --training.gradient-checkpointing"
+                    ) from error
+                self._max_tokens //= 2
+                logger.warning("memory is full; passes of %d tokens", self._max_tokens)
 
     def of_step(
         self, step: StepSamples, objective: Objective, others: Others, stop: Stop = never
     ) -> Found:
-        """Compute a step; ``.grad`` of the installed LoRA arrays gets the gradients added.
+        """Loss, sums, log-probabilities and gradients by name, of the installed arrays.
 
         Raises:
             Stopped: ``stop`` returned True before a pass, here or in another process.
         """
+        xp = self._losses
+        leaves = {name: array.detach().requires_grad_() for name, array in self._arrays.items()}
 
         def of_pass(batch: Batch, one: Pass) -> tuple[Tensor, Tensor, Tensor]:
             terms = self._terms(one, batch, objective, others)
-            arrays = BatchArrays(self._xp, batch)
-            loss, sums = token_loss(self._xp, terms, arrays, objective)
+            loss, sums = token_loss(xp, terms, BatchArrays(xp, batch), objective)
             loss.backward()
             return loss.detach(), sums.detach(), terms["logprob"].detach()
 
-        return self._of_passes(step, of_pass, stop)
+        install(self._modules, leaves)
+        try:
+            found = self._of_passes(step, of_pass, stop)
+        finally:
+            install(self._modules, self._arrays)
+        gradients = {
+            name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            for name, leaf in leaves.items()
+        }
+        if self._ranks is not None:
+            self._ranks.add(list(gradients.values()))
+        on_gpu = self._model.device.type == "cuda"
+        peak = torch.cuda.max_memory_allocated() if on_gpu else None
+        return replace(found, gradients=gradients, peak_bytes=peak)
 
-    def logprobs(self, step: StepSamples) -> NDArray[np.float32]:
-        """[N] log-probabilities (nats) of the chosen tokens, sample by sample, without gradient."""
+    def logprobs(self, step: StepSamples, other: Lora | None) -> NDArray[np.float32]:
+        """[N] log-probabilities (nats) of the chosen tokens under another LoRA."""
         nothing = torch.zeros(()), torch.zeros(len(SUMS))
 
         def of_pass(batch: Batch, one: Pass) -> tuple[Tensor, Tensor, Tensor]:
             return *nothing, self._terms(one, batch, Objective(), {})["logprob"]
 
-        with torch.no_grad():
+        with torch.no_grad(), other_lora(self._modules, other):
             return self._of_passes(step, of_pass).logprobs
 
     def _of_passes(
@@ -117,32 +164,39 @@ class StepGradients:
         of_pass: Callable[[Batch, Pass], tuple[Tensor, Tensor, Tensor]],
         stop: Stop = never,
     ) -> Found:
-        """The sum of loss and sums over the passes, and the log-probabilities of all samples."""
+        """The sum of loss and sums over all passes, and the log-probabilities of all samples."""
         rows = step_rows(step.samples)
         ends = list(accumulate(len(sample.positions) for sample in step.samples))
-        loss, sums, logprobs = 0.0, np.zeros(len(SUMS)), np.zeros(ends[-1], np.float32)
+        totals, logprobs = np.zeros(1 + len(SUMS)), np.zeros(ends[-1], np.float32)
         plan = self._plan(rows)
-        for one in plan:
+        rank, size = (0, 1) if self._ranks is None else (self._ranks.rank, self._ranks.size)
+        for one in plan[rank::size]:
             self._check(stop)
             batch, members = pass_batch(step, rows, one)
             value, counted, logprob = of_pass(batch, one)
-            loss += value.item()
-            sums += counted.double().cpu().numpy()
+            totals[0] += value.item()
+            totals[1:] += counted.double().cpu().numpy()
             for index, row, mask in zip(members, logprob.cpu().numpy(), batch.mask, strict=True):
                 logprobs[ends[index] - mask.sum() : ends[index]] = row[mask]
-        idle = StepSamples(samples=step.samples, weights=[0.0] * len(step.samples))
-        for _ in range(self._most(len(plan)) - len(plan)):  # the others need this one's shards
+        if rank >= len(plan) % size > 0:  # the others need this one's shards for one more pass
             self._check(stop)
+            idle = StepSamples(samples=step.samples, weights=[0.0] * len(step.samples))
             of_pass(pass_batch(idle, rows, plan[-1])[0], plan[-1])
-        return Found(loss=loss, sums=sums, logprobs=logprobs)
+        if self._ranks is not None:
+            self._ranks.add([torch.from_numpy(totals)])
+            self._ranks.add([torch.from_numpy(logprobs)])
+        return Found(loss=float(totals[0]), sums=totals[1:], gradients={}, logprobs=logprobs)
 
     def _check(self, stop: Stop) -> None:
-        if self._most(stop()):
+        if stop() if self._ranks is None else any(self._ranks.gathered(stop())):
             raise Stopped
 
     def _plan(self, rows: StepRows) -> Sequence[Pass]:
         flash = self._model.whole.config._attn_implementation == "flash_attention_2"
-        return plan_passes(rows, max_tokens=self.max_tokens, one_row=flash)
+        most = self._max_tokens
+        if self._ranks is not None:
+            most = min(most, -(-sum(map(len, rows.tokens)) // self._ranks.size))
+        return plan_passes(rows, max_tokens=most, one_row=flash)
 
     def _terms(self, one: Pass, batch: Batch, objective: Objective, others: Others) -> Terms:
         """[S, A] terms of ``token_loss``."""
@@ -158,11 +212,11 @@ class StepGradients:
                 with torch.no_grad(), other_lora(self._modules, lora):
                     other_logits[name] = self._model.head(states[name][at]).float()
             logits = self._model.head(hidden).float()
-            return token_terms(self._xp, logits, other_logits, arrays, objective)
+            return token_terms(self._losses, logits, other_logits, arrays, objective)
 
         if len(batch.logit_row) <= self._num_positions:
             at = torch.arange(len(batch.logit_row), device=hidden.device)
-            return of_positions(hidden, at, BatchArrays(self._xp, batch))
+            return of_positions(hidden, at, BatchArrays(self._losses, batch))
         exact = bool(others) and objective.kl_estimator == "exact"
         adapted = isinstance(self._model.whole.get_output_embeddings(), LoraLinear)
         alone = not (objective.entropy_coef or exact or adapted)
@@ -182,17 +236,17 @@ class StepGradients:
         chunks, number = chunks_of(batch, self._num_positions)
         parts: list[Any] = []
         for chunk in chunks:
-            at, arrays = self._xp.array(chunk.positions), BatchArrays(self._xp, chunk.batch)
+            at, arrays = self._losses.array(chunk.positions), BatchArrays(self._losses, chunk.batch)
             if alone and torch.is_grad_enabled() and len(at) == len(chunk.batch.mask):
                 parts.append(_at_once(of_positions, hidden[at], at, arrays))
             else:
                 parts.append(checkpoint(of_positions, hidden[at], at, arrays, use_reentrant=False))
-        order = self._xp.array(number)
+        order = self._losses.array(number)
         return {name: torch.cat([part[name] for part in parts])[order, 0] for name in parts[0]}
 
     def _hidden(self, one: Pass, batch: Batch) -> Tensor:
         """[P, H] output of the trunk at the logit positions of a pass."""
-        array = self._xp.array
+        array = self._losses.array
         hidden = self._model.hidden(array(one.input_ids), array(one.position_ids))
         return hidden[array(batch.logit_row), array(batch.logit_column)]
 

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 from transformers.utils.import_utils import is_flash_attn_2_available
 
+from legos.device.leader import check_same
 from legos.errors import ModelError, TrainerError
 from legos.torch.ranks import Ranks
 from legos.weights.model_folder import WAY_OUT, quantised_by
@@ -152,7 +153,7 @@ def load_model(folder: Path, device: torch.device, ranks: Ranks | None = None) -
             names what does.
     """
     if ranks is not None:
-        ranks.check_same(folder)
+        check_same(folder, ranks)
     config = json.loads((folder / "config.json").read_text())
     four_bits = _four_bits(folder, config, ranks)
     if any(config.get(name) for name in EXPERTS):

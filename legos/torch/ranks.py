@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,10 +18,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from legos.errors import ModelError, TrainerError
-from legos.weights.model_folder import fingerprint
+from legos.errors import LegosError, TrainerError
 
-__all__ = ["END", "Ranks", "launched"]
+__all__ = ["Ranks", "launched"]
 
 LONGEST_WAIT = timedelta(days=7)  # the others wait while the first plays
 RELEASE_S = 0.2
@@ -30,9 +28,6 @@ RELEASE_S = 0.2
 
 They need Python for it, and a process that ends meanwhile aborts (PyTorch's pull request 179291).
 """
-END = "end"
-Order = tuple[Any, ...]
-"""Name of what is computed, and its arguments."""
 
 _LOST = re.compile("gloo.*(closed|reset|refused)|NCCL.*(remote|closed)", re.IGNORECASE)
 """The first line of an error of gloo or NCCL when the process at the other end has ended."""
@@ -56,21 +51,6 @@ class Ranks:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "cpu:gloo"
         dist.init_process_group(backend, timeout=LONGEST_WAIT)
         self._mesh = init_device_mesh(device.type, (self.size,))
-        self._broken = False
-
-    def check_same(self, folder: Path) -> None:
-        """Compare the model folders of all processes, before anything is loaded.
-
-        Raises:
-            ModelError: they differ; the message names a process.
-        """
-        found = self.gathered((f"{folder}", fingerprint(folder)))
-        for rank, (other, files) in enumerate(found):
-            if files != found[0][1]:
-                raise ModelError(
-                    f"process {rank} of {self.size} has another model in {other} than process 0 "
-                    f"in {found[0][0]}; give all processes the same --model and the same files"
-                )
 
     def shard(self, trunk: Any, embedding: nn.Module) -> None:
         """Keep an equal part of each layer's weights here; embedding and head stay whole."""
@@ -78,46 +58,33 @@ class Ranks:
             fully_shard(layer, mesh=self._mesh, reshard_after_forward=True)
         fully_shard(trunk, mesh=self._mesh, ignored_params=set(embedding.parameters()))
 
-    def tell(self, *order: Any) -> None:
-        """Send an order to the other processes.
+    def tell(self, order: Any) -> None:
+        """Send an order of the first process to the others."""
+        dist.broadcast_object_list([order])
 
-        Raises:
-            TrainerError: a process has ended.
-        """
-        self._checked(dist.broadcast_object_list, [order])
-
-    def told(self) -> Order:
-        """Wait for the next order; an end of the run is ``("end",)``.
-
-        Raises:
-            TrainerError: the first process has ended without a word.
-        """
+    def told(self) -> Any:
+        """Wait for the next order of the first process."""
         box: list[Any] = [None]
-        self._checked(dist.broadcast_object_list, box)
+        dist.broadcast_object_list(box)
         return box[0]
 
     def gathered(self, value: Any) -> list[Any]:
         """The values of all processes, in the order of their ranks."""
         values: list[Any] = [None] * self.size
-        self._checked(dist.all_gather_object, values, value)
+        dist.all_gather_object(values, value)
         return values
-
-    def most(self, number: int) -> int:
-        """The largest number that a process has."""
-        return max(self.gathered(number))
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Replace the values of tensors by their sums over all processes."""
         flat = torch.cat([tensor.flatten() for tensor in tensors])
-        self._checked(dist.all_reduce, flat)
+        dist.all_reduce(flat)
         parts = flat.split([tensor.numel() for tensor in tensors])
         for tensor, part in zip(tensors, parts, strict=True):
             tensor.copy_(part.view_as(tensor))
 
-    def failed(self, error: Exception) -> TrainerError:
-        """The error of a computation after which the processes no longer agree on the next one."""
-        self._broken = True
-        if isinstance(error, TrainerError):
+    def failed(self, error: Exception) -> Exception:
+        """What to raise after a computation, after which the processes no longer agree."""
+        if isinstance(error, LegosError):
             return error
         first = f"{error}".partition("\n")[0]
         if _LOST.search(first):
@@ -133,21 +100,10 @@ class Ranks:
         )
 
     def leave(self) -> None:
-        """End the other processes if this is the first one, and leave the group."""
-        if not dist.is_initialized():
-            return
-        try:
-            if self.rank == 0 and not self._broken:
-                self.tell(END)
-        finally:
+        """Leave the group."""
+        if dist.is_initialized():
             time.sleep(RELEASE_S)
             dist.destroy_process_group()
-
-    def _checked(self, collective: Any, *arguments: Any) -> None:
-        try:
-            collective(*arguments)
-        except RuntimeError as error:  # of gloo and NCCL: the other side is gone
-            raise self.failed(error) from error
 
 
 def launched(device: torch.device) -> Ranks | None:

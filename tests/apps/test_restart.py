@@ -16,10 +16,10 @@ BROKEN = """
 import os, sys, time
 import mlx.core as mx
 from legos.apps import restart
-from legos.mlx.train.backend import MlxBackend
+from legos.device.backend import LoraBackend
 from legos.cli import main
 
-apply, calls = MlxBackend._apply, [0]
+apply, calls = LoraBackend._updated, [0]
 
 def broken(*arguments):
     calls[0] += 1
@@ -29,7 +29,7 @@ def broken(*arguments):
         time.sleep(600)
     raise RuntimeError("[METAL] Command buffer execution failed: Caused GPU Timeout Error")
 
-MlxBackend._apply = broken
+LoraBackend._updated = broken
 restart.STUCK_S = restart.CHECK_S = 0.5
 restart.TIMES_LONGEST = 8
 sys.argv = ["{program}", "train", *sys.argv[1:]]

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from random_samples import random_samples
 from safetensors.numpy import load_file
 from tiny_models import write_any_model
@@ -18,7 +16,6 @@ from tiny_models import write_any_model
 from legos.errors import ConfigError
 from legos.losses.objective import Objective
 from legos.records.batch import normalisation_weights
-from legos.records.packing import StepSamples, step_rows
 from legos.records.sample import Sample
 from legos.records.step import BackendConfig, Update
 from legos.wiring.model import apply_lora, follow, load_model
@@ -107,19 +104,6 @@ def test_another_model_on_one_process_ends_all_with_its_name(tmp_path: Path) -> 
     assert done.returncode != 0
     assert f"process 1 of 2 has another model in {models[1]} than process 0" in done.stderr
     assert not (tmp_path / "two").exists()
-
-
-@given(st.integers(0, 50), st.integers(1, 12), st.integers(1, 5))
-def test_a_step_is_split_into_whole_rows(seed: int, num_samples: int, size: int) -> None:
-    from legos.torch.shares import split
-
-    samples = some_samples(seed, num_samples)
-    step = StepSamples(samples=samples, weights=[1.0] * num_samples)
-    parts = split(step, size)
-    assert sorted(index for part in parts for index in part) == [*range(num_samples)]
-    rows = step_rows(samples).samples
-    assert all(any(set(row) <= set(part) for part in parts) for row in rows)
-    assert sum(bool(part) for part in parts) == min(size, len(rows))
 
 
 def test_other_devices_of_a_launcher_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

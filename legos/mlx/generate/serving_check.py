@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from legos.errors import AdapterError, LegosError, ModelError
 from legos.mlx.generate.batch_cache import extract_rows, select_rows
-from legos.mlx.generate.multi_lora.slots import BASE, AdapterSlots, pair_shapes
+from legos.mlx.generate.multi_lora.slots import BASE, AdapterSlots
 from legos.mlx.generate.prefill import Prefill
 from legos.mlx.generate.prefix_cache import copied, trimmed
 from legos.mlx.model.float32 import LARGEST_GAP, in_float32
 from legos.mlx.model.forward import WAY_OUT, CausalModel, architecture
-from legos.mlx.model.lora import LINEAR
+from legos.mlx.model.lora import LINEAR, pair_shapes
 from legos.weights.adapter import Adapter, LoraShape
 
 __all__ = ["check_serving"]

@@ -25,7 +25,15 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from legos.errors import AdapterError
 from legos.weights.adapter import LoraShape
 
-__all__ = ["DoraLinear", "check_dora", "gain_of", "insert_dora", "squared_lengths", "with_gain"]
+__all__ = [
+    "SWITCH",
+    "DoraLinear",
+    "check_dora",
+    "gain_of",
+    "insert_dora",
+    "squared_lengths",
+    "with_gain",
+]
 
 SWITCH = (SwitchLinear, QuantizedSwitchLinear)
 

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
-from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.tuner.lora import LoRALinear, LoRASwitchLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
-from legos.mlx.model.dora import DoraLinear, check_dora, insert_dora
+from legos.mlx.model.dora import SWITCH, DoraLinear, check_dora, insert_dora
 from legos.mlx.model.forward import output_head
 from legos.weights.adapter import LoraShape
 from legos.weights.fits import check_finite, check_shapes, nothing_to_adapt
@@ -21,11 +21,12 @@ __all__ = [
     "insert_lora",
     "lora_arrays",
     "lora_shape",
+    "pair_shapes",
     "set_lora_arrays",
     "without_lora",
 ]
 
-LINEAR = (nn.Linear, nn.QuantizedLinear, SwitchLinear, QuantizedSwitchLinear)
+LINEAR = (nn.Linear, nn.QuantizedLinear, *SWITCH)
 LORA = (LoRALinear, LoRASwitchLinear, DoraLinear)
 
 
@@ -152,3 +153,15 @@ def without_lora(model: nn.Module) -> Iterator[None]:
     finally:
         for (module, name, _), value in zip(off, before, strict=True):
             setattr(module, name, value)
+
+
+def pair_shapes(module: Any, rank: int) -> Iterator[tuple[int, ...]]:
+    """Shapes of lora_a, lora_b and m for a linear module or linear experts, as in mlx-lm."""
+    if isinstance(module, SWITCH):
+        experts, inputs, outputs = module.num_experts, module.input_dims, module.output_dims
+        yield from ((experts, rank, inputs), (experts, outputs, rank), (experts, outputs))
+        return
+    outputs, inputs = module.weight.shape
+    if isinstance(module, nn.QuantizedLinear):
+        inputs = inputs * 32 // module.bits
+    yield from ((inputs, rank), (rank, outputs), (outputs,))

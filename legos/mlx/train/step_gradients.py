@@ -17,7 +17,6 @@ from legos.mlx.model.forward import CausalModel
 from legos.mlx.train.gradient_check import check_gradients
 from legos.mlx.train.memory import MemoryPlan, plan_memory
 from legos.mlx.train.packing import probe_samples
-from legos.mlx.train.parallel import sum_over_processes
 from legos.mlx.train.prefix_sharing.backward import (
     Found,
     PassGradients,
@@ -27,6 +26,7 @@ from legos.mlx.train.prefix_sharing.backward import (
 )
 from legos.mlx.train.prefix_sharing.plan import Pass, plan_passes
 from legos.mlx.train.prefix_sharing.trie import Trie, token_trie
+from legos.mlx.train.processes import MlxProcesses
 from legos.mlx.train.reference import other_lora
 from legos.records.packing import StepRows, StepSamples, step_rows
 from legos.records.sample import Sample
@@ -60,7 +60,7 @@ class StepGradients:
         max_tokens: int = 4096,
         max_places: int | None = None,
         checkpointing: bool = False,
-        group: mx.distributed.Group | None = None,
+        group: MlxProcesses | None = None,
         ceiling_bytes: int | None = None,
         report: Callable[[str], None] | None = None,
     ) -> None:
@@ -85,7 +85,7 @@ class StepGradients:
         self.shares = check_gradients(model, forward, checkpointing=checkpointing)
         self.memory: MemoryPlan | None = None
         self._max_tokens = max_tokens
-        self._group = group if group is not None and group.size() > 1 else None
+        self._group = group if group is not None and group.size > 1 else None
         self._ceiling_bytes = ceiling_bytes
         self._report = report
         self.row_limit: int | None = None
@@ -212,7 +212,7 @@ class StepGradients:
         """Tokens of the longest row that fits in every process of the group; None: no limit."""
         limit = NO_LIMIT if plan.row_limit is None else plan.row_limit
         if self._group is not None:
-            limit = self._smallest(limit)
+            limit = self._group.smallest(limit)  # measurements differ between machines
         self.row_limit = None if limit == NO_LIMIT else limit
         return self.row_limit
 
@@ -245,22 +245,18 @@ class StepGradients:
         else:
             logger.log(logging.WARNING if warn else logging.INFO, "%s", text)
 
-    def _smallest(self, number: int) -> int:
-        """The smallest number of all processes, whose measurements differ between machines."""
-        assert self._group is not None, "one process agrees with itself"
-        return int(np.array(mx.distributed.all_min(mx.array(number), group=self._group)))
-
     def _one_stops(self, stop: Stop) -> bool:
         """Whether a process of the group stops; all of them ask before each pass."""
-        return self._smallest(not stop()) == 0
+        assert self._group is not None, "one process needs no agreement"
+        return self._group.smallest(not stop()) == 0
 
     def _own(self, trie: Trie, budget: int) -> tuple[list[Pass], int]:
         """The passes that this process computes, and the largest number of a process."""
         if self._group is None:
             passes = plan_passes(trie, max_tokens=budget)
             return passes, len(passes)
-        rank, size = self._group.rank(), self._group.size()
-        same = self._smallest(min(budget, -(-trie.num_tokens // size)))
+        rank, size = self._group.rank, self._group.size
+        same = self._group.smallest(min(budget, -(-trie.num_tokens // size)))
         passes = plan_passes(trie, max_tokens=same)
         return passes[rank::size], -(-len(passes) // size)
 
@@ -280,11 +276,11 @@ def _check(stop: Stop) -> Callable[[], None]:
     return check
 
 
-def _sum_of(found: Found, group: mx.distributed.Group) -> Found:
+def _sum_of(found: Found, group: MlxProcesses) -> Found:
     """The results of all processes of a group, summed."""
     numbers = mx.array([found.loss, *found.sums.tolist()])
     logprobs = mx.array(found.logprobs)
-    numbers, logprobs, gradients = sum_over_processes((numbers, logprobs, found.gradients), group)
+    numbers, logprobs, gradients = group.sum_of((numbers, logprobs, found.gradients))
     loss, *sums = np.array(numbers, np.float64).tolist()
     return Found(loss, np.array(sums), gradients, np.array(logprobs))
 

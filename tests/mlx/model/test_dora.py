@@ -14,6 +14,7 @@ from mlx_lm.tuner.dora import DoRALinear
 from mlx_lm.tuner.utils import load_adapters
 from tiny_models import write_any_model
 
+from legos.device.backend import LoraBackend
 from legos.errors import AdapterError
 from legos.fakes import make_sample
 from legos.losses.objective import Objective
@@ -22,7 +23,7 @@ from legos.mlx.model.dora import DoraLinear
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays, without_lora
 from legos.mlx.model.worker import InlineWorker
-from legos.mlx.train.backend import MlxBackend
+from legos.mlx.train.backend import mlx_backend
 from legos.records.step import BackendConfig, Update
 from legos.weights.adapter import Adapter, pack_adapter
 from legos.weights.folder import read_adapter, write_adapter
@@ -258,9 +259,9 @@ def test_what_does_not_fit_is_refused_by_name(folders: Mapping[str, Path]) -> No
     assert slots.slots == (0,)
     worker = InlineWorker()
     with pytest.raises(AdapterError, match=r"\.m; .* set training\.use_dora to false"):
-        MlxBackend(worker, tree, dora.shape).load(lora)
+        mlx_backend(worker, tree, dora.shape).load(lora)
     with pytest.raises(AdapterError, match=r"\.m, .* set training\.use_dora to true"):
-        MlxBackend(worker, other, lora.shape).load(dora)
+        mlx_backend(worker, other, lora.shape).load(dora)
 
 
 def test_experts_are_refused_by_name(tmp_path: Path) -> None:
@@ -332,7 +333,7 @@ def likelihood(tree: Any) -> float:
     return float(found[np.arange(len(TEXT) - PROMPT), list(TEXT[PROMPT:])].mean())
 
 
-def step(tree: Any, backend: MlxBackend, ema_decay: float | None = None, **objective: Any) -> None:
+def step(tree: Any, backend: LoraBackend, ema_decay: float | None = None, **objective: Any) -> None:
     sample = make_sample(
         TEXT, positions=range(PROMPT, len(TEXT)), logprobs=likelihood(tree), advantages=1.0
     )
@@ -351,7 +352,7 @@ def test_what_is_rewarded_gets_likelier_and_rows_change_their_length(
     add_lora(tree, shape, seed=0)
     worker = InlineWorker()
     config = BackendConfig(gradient_checkpointing=gradient_checkpointing)
-    backend = MlxBackend(worker, tree, shape, config)
+    backend = mlx_backend(worker, tree, shape, config)
     first = backend.adapter()
     engine = load_tree(folders[model])
     slots = AdapterSlots(engine)
@@ -376,11 +377,11 @@ def test_what_is_rewarded_gets_likelier_and_rows_change_their_length(
 def test_the_average_and_the_optimiser_hold_magnitudes_and_are_restored(
     folders: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    def backend() -> tuple[Any, MlxBackend]:
+    def backend() -> tuple[Any, LoraBackend]:
         tree = load_tree(folders["llama"])
         shape = lora_shape(tree, rank=4, alpha=8.0, num_layers=2, head=True, use_dora=True)
         add_lora(tree, shape, seed=0)
-        return tree, MlxBackend(InlineWorker(), tree, shape)
+        return tree, mlx_backend(InlineWorker(), tree, shape)
 
     objective = {"kl_coef": 0.1, "ema_kl_coef": 0.2, "ema_decay": 0.5}
     tree, one = backend()

@@ -16,13 +16,14 @@ from random_samples import random_samples
 from safetensors.numpy import load_file
 from tiny_models import write_any_model
 
+from legos.device.backend import LoraBackend
 from legos.errors import CheckpointError, TrainerError
 from legos.fakes import make_sample
 from legos.losses.objective import Objective
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.model.worker import InlineWorker, ThreadWorker
-from legos.mlx.train.backend import MlxBackend
+from legos.mlx.train.backend import mlx_backend
 from legos.records.sample import Sample
 from legos.records.step import BackendConfig, Update
 from legos.weights.adapter import LoraShape
@@ -38,9 +39,9 @@ def tree_of(folder: Path) -> tuple[Any, LoraShape]:
     return tree, shape
 
 
-def make_backend(folder: Path, **options: Any) -> tuple[Any, MlxBackend]:
+def make_backend(folder: Path, **options: Any) -> tuple[Any, LoraBackend]:
     tree, shape = tree_of(folder)
-    return tree, MlxBackend(InlineWorker(), tree, shape, BackendConfig(**options))
+    return tree, mlx_backend(InlineWorker(), tree, shape, BackendConfig(**options))
 
 
 def logprob(tree: Any) -> float:
@@ -58,7 +59,7 @@ def sample_of(logprobs: float, advantages: float = 1.0) -> Sample:
 
 
 def step_on(
-    backend: MlxBackend,
+    backend: LoraBackend,
     sample: Sample,
     *,
     weights: Any = None,
@@ -76,11 +77,11 @@ def step_on(
     )
 
 
-def step(tree: Any, backend: MlxBackend) -> Stepped:
+def step(tree: Any, backend: LoraBackend) -> Stepped:
     return step_on(backend, sample_of(logprob(tree)))
 
 
-def saved(backend: MlxBackend, folder: Path, file: str) -> Mapping[str, Any]:
+def saved(backend: LoraBackend, folder: Path, file: str) -> Mapping[str, Any]:
     """What a checkpoint holds."""
     folder.mkdir()
     backend.snapshot().result()(folder)
@@ -128,7 +129,7 @@ def test_dropout_of_a_model_stays_off(tmp_path: Path) -> None:
     tree.layers[0].dropout = nn.Dropout(0.5)
     shape = lora_shape(tree, rank=4, alpha=8.0, num_layers=2, head=False)
     add_lora(tree, shape, seed=0)
-    MlxBackend(InlineWorker(), tree, shape)
+    mlx_backend(InlineWorker(), tree, shape)
     x = mx.ones(100)
     assert mx.array_equal(tree.layers[0].dropout(x), x)
 
@@ -207,7 +208,7 @@ def test_a_snapshot_is_of_its_step_and_is_written_by_any_thread(tmp_path: Path) 
     folder = write_any_model(tmp_path / "model")
     worker = ThreadWorker("trainer")
     tree, shape = worker.call(tree_of, folder).result()
-    backend = MlxBackend(worker, tree, shape)
+    backend = mlx_backend(worker, tree, shape)
     pull: Mapping[str, Any] = {"ema_kl_coef": 0.1, "update": {"ema_decay": 0.75}}
     step_on(backend, sample_of(-3.0), **pull)
     write = backend.snapshot().result()
@@ -230,7 +231,7 @@ def test_the_checkpoint_of_another_lora_is_named(tmp_path: Path) -> None:
     shape = lora_shape(other, rank=2, alpha=8.0, num_layers=2, head=False)
     add_lora(other, shape, seed=0)
     with pytest.raises(CheckpointError, match=r"cannot be restored.*rank 4 and the model was"):
-        MlxBackend(InlineWorker(), other, shape).restore(tmp_path / "saved")
+        mlx_backend(InlineWorker(), other, shape).restore(tmp_path / "saved")
     backend.restore(tmp_path / "saved")
     assert step(tree, backend).reason is None  # and goes on as it was
 

@@ -24,7 +24,7 @@ from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.model.machine import num_bytes
 from legos.mlx.model.trace import peak_of
 from legos.mlx.model.worker import InlineWorker
-from legos.mlx.train.backend import MlxBackend
+from legos.mlx.train.backend import mlx_backend
 from legos.mlx.train.forecast import Forecast
 from legos.records.limits import TrainingSize
 from legos.records.step import BackendConfig, Update
@@ -105,7 +105,7 @@ def measured_peak(tree: Any, step: Step, base: int) -> int:
     config = BackendConfig(
         micro_batch_tokens=step.rows * step.length, gradient_checkpointing=step.checkpointing
     )
-    backend = MlxBackend(InlineWorker(), tree, shape, config)
+    backend = mlx_backend(InlineWorker(), tree, shape, config)
     rng = np.random.default_rng(0)
     samples = [
         make_sample(

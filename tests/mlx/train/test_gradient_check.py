@@ -12,7 +12,7 @@ from legos.mlx.checks.small_models import small_model
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.model.worker import InlineWorker
-from legos.mlx.train.backend import MlxBackend
+from legos.mlx.train.backend import mlx_backend
 from legos.mlx.train.gradient_check import check_gradients
 from legos.records.step import BackendConfig
 
@@ -30,7 +30,7 @@ def test_a_layer_that_passes_arrays_on_in_its_cache_is_not_checkpointed() -> Non
     add_lora(tree, shape, seed=0)
     config = BackendConfig(gradient_checkpointing=True)
     with pytest.raises(TrainerError, match=r"afm7: with gradient checkpointing.* 0\.6.* to false"):
-        MlxBackend(InlineWorker(), tree, shape, config)
+        mlx_backend(InlineWorker(), tree, shape, config)
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])

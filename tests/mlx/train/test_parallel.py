@@ -22,7 +22,8 @@ from legos.losses.objective import Objective
 from legos.mlx.train.step_gradients import StepGradients
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
-from legos.mlx.train.parallel import exchange_samples
+from legos.mlx.model.worker import InlineWorker
+from legos.mlx.train.processes import MlxProcesses
 from legos.records.packing import StepSamples
 from random_samples import random_samples
 
@@ -37,10 +38,11 @@ set_lora_arrays(tree, {
 samples = random_samples(np.random.default_rng(0), num_samples=20, vocab=20, max_length=12)
 share = len(samples) // group.size()
 own = samples[group.rank() * share : (group.rank() + 1) * share]
-everything = exchange_samples(own, 0, group)
+processes = MlxProcesses(group, InlineWorker())
+everything = processes.gather(own, 0).result()
 assert everything == samples
 weights = normalisation_weights(everything, "sample")
-gradients = StepGradients(tree, group=group)
+gradients = StepGradients(tree, group=processes)
 step = StepSamples(samples=everything, weights=weights)
 loss, sums, found, logprobs = gradients.of_step(step, Objective(kl_coef=0.1), {})
 flat = np.concatenate([np.array(a).reshape(-1) for _, a in tree_flatten(found)])

@@ -12,13 +12,14 @@ from backend_steps import optimiser_step
 from msgspec.structs import replace as changed
 from random_samples import random_samples
 
+from legos.device.backend import LoraBackend
 from legos.errors import CheckpointError, RecordError, TrainerError
 from legos.fakes import make_sample
 from legos.losses.objective import Objective
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_shape, without_lora
 from legos.mlx.model.worker import InlineWorker
-from legos.mlx.train.backend import MlxBackend
+from legos.mlx.train.backend import mlx_backend
 from legos.records.batch import normalisation_weights
 from legos.records.sample import Sample
 from legos.records.step import BackendConfig, PassResult, Update
@@ -26,15 +27,15 @@ from legos.records.step import BackendConfig, PassResult, Update
 VOCAB = 40
 
 
-def made(folder: Path, **settings: Any) -> tuple[Any, MlxBackend]:
+def made(folder: Path, **settings: Any) -> tuple[Any, LoraBackend]:
     """A backend whose policies have taken one step away from the base."""
     tree: Any = load_tree(folder)
     shape = lora_shape(tree, rank=4, alpha=8.0, num_layers=2, head=True)
     add_lora(tree, shape, seed=0)
-    return tree, MlxBackend(InlineWorker(), tree, shape, BackendConfig(**settings))
+    return tree, mlx_backend(InlineWorker(), tree, shape, BackendConfig(**settings))
 
 
-def moved(folder: Path, **settings: Any) -> tuple[Any, MlxBackend]:
+def moved(folder: Path, **settings: Any) -> tuple[Any, LoraBackend]:
     tree, backend = made(folder, **settings)
     for seed in range(3):
         optimiser_step(backend, some(seed), update=Update(learning_rate=2e-2))
@@ -76,8 +77,8 @@ def test_they_are_those_of_a_plain_forward_pass(
 ) -> None:
     tree, backend = moved(tiny_models["llama"], micro_batch_tokens=micro_batch_tokens)
     if max_places is not None:
-        runner = backend._gradients._runner
-        backend._gradients._runner = replace(runner, max_places=max_places)
+        runner = backend._device._steps._runner
+        backend._device._steps._runner = replace(runner, max_places=max_places)
     samples = [changed(sample, temperature=0.7) for sample in group(0)]
     own = backend.logprobs(samples).result()
     base = backend.logprobs(samples, reference=True).result()
@@ -105,7 +106,7 @@ def test_they_are_those_of_the_next_step_and_nothing_changes(
     assert backend.logprobs([]).result() == []
 
 
-def step(backend: MlxBackend, samples: list[Sample], objective: Objective) -> PassResult:
+def step(backend: LoraBackend, samples: list[Sample], objective: Objective) -> PassResult:
     weights = normalisation_weights(samples, "token")
     return backend.forward_backward(samples, weights, objective).result()
 
@@ -193,7 +194,7 @@ def test_policies_are_saved_by_name_and_go_on_to_the_bit(
     names, update = ("policy", "rival"), Update(learning_rate=1e-2, ema_decay=0.5)
     _, whole = made(tiny_models["llama"], policies=names)
 
-    def train(backend: MlxBackend, seed: int) -> None:
+    def train(backend: LoraBackend, seed: int) -> None:
         for number, name in enumerate(names):
             samples = some(10 * seed + number)
             weights = normalisation_weights(samples, "token")

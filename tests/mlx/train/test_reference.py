@@ -14,6 +14,7 @@ from mlx.utils import tree_flatten
 from packed import pack
 from tiny_models import write_any_model
 
+from legos.device.backend import LoraBackend
 from legos.errors import AdapterError, CheckpointError, ConfigError
 from legos.fakes import make_sample
 from legos.losses.objective import Objective
@@ -21,7 +22,7 @@ from legos.losses.total import SUMS, BatchArrays, total_loss
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
 from legos.mlx.model.worker import InlineWorker
-from legos.mlx.train.backend import MlxBackend
+from legos.mlx.train.backend import mlx_backend
 from legos.mlx.train.reference import other_lora
 from legos.mlx.train.rematerialisation import rematerialise_layers
 from legos.mlx.train.step_gradients import StepGradients
@@ -182,12 +183,12 @@ def test_the_tree_is_as_it_was_after_the_block(tiny_models: Mapping[str, Path]) 
 
 def make_backend(
     folder: Path, reference: Path | None = None, *, restored: bool = False
-) -> MlxBackend:
+) -> LoraBackend:
     tree: Any = load_tree(folder)
     shape = lora_shape(tree, rank=RANK, alpha=8.0, num_layers=8, head=False)
     add_lora(tree, shape, seed=0)
     config = BackendConfig(reference=reference, restored=restored)
-    return MlxBackend(InlineWorker(), tree, shape, config)
+    return mlx_backend(InlineWorker(), tree, shape, config)
 
 
 def written(folder: Path, model: Path, *, seed: int = 2, change: Change = dict) -> Path:
@@ -206,7 +207,7 @@ def written(folder: Path, model: Path, *, seed: int = 2, change: Change = dict) 
 
 
 def step(
-    backend: MlxBackend,
+    backend: LoraBackend,
     *,
     logprobs: float = -3.0,
     kl_refresh_steps: int | None = None,
@@ -224,7 +225,7 @@ def step(
     )
 
 
-def divergence(backend: MlxBackend, **objective: Any) -> float:
+def divergence(backend: LoraBackend, **objective: Any) -> float:
     return step(backend, **objective).metrics["kl_divergence"]
 
 

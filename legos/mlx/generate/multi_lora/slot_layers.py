@@ -20,27 +20,23 @@ from typing import Any, cast
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.switch_layers import (
-    QuantizedSwitchLinear,
     SwitchGLU,
-    SwitchLinear,
     SwitchMLP,
     _gather_sort,  # decides the order in which experts get their tokens
 )
 
 from legos.errors import EngineError
 from legos.mlx.generate.multi_lora.slot_batch import Current, Layout, SlotBatch
-from legos.mlx.model.dora import with_gain
+from legos.mlx.model.dora import SWITCH, with_gain
 
 __all__ = [
     "EXPERTS",
-    "SWITCH",
     "Pair",
     "Site",
     "become_experts",
     "become_slotted",
 ]
 
-SWITCH = (SwitchLinear, QuantizedSwitchLinear)
 EXPERTS = (SwitchGLU, SwitchMLP)
 
 

@@ -1,7 +1,7 @@
 """Several LoRA adapters in one module tree; each row of a batch uses its own adapter."""
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,16 +13,16 @@ from legos.errors import AdapterError
 from legos.mlx.generate.multi_lora.slot_batch import Current, SlotBatch
 from legos.mlx.generate.multi_lora.slot_layers import (
     EXPERTS,
-    SWITCH,
     Pair,
     Site,
     become_experts,
     become_slotted,
 )
-from legos.mlx.model.dora import check_dora, gain_of, squared_lengths
+from legos.mlx.model.dora import SWITCH, check_dora, gain_of, squared_lengths
+from legos.mlx.model.lora import pair_shapes
 from legos.weights.adapter import BASE_WEIGHT, Adapter
 
-__all__ = ["BASE", "AdapterSlots", "pair_shapes"]
+__all__ = ["BASE", "AdapterSlots"]
 
 BASE = 0
 """The slot of the base model, which is always there."""
@@ -302,15 +302,3 @@ def _on_host(array: mx.array) -> Any:
     For many small arrays, reading on the host takes a twentieth of the time of the device.
     """
     return np.asarray(array.astype(mx.float32) if array.dtype == mx.bfloat16 else array)
-
-
-def pair_shapes(module: Any, rank: int) -> Iterator[tuple[int, ...]]:
-    """Shapes of lora_a, lora_b and m for a linear module or linear experts, as in mlx-lm."""
-    if isinstance(module, SWITCH):
-        experts, inputs, outputs = module.num_experts, module.input_dims, module.output_dims
-        yield from ((experts, rank, inputs), (experts, outputs, rank), (experts, outputs))
-        return
-    outputs, inputs = module.weight.shape
-    if isinstance(module, nn.QuantizedLinear):
-        inputs = inputs * 32 // module.bits
-    yield from ((inputs, rank), (rank, outputs), (outputs,))

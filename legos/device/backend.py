@@ -1,0 +1,366 @@
+"""The backend of every device: policies, Adam and checkpoints around the gradients of a device.
+
+Several policies share one base model. An update makes new arrays and changes none, so adapters and
+snapshots stay as they are.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legos.errors import AdapterError, CheckpointError, TrainerError
+from legos.losses.objective import Objective
+from legos.protocols import Snapshot
+from legos.records.names import POLICY
+from legos.records.packing import StepSamples, check_token_ids, per_sample
+from legos.records.sample import Sample
+from legos.records.step import BackendConfig, PassResult, Stop, Update, never
+from legos.weights.adapter import Adapter, LoraShape
+from legos.weights.fits import check_finite, check_shapes
+from legos.weights.policy_state import (
+    PolicyState,
+    policy_folder,
+    read_policy_state,
+    write_policy_state,
+)
+from legos.weights.reference import Lora, Reference
+
+__all__ = ["Arrays", "DeviceGradients", "Found", "LoraBackend", "Others"]
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+EPSILON = 1e-8  # added to the root of Adam's second moment
+Arrays = Mapping[str, Any]
+"""Name of a LoRA array -> the array, on the device."""
+Others = Mapping[str, Lora | None]
+"""Name of another policy ("reference", "ema") -> its LoRA; None: the base model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The results of the passes of a step."""
+
+    loss: float
+    sums: NDArray[np.float64]  # [len(SUMS)] for the metrics
+    gradients: Any  # tree of the trained arrays
+    logprobs: NDArray[np.float32]  # [N] nats of the chosen tokens, sample by sample
+    row_limit: int | None = None  # tokens; longer samples were left out; None: none was
+    peak_bytes: int | None = None  # peak memory of the device; None: not measured
+
+
+class DeviceGradients(Protocol):
+    """What a device computes for a backend; all calls are made on the model's thread."""
+
+    xp: Any  # array namespace of the device
+    num_vocabulary: int  # token ids of samples are below it
+
+    def array(self, values: Any) -> Any:
+        """A float32 copy of an array on the device."""
+        ...
+
+    def host(self, arrays: Arrays) -> Arrays:
+        """The same arrays as NumPy can read them on any thread, without a copy where possible."""
+        ...
+
+    def install(self, arrays: Arrays) -> None:
+        """Make the model compute with some LoRA arrays, without a copy."""
+        ...
+
+    def of_step(
+        self, step: StepSamples, objective: Objective, others: Others, stop: Stop = never
+    ) -> Found:
+        """Loss, sums, log-probabilities and gradients by name, of the installed arrays."""
+        ...
+
+    def logprobs(self, step: StepSamples, other: Lora | None) -> NDArray[np.float32]:
+        """[N] log-probabilities (nats) of the chosen tokens under another LoRA."""
+        ...
+
+    def computed(self, compute: Callable[[], T]) -> T:
+        """Run a computation to its end; after an error of the device, perhaps once more."""
+        ...
+
+    def evaluate(self, *arrays: Arrays) -> None:
+        """Wait until arrays are computed."""
+        ...
+
+
+@dataclass(slots=True)
+class _Policy:
+    """The training state of one policy."""
+
+    adapter: Adapter  # the newest version
+    arrays: Arrays  # its arrays on the device
+    ema: Arrays
+    moments: Arrays  # "<array>.m" and "<array>.v"
+    updates: int  # updates of the moments
+    reference: Reference
+    pending: Arrays | None = None  # gradients that ``optim_step`` has not applied yet
+
+
+class LoraBackend:
+    """Owns the trained adapters of one model; ``call`` runs everything that computes."""
+
+    def __init__(
+        self,
+        call: "Callable[..., Future[Any]]",
+        make: Callable[[], DeviceGradients],
+        first: Adapter,
+        config: BackendConfig | None = None,
+    ) -> None:
+        """Start every policy with the same adapter.
+
+        Args:
+            call: runs a function on the thread that owns the model.
+            make: makes what computes the gradients, on that thread.
+            first: LoRA arrays with which every policy starts.
+            config: settings of the backend; None: the defaults.
+
+        Raises:
+            TrainerError: the model cannot be trained.
+            AdapterError: the reference adapter does not exist, or does not fit.
+        """
+        self._config = config = config or BackendConfig()
+        self._shape: LoraShape = first.shape
+        self._call = call
+        self._policies: dict[str, _Policy] = {}
+        call(self._prepare, make, first.arrays).result()
+
+    def forward_backward(
+        self,
+        samples: Sequence[Sample],
+        weights: Sequence[float],
+        objective: Objective,
+        *,
+        policy: str = POLICY,
+        stop: Stop = never,
+    ) -> "Future[PassResult]":
+        """Compute loss and gradients of a step's samples, without changing the policy."""
+        step = StepSamples(samples=samples, weights=weights)
+        return self._call(self._forward_backward, step, objective, policy, stop)
+
+    def optim_step(self, update: Update, *, policy: str = POLICY) -> "Future[int]":
+        """Apply the gradients of the policy's last ``forward_backward``; returns the new version.
+
+        The future raises ``TrainerError`` where there are no gradients.
+        """
+        return self._call(self._optim_step, update, policy)
+
+    def logprobs(
+        self, samples: Sequence[Sample], *, policy: str = POLICY, reference: bool = False
+    ) -> "Future[Sequence[NDArray[np.float32]]]":
+        """[S][A] log-probabilities (nats) of chosen tokens under the policy or its reference."""
+        return self._call(self._logprobs, samples, policy, reference)
+
+    def adapter(self, policy: str = POLICY) -> Adapter:
+        """A policy's newest adapter; later steps do not change its arrays.
+
+        Raises:
+            TrainerError: no policy of that name is trained here.
+        """
+        return self._find(policy).adapter
+
+    def load(self, adapter: Adapter, *, policy: str = POLICY) -> None:
+        """Set a policy and its EMA to an adapter; the optimiser keeps its state.
+
+        Raises:
+            AdapterError: the adapter does not fit.
+            TrainerError: no policy of that name is trained here.
+        """
+        arrays = adapter.at_scale(self._shape.scale).arrays
+        self._call(self._load, policy, arrays, adapter.version).result()
+
+    def snapshot(self) -> "Future[Snapshot]":
+        """Adapters, EMAs, references and optimisers as they are now.
+
+        A policy with another name than the default gets its own subfolder.
+        """
+        return self._call(self._snapshot)
+
+    def restore(self, folder: Path) -> None:
+        """Read what a snapshot wrote, on this device or another.
+
+        Raises:
+            CheckpointError: a file is missing, damaged or from another model.
+        """
+        try:
+            self._call(self._restore, folder).result()
+        except (AdapterError, ValueError, KeyError, RuntimeError, OSError) as error:
+            raise CheckpointError(f"{folder} cannot be restored: {error}") from error
+
+    def _prepare(self, make: Callable[[], DeviceGradients], first: Arrays) -> None:
+        device = self._device = make()
+        for name in self._config.policies:
+            arrays = {key: device.array(array) for key, array in first.items()}
+            zeros = {key: device.xp.zeros_like(array) for key, array in arrays.items()}
+            moments = {f"{key}.{part}": zero for key, zero in zeros.items() for part in ("m", "v")}
+            device.evaluate(moments)
+            reference = Reference(arrays, self._config.reference, convert=device.array)
+            adapter = self._adapter(name, 0, arrays)
+            self._policies[name] = _Policy(adapter, arrays, arrays, moments, 0, reference)
+            if not self._config.restored:
+                reference.lora()
+
+    def _adapter(self, name: str, version: int, arrays: Arrays) -> Adapter:
+        host = self._device.host(arrays)
+        return Adapter(name=name, version=version, shape=self._shape, arrays=host)
+
+    def _find(self, name: str) -> _Policy:
+        if name not in self._policies:
+            raise TrainerError(f"no policy {name!r} is trained here; known: {[*self._policies]}")
+        return self._policies[name]
+
+    def _use(self, name: str, samples: Sequence[Sample]) -> _Policy:
+        """Install a policy's arrays, after a check of token ids, which may be of another server."""
+        for token_ids in {sample.token_ids for sample in samples}:
+            check_token_ids(token_ids, self._device.num_vocabulary)
+        policy = self._find(name)
+        self._device.install(policy.arrays)
+        return policy
+
+    def _forward_backward(
+        self, step: StepSamples, objective: Objective, name: str, stop: Stop
+    ) -> PassResult:
+        if not step.samples:
+            raise TrainerError("an optimiser step needs at least one sample; none came")
+        policy = self._use(name, step.samples)
+        policy.pending = None
+        others: dict[str, Lora | None] = {}
+        if objective.kl_coef and any(s.reference_logprobs is None for s in step.samples):
+            others["reference"] = policy.reference.lora()
+        if objective.ema_kl_coef:
+            others["ema"] = Lora(arrays=policy.ema)
+
+        def compute() -> tuple[Found, float]:
+            found = self._device.of_step(step, objective, others, stop)
+            return found, float(_norm(self._device.xp, found.gradients))
+
+        found, norm = self._device.computed(compute)
+        policy.pending = found.gradients
+        limit = found.row_limit
+        kept = [limit is None or sample.positions[-1] <= limit for sample in step.samples]
+        counts = [len(s.positions) * keep for s, keep in zip(step.samples, kept, strict=True)]
+        return PassResult(
+            loss=found.loss,
+            sums=tuple(found.sums.tolist()),
+            grad_norm=norm,
+            logprobs=per_sample(found.logprobs, counts),
+            row_limit=limit,
+            peak_bytes=found.peak_bytes,
+        )
+
+    def _logprobs(
+        self, samples: Sequence[Sample], name: str, reference: bool
+    ) -> Sequence[NDArray[np.float32]]:
+        if not samples:
+            return []
+        policy = self._use(name, samples)
+        lora = policy.reference.lora() if reference else Lora(arrays=policy.arrays)
+        step = StepSamples(samples=samples, weights=[0.0] * len(samples))
+        found = self._device.computed(lambda: self._device.logprobs(step, lora))
+        return per_sample(found, [len(sample.positions) for sample in samples])
+
+    def _optim_step(self, update: Update, name: str) -> int:
+        policy = self._find(name)
+        if policy.pending is None:
+            raise TrainerError("there are no gradients to apply; call forward_backward first")
+        gradients, policy.pending = policy.pending, None
+        after, moments, ema = self._device.computed(
+            lambda: self._updated(policy, gradients, update)
+        )
+        policy.arrays, policy.moments, policy.ema = after, moments, ema
+        policy.updates += 1
+        policy.adapter = self._adapter(name, policy.adapter.version + 1, after)
+        self._device.install(after)
+        every, version = update.kl_refresh_steps, policy.adapter.version
+        if every is not None and version % every == 0:
+            policy.reference.take(Lora(arrays=after, scale=self._shape.scale))
+            logger.info("the reference of the divergences is now version %d", version)
+        return version
+
+    def _updated(
+        self, policy: _Policy, gradients: Arrays, update: Update
+    ) -> tuple[Arrays, Arrays, Arrays]:
+        """The arrays, moments and EMA after an update with Adam; clips the gradients' norm.
+
+        Source: Kingma and Ba, arXiv:1412.6980, with bias correction; LoRA needs no weight decay.
+        """
+        xp = self._device.xp
+        beta1, beta2 = self._config.betas
+        number = policy.updates + 1
+        step = update.learning_rate / (1.0 - beta1**number)
+        correction = (1.0 - beta2**number) ** -0.5
+        clip = xp.clip(update.max_grad_norm / (_norm(xp, gradients) + 1e-6), None, 1.0)
+        after: dict[str, Any] = {}
+        moments: dict[str, Any] = {}
+        for key, gradient in gradients.items():
+            clipped = clip * gradient
+            m = beta1 * policy.moments[f"{key}.m"] + (1.0 - beta1) * clipped
+            v = beta2 * policy.moments[f"{key}.v"] + (1.0 - beta2) * xp.square(clipped)
+            moments[f"{key}.m"], moments[f"{key}.v"] = m, v
+            after[key] = policy.arrays[key] - step * m / (xp.sqrt(v) * correction + EPSILON)
+        ema: Arrays = after
+        if update.ema_decay is not None:
+            keep = update.ema_decay
+            ema = {key: keep * policy.ema[key] + (1.0 - keep) * new for key, new in after.items()}
+        self._device.evaluate(after, moments, ema)
+        return after, moments, ema
+
+    def _load(self, name: str, arrays: Mapping[str, Any], version: int) -> None:
+        policy = self._find(name)
+        check_shapes(arrays, _shapes(policy.arrays), name=f"v{version}")
+        check_finite(arrays, name=f"v{version}")
+        policy.arrays = policy.ema = {k: self._device.array(array) for k, array in arrays.items()}
+        policy.adapter = self._adapter(name, version, policy.arrays)
+        self._device.install(policy.arrays)
+
+    def _snapshot(self) -> Snapshot:
+        host = self._device.host
+        states: list[tuple[PolicyState, Lora | None]] = []
+        for name, policy in self._policies.items():
+            state = PolicyState(
+                name=name,
+                version=policy.adapter.version,
+                updates=policy.updates,
+                adapter=policy.adapter.arrays,
+                ema=host(policy.ema),
+                moments=host(policy.moments),
+            )
+            lora = policy.reference.lora()
+            states.append((state, lora and Lora(arrays=host(lora.arrays), scale=lora.scale)))
+
+        def write(folder: Path) -> None:
+            for state, lora in states:
+                place = policy_folder(folder, state.name)
+                place.mkdir(exist_ok=True)
+                write_policy_state(state, place)
+                self._policies[state.name].reference.write(lora, place)
+
+        return write
+
+    def _restore(self, folder: Path) -> None:
+        for name, policy in self._policies.items():
+            place = policy_folder(folder, name)
+            state = read_policy_state(place, name, _shapes(policy.arrays))
+            check_finite(state.ema, name="EMA")
+            policy.reference.restore(place)
+            self._load(name, state.adapter, state.version)
+            array = self._device.array
+            policy.ema = {key: array(values) for key, values in state.ema.items()}
+            policy.moments = {key: array(values) for key, values in state.moments.items()}
+            policy.updates = state.updates
+
+
+def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(array.shape) for name, array in arrays.items()}
+
+
+def _norm(xp: Any, gradients: Arrays) -> Any:
+    """The global L2 norm of the gradients."""
+    return xp.sqrt(xp.stack([xp.square(each).sum() for each in gradients.values()]).sum())

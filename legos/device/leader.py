@@ -1,0 +1,223 @@
+"""A step that several processes compute: the first one orders it, and the others compute with it.
+
+The first process has the policies, the optimiser and the run. It sends every step with the LoRA
+arrays that are installed, so the others hold no state that could differ. All processes compute the
+same orders in the same sequence.
+"""
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legos.device.backend import Arrays, DeviceGradients, Found, Others
+from legos.errors import LegosError, ModelError, Stopped
+from legos.losses.objective import Objective
+from legos.records.packing import StepSamples
+from legos.records.step import BackendConfig, Stop, never
+from legos.weights.model_folder import fingerprint
+from legos.weights.reference import Lora
+
+__all__ = ["Group", "Leader", "LedGradients", "check_same", "follow"]
+
+T = TypeVar("T")
+END = "end"
+Order = tuple[Any, ...]
+"""Name of what is computed, and its arguments."""
+
+
+class Group(Protocol):
+    """Processes that a launcher started together."""
+
+    rank: int  # index of this process, from 0
+    size: int  # number of processes
+
+    def tell(self, order: Order) -> None:
+        """Send an order of the first process to all others."""
+        ...
+
+    def told(self) -> Order:
+        """Wait for the next order of the first process."""
+        ...
+
+    def gathered(self, value: Any) -> list[Any]:
+        """The values of all processes, in the order of their ranks."""
+        ...
+
+    def failed(self, error: Exception) -> Exception:
+        """What to raise after a computation, after which the processes no longer agree."""
+        ...
+
+
+class Leader:
+    """The first process of a group: sends the others what they compute with it."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self._agreed = True
+
+    def together(self, compute: Callable[[], T], *order: Any) -> T:
+        """Compute something while the others compute what is ordered.
+
+        Raises:
+            TrainerError: a computation failed here, or another process has ended.
+        """
+        try:
+            with _explained(self.group):
+                self.group.tell(order)
+                return compute()
+        except Stopped:  # in all processes
+            raise
+        except Exception:
+            self._agreed = False
+            raise
+
+    def end(self) -> None:
+        """Let the other processes end, unless a computation has failed."""
+        if self._agreed:
+            self._agreed = False
+            with suppress(LegosError, RuntimeError):  # they have ended already
+                self.group.tell((END,))
+
+
+def check_same(folder: Path, group: Group) -> None:
+    """Compare the model folders of all processes; each of them must call this.
+
+    Raises:
+        ModelError: they differ; the message names a process.
+    """
+    with _explained(group):
+        found = group.gathered((f"{folder}", fingerprint(folder)))
+    for rank, (other, files) in enumerate(found):
+        if files != found[0][1]:
+            raise ModelError(
+                f"process {rank} of {group.size} has another model in {other} than process 0 in "
+                f"{found[0][0]}; give all processes the same --model and the same files"
+            )
+
+
+class LedGradients:
+    """The gradients of the first process, whose steps all processes compute."""
+
+    def __init__(
+        self,
+        own: Callable[[], DeviceGradients],
+        leader: Leader,
+        *begin: Any,
+        config: BackendConfig,
+        sharded: bool = False,
+    ) -> None:
+        """Let all processes make what computes their part of a step.
+
+        Args:
+            own: makes this process's.
+            leader: sends the orders.
+            begin: what the others need to make theirs, besides the settings.
+            config: settings of the backend.
+            sharded: whether every pass, also without gradient, needs all processes.
+        """
+        self._leader = leader
+        self._sharded = sharded
+        settings = replace(config, report=None, reference=None)
+        self._own = leader.together(own, "begin", *begin, settings)
+        self.xp, self.num_vocabulary = self._own.xp, self._own.num_vocabulary
+        self.array, self.host = self._own.array, self._own.host
+        self.computed, self.evaluate = self._own.computed, self._own.evaluate
+
+    def install(self, arrays: Arrays) -> None:
+        """See ``DeviceGradients``; the others get the arrays with each step."""
+        self._installed = arrays
+        self._own.install(arrays)
+
+    def of_step(
+        self, step: StepSamples, objective: Objective, others: Others, stop: Stop = never
+    ) -> Found:
+        """See ``DeviceGradients``."""
+        sent = {name: lora and self._sent(lora) for name, lora in others.items()}
+        arrays = _numpy(self.host(self._installed))
+        compute = partial(self._own.of_step, step, objective, others, stop)
+        return self._leader.together(compute, "of_step", arrays, step, objective, sent)
+
+    def logprobs(self, step: StepSamples, other: Lora | None) -> NDArray[np.float32]:
+        """See ``DeviceGradients``."""
+        if not self._sharded:
+            return self._own.logprobs(step, other)
+        arrays = _numpy(self.host(self._installed))
+        compute = partial(self._own.logprobs, step, other)
+        return self._leader.together(compute, "logprobs", arrays, step, other and self._sent(other))
+
+    def _sent(self, lora: Lora) -> Lora:
+        return Lora(arrays=_numpy(self.host(lora.arrays)), scale=lora.scale)
+
+
+def follow(
+    group: Group,
+    make: Callable[..., DeviceGradients],
+    **orders: Callable[..., object],
+) -> None:
+    """Compute with the first process what it orders, until its run ends.
+
+    Args:
+        group: the processes.
+        make: makes what computes this process's part of a step, from what "begin" brings.
+        orders: further orders of the device.
+
+    Raises:
+        TrainerError: a computation failed, or the first process has ended without a word.
+    """
+    device: Any = None
+
+    def begin(*given: Any) -> None:
+        nonlocal device
+        device = make(*given)
+
+    def on_device(lora: Lora | None) -> Lora | None:
+        if lora is None:
+            return None
+        arrays = {name: device.array(array) for name, array in lora.arrays.items()}
+        return Lora(arrays=arrays, scale=lora.scale)
+
+    def install(arrays: Arrays) -> None:
+        device.install({name: device.array(array) for name, array in arrays.items()})
+
+    def of_step(arrays: Arrays, step: StepSamples, objective: Objective, others: Others) -> None:
+        install(arrays)
+        device.of_step(step, objective, {name: on_device(lora) for name, lora in others.items()})
+
+    def logprobs(arrays: Arrays, step: StepSamples, other: Lora | None) -> None:
+        install(arrays)
+        device.logprobs(step, on_device(other))
+
+    known: Mapping[str, Callable[..., object]] = {
+        "begin": begin,
+        "of_step": of_step,
+        "logprobs": logprobs,
+        **orders,
+    }
+    with _explained(group):
+        while (order := group.told())[0] != END:
+            with suppress(Stopped):
+                known[order[0]](*order[1:])
+
+
+@contextmanager
+def _explained(group: Group) -> Generator[None]:
+    """Within the block, an error means that the processes no longer agree on what is next."""
+    try:
+        yield
+    except Stopped:  # in all of them
+        raise
+    except Exception as error:
+        found = group.failed(error)
+        if found is error:
+            raise
+        raise found from error
+
+
+def _numpy(arrays: Arrays) -> dict[str, NDArray[np.float32]]:
+    return {name: np.asarray(array) for name, array in arrays.items()}
