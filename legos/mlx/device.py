@@ -20,12 +20,11 @@ from legos.mlx.fits import check_training
 from legos.mlx.generate.capabilities import Capabilities
 from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.generate.watchdog import WatchedEngine
-from legos.mlx.model.facts import device_facts
 from legos.mlx.model.forward import all_logits
 from legos.mlx.model.fuse import logits_under, set_adapter, weights_dtype, write_checked
 from legos.mlx.model.load import REFUSED, base_arrays, load_tree, num_token_ids
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, without_lora
-from legos.mlx.model.machine import bound_memory, choose_device
+from legos.mlx.model.machine import bound_memory, choose_device, device_facts
 from legos.mlx.model.spans import Spans
 from legos.mlx.model.tools import tool_format
 from legos.mlx.model.worker import InlineWorker, ThreadWorker, Worker

@@ -2,11 +2,8 @@
 
 import json
 import tempfile
-from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +11,9 @@ import msgspec
 
 from legos.errors import ModelError
 from legos.mac import MACS_GB
-from legos.mlx.generate.forecast import EngineForecast
+from legos.mlx.model.forecast import EngineForecast, Sizes, TrainingForecast
 from legos.mlx.model.load import shapes_of
-from legos.mlx.model.machine import NEGLIGIBLE, num_bytes, usable_bytes, usable_of
-from legos.mlx.train.forecast import Forecast
+from legos.mlx.model.machine import NEGLIGIBLE, usable_bytes, usable_of
 from legos.records.limits import EngineLimits, TrainingSize
 from legos.weights.model_folder import context_length
 
@@ -25,7 +21,6 @@ __all__ = ["check_replicas", "check_training", "longest_rows", "usable_on"]
 
 GIB = 1 << 30
 LEAST_ROW = 64  # tokens; where no such row fits, training is refused: a play of nim has 40
-TRIED_ROW = 2048  # tokens of the row with which the search for the longest begins
 USUAL_ROW = 512  # tokens of the rows with which the forecast counts where they fit
 FOUR_BITS = 4.5 / 16  # bytes of a 4-bit copy with its scales / bytes in 16 bits
 QUANTISED = {"quantization": {"group_size": 64, "bits": 4}}  # what its configuration has
@@ -35,36 +30,38 @@ SMALL_MAC = 36  # GB; up to here Metal recommends two thirds of the memory, abov
 
 @dataclass(frozen=True)
 class _Room:
-    """A forecast in the memory of a machine."""
+    """A model's forecasts in the memory of a machine."""
 
-    forecast: Forecast
-    engine: EngineForecast | None  # None: the engine runs elsewhere
+    forecast: TrainingForecast
     usable_bytes: int
     context: int  # tokens of the longest row that the model takes
 
     @property
-    def free_bytes(self) -> int:
-        """Usable bytes that the weights leave."""
-        return self.usable_bytes - self.forecast.weights_bytes
+    def weights(self) -> int:
+        """Bytes of the weights."""
+        return self.forecast.sizes.weights
 
-    @cached_property
+    @property
+    def engine(self) -> EngineForecast | None:
+        """The engine; None: it runs elsewhere."""
+        limits = self.forecast.size.engine
+        return None if limits is None else EngineForecast(self.forecast.sizes, limits)
+
+    @property
     def engine_bytes(self) -> int:
         """Peak bytes of the engine without the weights."""
-        return 0 if self.engine is None else self.engine.peak_bytes(self.free_bytes)
+        return self.engine.peak_bytes(self.usable_bytes - self.weights) if self.engine else 0
 
     @property
     def engine_share(self) -> str:
         """What the engine needs, in words."""
         if self.engine is None:
             return "no engine"
-        tokens = self.engine.prefill_tokens(self.free_bytes)
+        tokens = self.engine.prefill_tokens(self.usable_bytes - self.weights)
         return f"{_gib(self.engine_bytes)} for the engine (prefills of up to {tokens} tokens)"
 
     def peak(self, rows: int, length: int) -> int:
         return self.forecast.peak_bytes(rows, length) + self.engine_bytes
-
-    def _fits(self, length: int) -> bool:
-        return self.peak(1, length) <= self.usable_bytes
 
     @property
     def least_row(self) -> int:
@@ -73,15 +70,10 @@ class _Room:
     @property
     def longest(self) -> int:
         """Tokens of the longest row that fits, a power of two or the context; 0: none fits."""
-        lengths = [self.least_row]
-        while lengths[-1] < self.context:
-            lengths.append(min(2 * lengths[-1], self.context))
-        first = bisect_left(lengths, TRIED_ROW, hi=len(lengths) - 1)
-        if not self._fits(lengths[first]):
-            fitting = bisect_left(lengths, True, hi=first, key=lambda n: not self._fits(n))
-            return lengths[fitting - 1] if fitting else 0
-        longer = takewhile(self._fits, lengths[first + 1 :])  # long rows take long to trace
-        return [lengths[first], *longer][-1]
+        found, length = 0, self.least_row
+        while length > found and self.peak(1, length) <= self.usable_bytes:
+            found, length = length, min(2 * length, self.context)
+        return found
 
     @property
     def usual_row(self) -> int:
@@ -119,15 +111,12 @@ def check_training(folder: Path, size: TrainingSize) -> str | None:
     if sum(file.stat().st_size for file in folder.glob("model*.safetensors")) < NEGLIGIBLE * usable:
         return None
     room = _room(folder, size, usable)
-    try:
-        if not room.longest:
-            raise ModelError(_refusal(folder, size, room) + _largest_that_fits(size, usable))
-    except NotImplementedError as error:
-        return _unplanned(folder, size, room, error)
+    if not room.longest:
+        raise ModelError(_refusal(folder, size, room) + _largest_that_fits(size, usable))
     tokens = room.tokens_at_once(size.micro_batch_tokens)
     left = ", and longer ones are left out" if room.longest < USUAL_ROW else ""
     return (
-        f"memory, planned from the model's files: {_gib(room.forecast.weights_bytes)} of weights, "
+        f"memory, planned from the model's files: {_gib(room.weights)} of weights, "
         f"{room.engine_share}; {tokens} tokens at once in rows of {room.usual_row} take "
         f"{_gib(room.pass_peak(tokens))} of {_gib(usable)} in all; rows of up to {room.longest} "
         f"tokens fit{left}"
@@ -149,15 +138,11 @@ def check_replicas(folder: Path, limits: EngineLimits, num: int) -> int:
         ModelError: they do not fit; the message says what each needs, and how many fit.
     """
     usable = limits.memory_bytes or usable_bytes()
-    tree = shapes_of(folder)
-    weights, forecast = num_bytes(tree.parameters()), EngineForecast(tree, limits)
+    sizes = Sizes.of(shapes_of(folder))
+    weights, forecast = sizes.weights, EngineForecast(sizes, limits)
 
     def needed(engines: int) -> int:
-        free = max(usable // engines - weights, 0)
-        try:
-            return weights + forecast.peak_bytes(free)
-        except NotImplementedError:  # an architecture that cannot be planned
-            return weights
+        return weights + forecast.peak_bytes(max(usable // engines - weights, 0))
 
     if weights < NEGLIGIBLE * (usable // num) or needed(num) <= usable // num:
         return usable // num
@@ -187,10 +172,8 @@ def usable_on(gb: int) -> int:
 
 
 def _room(folder: Path, size: TrainingSize, usable: int) -> _Room:
-    tree = shapes_of(folder)
-    forecast = Forecast(tree, size)
-    engine = None if size.engine is None else EngineForecast(tree, size.engine)
-    return _Room(forecast, engine, usable, context_length(folder))
+    forecast = TrainingForecast(Sizes.of(shapes_of(folder)), size)
+    return _Room(forecast, usable, context_length(folder))
 
 
 def _room_of(config: Mapping[str, Any], size: TrainingSize, usable: int) -> _Room:
@@ -203,7 +186,7 @@ def _room_of(config: Mapping[str, Any], size: TrainingSize, usable: int) -> _Roo
 
 def _refusal(folder: Path, size: TrainingSize, room: _Room) -> str:
     """What is needed, what the machine has, and what would fit."""
-    needed, weights = room.peak(1, room.least_row), room.forecast.weights_bytes
+    needed, weights = room.peak(1, room.least_row), room.weights
     first = (
         f"{folder} cannot be trained here: a row of {room.least_row} tokens needs {_gib(needed)} "
         f"({_gib(weights)} of weights, {_gib(room.engine_bytes)} for the engine, LoRA of rank "
@@ -211,7 +194,7 @@ def _refusal(folder: Path, size: TrainingSize, room: _Room) -> str:
         + (" (training.memory_limit_gib)" if size.limit_bytes else "")
     )
     for changed, options in _smaller(size):
-        smaller = _room(folder, changed, room.usable_bytes)
+        smaller = replace(room, forecast=replace(room.forecast, size=changed))
         if longest := smaller.longest:
             return f"{first}; with {options}, rows of up to {longest} tokens fit"
         spared = int(weights * (1 - FOUR_BITS))
@@ -228,10 +211,10 @@ def _largest_that_fits(size: TrainingSize, usable: int) -> str:
     """The largest usual model that can be trained in usual rows, as the end of a refusal."""
     size = msgspec.structs.replace(size, checkpointing=True)
     models: Mapping[str, Any] = json.loads(USUAL_MODELS.read_text())
-    weights = {name: _weights_bytes(config) for name, config in models.items()}
-    for name in sorted(models, key=lambda name: -weights[name]):
+    rooms = {name: _room_of(config, size, usable) for name, config in models.items()}
+    for name in sorted(models, key=lambda name: -rooms[name].weights):
         for bits, fields, share in ((16, {}, 1.0), (4, QUANTISED, FOUR_BITS)):
-            if share * weights[name] >= usable:
+            if share * rooms[name].weights >= usable:
                 continue
             room = _room_of({**models[name], **fields}, size, usable)
             if room.peak(1, USUAL_ROW) <= usable:
@@ -240,27 +223,6 @@ def _largest_that_fits(size: TrainingSize, usable: int) -> str:
                     f"rows of {USUAL_ROW} tokens with --training.gradient-checkpointing"
                 )
     return ""
-
-
-def _weights_bytes(config: Mapping[str, Any]) -> int:
-    with tempfile.TemporaryDirectory() as name:
-        (Path(name) / "config.json").write_text(json.dumps(config))
-        return num_bytes(shapes_of(Path(name)).parameters())
-
-
-def _unplanned(folder: Path, size: TrainingSize, room: _Room, error: Exception) -> str:
-    """What is said of an architecture whose gradients cannot be traced; too large weights raise."""
-    weights = room.forecast.weights_bytes
-    if weights > room.usable_bytes:
-        raise ModelError(
-            f"{folder} cannot be trained here: it has {_gib(weights)} of weights, and "
-            f"{_gib(room.usable_bytes)} can be used; take a smaller or quantised model"
-            f"{_largest_that_fits(size, room.usable_bytes)}"
-        )
-    return (
-        f"the memory of this architecture cannot be planned before the first step ({error}); its "
-        f"weights take {_gib(weights)} of {_gib(room.usable_bytes)}"
-    )
 
 
 def _smaller(size: TrainingSize) -> list[tuple[TrainingSize, str]]:

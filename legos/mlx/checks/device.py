@@ -11,9 +11,8 @@ from legos.mlx.checks.small_checks import LONG_CHECKS, SMALL_CHECKS
 from legos.mlx.checks.step_check import run_step
 from legos.mlx.device import MlxModel
 from legos.mlx.generate.engine import MlxEngine
-from legos.mlx.model.facts import memory_facts
+from legos.mlx.model.machine import memory_facts, peak_bytes
 from legos.mlx.model.spans import covered
-from legos.mlx.train.memory import peak_bytes
 from legos.records.sample import Sample
 from legos.records.step import MeasuredStep
 from legos.weights.adapter import Adapter

@@ -12,7 +12,7 @@ from legos.losses.objective import Objective
 from legos.mlx.model.fuse import set_adapter
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora
-from legos.mlx.train.memory import peak_bytes
+from legos.mlx.model.machine import peak_bytes
 from legos.mlx.train.step_gradients import StepGradients
 from legos.records.batch import normalisation_weights
 from legos.records.packing import StepSamples

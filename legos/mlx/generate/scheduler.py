@@ -22,7 +22,6 @@ from legos.errors import AdapterError, EngineError, LegosError, RequestError
 from legos.mlx.generate.adapter_table import AdapterTable
 from legos.mlx.generate.batch_cache import extract_rows
 from legos.mlx.generate.capabilities import Capabilities, probe
-from legos.mlx.generate.forecast import EngineForecast
 from legos.mlx.generate.kv_budget import KeyValueBudget
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.generate.prefill_queue import Block, PrefillQueue
@@ -31,6 +30,7 @@ from legos.mlx.generate.rows import DecodingRows, Fork, LaunchedStep
 from legos.mlx.generate.sampling.sampler import Drawn, Row, Sampler
 from legos.mlx.generate.score import Score, ScoreQueue
 from legos.mlx.generate.sequences import SequenceState
+from legos.mlx.model.forecast import EngineForecast
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.machine import cache_sizes, num_bytes, usable_bytes
 from legos.mlx.model.worker import answer
@@ -81,7 +81,7 @@ class Scheduler:
         cache_bytes, prefix_bytes = cache_sizes(limits, free)
         self._slots = AdapterSlots(model)
         self.capabilities = capabilities = capabilities or probe(self._forward, self._slots)
-        self._prefill_tokens = EngineForecast(model, limits).prefill_tokens(free)
+        self._prefill_tokens = EngineForecast(capabilities.sizes, limits).prefill_tokens(free)
         self.adapters = AdapterTable(self._slots)
         self.sampler = Sampler(num_vocabulary, xp=mx if limits.decode_ahead == "on" else None)
         self._ahead = limits.decode_ahead != "off" and self.sampler.on_device

@@ -86,10 +86,6 @@ class DoraLinear(nn.Module):
         """Compute the row norms and the first arrays."""
         mx.eval(self.parameters(), self._squared)
 
-    def forget_norms(self) -> None:
-        """Replace the row norms by zeros, so that graphs are built without the base matrix."""
-        self._squared = mx.zeros(self._squared.shape)
-
 
 def insert_dora(model: nn.Module, shape: LoraShape) -> list[DoraLinear]:
     """Put DoRA into the modules of a shape, named relative to the tree's root or to a layer.

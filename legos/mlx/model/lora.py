@@ -18,7 +18,6 @@ from legos.weights.fits import check_finite, check_shapes, nothing_to_adapt
 __all__ = [
     "add_lora",
     "check_fits",
-    "insert_lora",
     "lora_arrays",
     "lora_shape",
     "pair_shapes",
@@ -98,20 +97,11 @@ def add_lora(model: nn.Module, shape: LoraShape, *, seed: int) -> None:
         for module in insert_dora(model, shape):
             module.evaluate()  # one dequantised matrix at a time
     else:
-        insert_lora(model, shape)
+        rank, scale = shape.rank, shape.scale
+        config = {"rank": rank, "scale": scale, "dropout": 0.0, "keys": list(shape.modules)}
+        linear_to_lora_layers(model, shape.num_layers, config)
     model.eval()
     mx.eval(model.trainable_parameters())
-
-
-def insert_lora(model: nn.Module, shape: LoraShape) -> None:
-    """Put LoRA modules into a tree, without evaluating an array."""
-    config = {
-        "rank": shape.rank,
-        "scale": shape.scale,
-        "dropout": 0.0,
-        "keys": list(shape.modules),
-    }
-    linear_to_lora_layers(model, shape.num_layers, config)
 
 
 def lora_arrays(model: nn.Module) -> dict[str, mx.array]:

@@ -1,6 +1,8 @@
-"""The part of the machine that MLX may use: its device, its memory, and the engine's share."""
+"""The machine as MLX sees it: its device, and the memory that may be used and is used."""
 
 import os
+from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import mlx.core as mx
@@ -13,8 +15,11 @@ __all__ = [
     "bound_memory",
     "cache_sizes",
     "choose_device",
+    "device_facts",
+    "memory_facts",
     "num_bytes",
     "on_metal",
+    "peak_bytes",
     "usable_bytes",
     "usable_of",
 ]
@@ -104,3 +109,39 @@ def cache_sizes(limits: EngineLimits, free: int) -> tuple[int, int]:
         max(int(CACHE_SHARE * free), LEAST_CACHE) if cache is None else cache,
         int(PREFIX_SHARE * free) if prefix is None else prefix,
     )
+
+
+def device_facts() -> dict[str, str | int | float | bool]:
+    """Versions of MLX and mlx-lm, and the default device with its kind and memory."""
+    info: dict[str, Any] = mx.device_info()
+    facts: dict[str, str | int | float | bool] = {
+        "mlx": version("mlx"),
+        "mlx_lm": version("mlx-lm"),
+        "default": str(mx.default_device()),
+        "name": str(info.get("device_name", "unknown")),
+        "architecture": str(info.get("architecture", "unknown")),
+        "metal": mx.metal.is_available(),
+        "cuda": mx.cuda.is_available(),
+        "tf32": os.environ.get("MLX_ENABLE_TF32") != "0",
+    }
+    sizes = ("memory_size", "total_memory", "max_recommended_working_set_size")
+    facts |= {f"{name}_gib": info[name] / 2**30 for name in sizes if info.get(name)}
+    return facts
+
+
+def memory_facts() -> dict[str, float]:
+    """Memory that MLX holds now, its peak so far, and freed buffers that it keeps, in MiB."""
+    return {
+        "held_mib": mx.get_active_memory() / 2**20,
+        "peak_mib": mx.get_peak_memory() / 2**20,
+        "unused_mib": mx.get_cache_memory() / 2**20,
+    }
+
+
+def peak_bytes(call: Callable[[], object]) -> int:
+    """Run a call; returns the peak of allocated bytes, minus those allocated before it."""
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    call()
+    return mx.get_peak_memory() - before

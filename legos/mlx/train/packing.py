@@ -1,47 +1,13 @@
-"""Make one batch of samples for each pass of an optimiser step, and samples to measure memory."""
+"""Make one batch of samples for each pass of an optimiser step."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
 
 from legos.mlx.train.prefix_sharing.plan import Pass
 from legos.mlx.train.prefix_sharing.trie import Trie
 from legos.records.batch import Batch, make_batch, pad_rows
 from legos.records.packing import StepRows, StepSamples
-from legos.records.sample import Sample
 
-__all__ = ["pass_batch", "probe_samples"]
-
-
-def probe_samples(
-    samples: Sequence[Sample], rows: StepRows, row: int, num_tokens: int, *, num_vocabulary: int
-) -> StepSamples:
-    """Make samples like those of one row, with as many positions, but without shared prefixes.
-
-    Args:
-        samples: samples of the step.
-        rows: rows of the samples.
-        row: index of the row.
-        num_tokens: approximate number of tokens of all rows together; if it is smaller than the
-            row's, one row is made from the row's first tokens.
-        num_vocabulary: vocabulary size; token ids are below it.
-    """
-    tokens = rows.tokens[row].tolist()
-    read = {position for index in rows.samples[row] for position in samples[index].positions}
-    length = min(len(tokens), num_tokens)
-    count = min(len(read), length)
-    first, *rest = tokens[:length]
-    made = [
-        Sample(
-            token_ids=((first + number) % num_vocabulary, *rest, first),
-            positions=tuple(range(length + 1 - count, length + 1)),
-            logprobs=(-1.0,) * count,
-            versions=(0,) * count,
-            advantages=(1.0,) * count,
-            legal=((),) * count,
-        )
-        for number in range(max(1, num_tokens // length))
-    ]
-    return StepSamples(samples=made, weights=[1.0 / (count * len(made))] * len(made))
+__all__ = ["pass_batch"]
 
 
 def pass_batch(step: StepSamples, rows: StepRows, trie: Trie, one: Pass) -> tuple[Batch, list[int]]:

@@ -4,7 +4,6 @@ A checkpointed layer keeps only its inputs and is computed again in the backward
 layers of the given tree are changed, not their classes, which the engine's tree uses too.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -16,14 +15,11 @@ from legos.mlx.train.prefix_sharing.kv import PrefixKV
 __all__ = ["rematerialise_layers"]
 
 
-def rematerialise_layers(
-    model: nn.Module, *, checkpoint: Callable[..., Callable[..., Any]] = mx.checkpoint
-) -> int:
+def rematerialise_layers(model: nn.Module) -> int:
     """Checkpoint every layer of a tree that has trainable parameters.
 
     Args:
         model: the tree with LoRA; its parameters keep their names.
-        checkpoint: makes a function that is computed again in the backward pass.
 
     Returns:
         Number of layers with trainable parameters.
@@ -37,8 +33,7 @@ def rematerialise_layers(
         if not isinstance(layer, _Rematerialised):
             # Python looks ``__call__`` up on the type, so this instance gets its own type.
             kind = type(layer)
-            own = {"checkpoint": staticmethod(checkpoint)}
-            layer.__class__ = type(f"Checkpointed{kind.__name__}", (_Rematerialised, kind), own)
+            layer.__class__ = type(f"Checkpointed{kind.__name__}", (_Rematerialised, kind), {})
     return len(layers)
 
 
@@ -50,8 +45,6 @@ class _Rematerialised(nn.Module):
     and values that the layer adds to its cache are results. Where two results are one array, the
     backward pass would drop the cotangent of the second, so each result is its own array.
     """
-
-    checkpoint: Callable[..., Callable[..., Any]]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         plain = super().__call__
@@ -69,7 +62,7 @@ class _Rematerialised(nn.Module):
             return tree_map(_as_own_array, (result, [cache.fresh for cache in own]))
 
         prefixes = [cache.prefix for cache in caches]
-        result, fresh = self.checkpoint(run)(self.trainable_parameters(), prefixes, given)
+        result, fresh = mx.checkpoint(run)(self.trainable_parameters(), prefixes, given)
         for cache, added in zip(caches, fresh, strict=True):
             cache.fresh = added
         return result

@@ -3,20 +3,24 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
+import msgspec
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
 from legos.errors import Stopped, TrainerError
 from legos.losses.objective import Objective
+from legos.mlx.model.forecast import Sizes, TrainingForecast, chunk_positions
 from legos.mlx.model.forward import CausalModel
+from legos.mlx.model.lora import DoraLinear
+from legos.mlx.model.machine import usable_bytes
 from legos.mlx.train.gradient_check import check_gradients
-from legos.mlx.train.memory import MemoryPlan, plan_memory
-from legos.mlx.train.packing import probe_samples
+from legos.mlx.train.memory import MemoryPlan
 from legos.mlx.train.prefix_sharing.backward import (
     Found,
     PassGradients,
@@ -28,16 +32,15 @@ from legos.mlx.train.prefix_sharing.plan import Pass, plan_passes
 from legos.mlx.train.prefix_sharing.trie import Trie, token_trie
 from legos.mlx.train.processes import MlxProcesses
 from legos.mlx.train.reference import other_lora
+from legos.records.limits import TrainingSize
 from legos.records.packing import StepRows, StepSamples, step_rows
 from legos.records.sample import Sample
 from legos.records.step import Stop, never
 from legos.weights.reference import Lora
 
-__all__ = ["StepGradients", "chunk_positions"]
+__all__ = ["StepGradients"]
 
 logger = logging.getLogger(__name__)
-CHUNK_LOGITS = 1 << 21  # logits of one chunk: 8 MiB in float32, and ten times that at the peak
-MIN_PLACES = 64  # positions of a chunk; with fewer, reading the head's weights dominates
 LONGER = 1.25  # memory is planned again for rows longer than the planned ones by this factor
 NO_LIMIT = 2**31 - 1  # tokens of a row that always fits
 Arrays = Mapping[str, mx.array]
@@ -84,6 +87,12 @@ class StepGradients:
         forward = CausalModel(model)
         self.shares = check_gradients(model, forward, checkpointing=checkpointing)
         self.memory: MemoryPlan | None = None
+        self._sizes = Sizes.of(model)
+        self._size = TrainingSize(
+            layers=sum(bool(layer.trainable_parameters()) for layer in model.layers or ()),
+            use_dora=any(isinstance(each, DoraLinear) for each in model.modules()),
+            checkpointing=checkpointing,
+        )
         self._max_tokens = max_tokens
         self._group = group if group is not None and group.size > 1 else None
         self._ceiling_bytes = ceiling_bytes
@@ -120,39 +129,28 @@ class StepGradients:
             Stopped: ``stop`` returned True.
         """
         unknown = any(sample.reference_logprobs is None for sample in step.samples)
+        loras = (
+            ("reference", reference, objective.kl_coef and unknown),
+            ("ema", Lora(arrays=ema), objective.ema_kl_coef),
+        )
 
         def prepared(step: StepSamples) -> tuple[StepRows, Trie, PassGradients]:
             """The rows, their trie, and the object that computes their gradients."""
             others = {
                 name: Policy(within=partial(other_lora, self._model, lora))
-                for name, lora, coefficient in (
-                    ("reference", reference, objective.kl_coef and unknown),
-                    ("ema", Lora(arrays=ema), objective.ema_kl_coef),
-                )
+                for name, lora, coefficient in loras
                 if coefficient
             }
             return self._prepared(step, objective, Policy(within=nullcontext), others)
 
         rows, trie, work = prepared(step)
-        longest = max(range(len(rows.tokens)), key=lambda row: len(rows.tokens[row]))
-
-        check = _check(stop) if self._group is None else do_nothing
-
-        def probe(num_tokens: int) -> None:
-            check()
-            vocabulary = self._runner.forward.num_vocabulary
-            alike = probe_samples(
-                step.samples, rows, longest, num_tokens, num_vocabulary=vocabulary
-            )
-            _, trie, work = prepared(alike)
-            work.of_passes(plan_passes(trie, max_tokens=1 << 30))
-
-        self.memory = plan = self._planned(len(rows.tokens[longest]), probe)
+        longest = max(map(len, rows.tokens))
+        plan = self._planned(longest, others=sum(bool(each[2]) for each in loras))
         limit = self._agreed_limit(plan)
-        if limit is not None and len(rows.tokens[longest]) > limit:
+        if limit is not None and longest > limit:
             _, trie, work = prepared(self._fitting(step, limit, plan))
-        budget = plan.holding(mx.get_active_memory()).max_tokens(self._max_tokens)
-        passes, rounds = self._own(trie, budget)
+        passes, rounds = self._own(trie, plan.max_tokens(self._max_tokens))
+        check = _check(stop) if self._group is None else do_nothing
         agreed = check if self._group is None else _check(lambda: self._one_stops(stop))
         mx.reset_peak_memory()
         found = work.of_passes(passes, before_pass=agreed, before_prefix=check)
@@ -173,10 +171,10 @@ class StepGradients:
             within: context in which the tree computes; by default with its own LoRA.
         """
         step = StepSamples(samples=samples, weights=[0.0] * len(samples))
-        _, trie, work = self._prepared(step, Objective(), Policy(within=within), {})
+        rows, trie, work = self._prepared(step, Objective(), Policy(within=within), {})
         budget = self._max_tokens
         if self.memory is not None:
-            budget = self.memory.holding(mx.get_active_memory()).max_tokens(budget)
+            budget = self._planned(max(map(len, rows.tokens))).max_tokens(budget)
         return work.logprobs(plan_passes(trie, max_tokens=budget))
 
     def halve(self) -> None:
@@ -193,19 +191,23 @@ class StepGradients:
         )
         return rows, trie, work
 
-    def _planned(self, longest: int, probe: Callable[[int], None]) -> MemoryPlan:
-        """The memory plan of this step: made at the first, and again where rows are much longer."""
-        before = self.memory
+    def _planned(self, longest: int, *, others: int | None = None) -> MemoryPlan:
+        """The memory plan: made at the first step, and again where rows are much longer."""
+        before, held = self.memory, mx.get_active_memory()
         if before is not None and longest <= LONGER * before.longest:
-            return before
-        plan = plan_memory(
-            probe,
+            return replace(before, held_bytes=max(before.held_bytes, held))
+        size = self._size if others is None else msgspec.structs.replace(self._size, others=others)
+        plan = MemoryPlan(
+            forecast=TrainingForecast(self._sizes, size),
+            held_bytes=held,
+            ceiling_bytes=usable_bytes() if self._ceiling_bytes is None else self._ceiling_bytes,
             longest=longest,
-            asked_tokens=self._max_tokens,
-            ceiling_bytes=self._ceiling_bytes,
         )
+        if before is not None:
+            plan = replace(plan, factor=before.factor)
         if before is None or self._decided(before) != self._decided(plan):
             self._announce(plan.describe(self._max_tokens), warn=plan.row_limit is not None)
+        self.memory = plan
         return plan
 
     def _agreed_limit(self, plan: MemoryPlan) -> int | None:
@@ -222,7 +224,7 @@ class StepGradients:
         fitting = step.no_longer_than(limit)
         if not fitting.samples:
             raise TrainerError(
-                f"no sample of this step fits into memory: {plan.describe(plan.probed)}"
+                f"no sample of this step fits into memory: {plan.describe(plan.longest)}"
             )
         return fitting
 
@@ -259,11 +261,6 @@ class StepGradients:
         same = self._group.smallest(min(budget, -(-trie.num_tokens // size)))
         passes = plan_passes(trie, max_tokens=same)
         return passes[rank::size], -(-len(passes) // size)
-
-
-def chunk_positions(num_vocabulary: int) -> int:
-    """Number of logit positions whose logits are in memory at once."""
-    return max(MIN_PLACES, CHUNK_LOGITS // num_vocabulary)
 
 
 def _check(stop: Stop) -> Callable[[], None]:

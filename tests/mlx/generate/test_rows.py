@@ -1,6 +1,7 @@
 """The decoding batch over many steps."""
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -53,3 +54,28 @@ def test_two_thousand_steps_leave_the_graph_as_large_as_it_was(
     assert not room.answers
     assert max(pending) <= MOST
     assert max(pending[-100:]) <= max(pending[:100])
+
+
+def test_rows_of_unlike_lengths_stay_within_the_bytes_that_are_reserved(
+    room: Callable[..., EngineRoom],
+) -> None:
+    """Every row of a batch is padded to the longest one."""
+    limit = room().engine._scheduler._budget.capabilities.cache_bytes(3, 900)
+    one = room(cache_bytes=limit)
+    lengths = [3, 4, 800, *range(5, 12)]
+    one.submit(
+        {
+            length: Request(
+                prompt_ids=tuple(range(3, 3 + length % 300)), max_tokens=30, seed=length
+            )
+            for length in lengths
+        }
+    )
+    rows = 0
+    while one.worker.tick():
+        scheduler = one.engine._scheduler
+        held = sum(layer.nbytes for layer in scheduler._rows.cache)
+        assert held <= one.engine.stats()["reserved_cache_bytes"] <= limit
+        rows = max(rows, len(scheduler._rows))
+    assert rows > 3
+    assert sorted(one.answers) == sorted(lengths)

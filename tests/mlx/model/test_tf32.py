@@ -12,9 +12,9 @@ import pytest
 import legos.mlx
 from legos.mlx.generate.capabilities import probe
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
-from legos.mlx.model.facts import device_facts
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.load import load_tree
+from legos.mlx.model.machine import device_facts
 
 
 @pytest.mark.parametrize(("given", "used"), [(None, "0"), ("0", "0"), ("1", "1")])

@@ -1,7 +1,8 @@
 """Memory is planned before the first step, and passes shrink to stay below the ceiling."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,126 +15,86 @@ from legos import Trainer, TrainingConfig, load_model
 from legos.errors import TrainerError
 from legos.fakes import make_sample
 from legos.losses.objective import Objective
+from legos.mlx.model.forecast import Sizes, TrainingForecast
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_shape
-from legos.mlx.model.machine import num_bytes
-from legos.mlx.train.memory import (
-    MARGIN,
-    STEP_UP,
-    MemoryPlan,
-    peak_bytes,
-    plan_memory,
-)
+from legos.mlx.model.machine import num_bytes, peak_bytes
+from legos.mlx.train.memory import MemoryPlan
 from legos.mlx.train.step_gradients import StepGradients
 from legos.records.batch import normalisation_weights
+from legos.records.limits import TrainingSize
 from legos.records.packing import StepSamples, step_rows
 from legos.records.sample import Sample, TrainingBatch
 
 KEEP = Objective()
 
 
-def plan(**changed: int) -> MemoryPlan:
-    numbers = {"held_bytes": 1000, "token_bytes": 8, "ceiling_bytes": 11_000}
-    return MemoryPlan(**{"probed": 100, "longest": 100} | numbers | changed)
+MIB = 1 << 20
+SIZES = Sizes(
+    weights=0,
+    item=4,
+    hidden=0,
+    vocabulary=1,
+    layers=1,
+    heads=0,
+    scores=0,
+    outputs=4096,
+    inputs=0,
+    lora=0,
+    magnitudes=0,
+    token_bytes=0,
+    row_bytes=0,
+    state_bytes=0,
+)
+
+
+def plan(room: int, longest: int = 100, **changed: Any) -> MemoryPlan:
+    """A plan of a model whose memory grows with the tokens alone, with some MiB of room."""
+    numbers = {"held_bytes": 1000, "ceiling_bytes": 1000 + room * MIB, "longest": longest}
+    sizes = replace(SIZES, **changed)
+    return MemoryPlan(forecast=TrainingForecast(sizes, TrainingSize(layers=1)), **numbers)
 
 
 def test_what_fits_is_done_at_once() -> None:
-    assert plan().max_tokens(1000) == 1000
-    assert plan().peak_bytes(1000) == 11_000
+    assert plan(100).max_tokens(1000) == 1000
+    assert plan(100).peak_bytes(1000) <= 100 * MIB
 
 
-@pytest.mark.parametrize(("ceiling", "tokens"), [(10_999, 500), (6000, 500), (5999, 250), (0, 100)])
-def test_what_does_not_fit_is_halved_down_to_the_longest_row(ceiling: int, tokens: int) -> None:
-    assert plan(ceiling_bytes=ceiling).max_tokens(1000) == tokens
-
-
-def test_rows_that_do_not_fit_are_told() -> None:
-    assert plan(ceiling_bytes=2000).fits
-    assert "do not fit" not in plan().describe(1000)
-    assert not plan(ceiling_bytes=1999).fits
-    told = plan(probed=100, longest=300, row_limit=100).describe(1000)
-    assert "samples of more than 100 tokens do not fit and are left out (the longest has" in told
-    assert "training.gradient_checkpointing, where it is off, or a higher" in told
+@pytest.mark.parametrize(("room", "tokens"), [(50, 500), (20, 250), (10, 125), (9, 100)])
+def test_what_does_not_fit_is_halved_down_to_the_longest_row(room: int, tokens: int) -> None:
+    assert plan(room).max_tokens(1000) == tokens
 
 
 def test_what_is_held_makes_passes_smaller() -> None:
-    assert plan().holding(500).max_tokens(1000) == 1000
-    assert plan().holding(2000).max_tokens(1000) == 500
+    assert replace(plan(50), held_bytes=30 * MIB).max_tokens(1000) == 250
+
+
+@pytest.mark.parametrize("heads", [0, 16])
+@pytest.mark.parametrize("room", [20, 60, 200])
+def test_the_longest_row_that_fits_fills_the_room(room: int, heads: int) -> None:
+    one = plan(room, 100_000, heads=heads)
+    limit = one.row_limit
+    assert limit
+    assert one.peak_bytes(limit) <= one.ceiling_bytes < one.peak_bytes(limit + limit // 16)
+    assert one.max_tokens(4096) >= min(limit, 4096)
+    told = one.describe(1000)
+    assert f"samples of more than {limit} tokens do not fit and are left out (the longest" in told
+    assert "training.gradient_checkpointing, where it is off, or a higher" in told
+
+
+def test_rows_of_which_none_fits_have_a_limit_of_0() -> None:
+    assert plan(0).row_limit == 0
+    assert plan(100).row_limit is None
+    assert "do not fit" not in plan(100).describe(1000)
 
 
 def test_a_step_that_took_more_makes_the_next_ones_smaller() -> None:
-    assert plan().corrected(11_000, tokens=1000) == plan()
-    took_double = plan().corrected(21_000, tokens=1000)
-    assert took_double.token_bytes == 16
+    one = plan(100)
+    assert one.corrected(90 * MIB, tokens=1000) == one
+    took_double = one.corrected(2 * one.peak_bytes(1000), tokens=1000)
+    assert took_double.factor == pytest.approx(2 * one.factor, rel=0.01)
     assert took_double.max_tokens(1000) == 500
-    assert plan().corrected(12_000, tokens=2000).token_bytes == 8  # never less than measured
-
-
-class Probe:
-    """Allocates bytes by the tokens of a pass, and remembers what it was asked for."""
-
-    def __init__(self, need: Callable[[int], int]) -> None:
-        self.need = need
-        self.asked: list[int] = []
-
-    def __call__(self, tokens: int) -> None:
-        self.asked.append(tokens)
-        mx.eval(mx.zeros(self.need(tokens), mx.uint8))
-
-
-def quadratic(tokens: int) -> int:
-    return 4096 * tokens + 32 * tokens**2
-
-
-def linear(tokens: int) -> int:
-    return 16384 * tokens
-
-
-def planned(probe: Probe, longest: int, room: int, asked: int = 4096) -> MemoryPlan:
-    ceiling = mx.get_active_memory() + room
-    return plan_memory(probe, longest=longest, asked_tokens=asked, ceiling_bytes=ceiling)
-
-
-@pytest.mark.parametrize(
-    ("longest", "asked", "first"), [(30, 4096, 512), (30, 64, 64), (70, 8, 70)]
-)
-def test_short_rows_are_probed_several_at_once(longest: int, asked: int, first: int) -> None:
-    probe = Probe(linear)
-    found = planned(probe, longest, 1 << 40, asked)
-    assert probe.asked == [first]
-    assert found.row_limit is None
-    assert found.token_bytes == pytest.approx(16384, rel=0.05)
-
-
-def test_with_enough_memory_the_longest_row_is_the_second_probe() -> None:
-    probe = Probe(quadratic)
-    found = planned(probe, 5000, 1 << 40)
-    assert probe.asked == [512, 5000]
-    assert found.row_limit is None
-    assert found.token_bytes == pytest.approx(quadratic(5000) / 5000, rel=0.05)
-
-
-@pytest.mark.parametrize("need", [linear, quadratic])
-@pytest.mark.parametrize("room", [20 << 20, 60 << 20, 200 << 20])
-def test_long_rows_are_approached_and_no_probe_passes_the_ceiling(
-    need: Callable[[int], int], room: int
-) -> None:
-    probe = Probe(need)
-    found = planned(probe, 100_000, room)
-    assert probe.asked == sorted(probe.asked)
-    assert max(map(need, probe.asked)) <= room
-    longest = probe.asked[-1]
-    assert found.row_limit == longest
-    assert need(longest) > room / MARGIN / STEP_UP**2.1  # most of the room is used
-    assert found.max_tokens(4096) >= min(longest, 4096)
-
-
-def test_where_the_first_probe_does_not_fit_shorter_ones_are_tried() -> None:
-    probe = Probe(linear)
-    found = planned(probe, 5000, 3 << 20)
-    assert probe.asked == [512, 256, 128]
-    assert found.row_limit == 128
-    assert planned(Probe(linear), 5000, 0).row_limit == 0
+    assert one.corrected(101 * MIB, tokens=4000).factor == one.factor  # never less than before
 
 
 def test_a_low_ceiling_makes_passes_smaller_and_changes_nothing_else(
@@ -158,7 +119,7 @@ def test_a_low_ceiling_makes_passes_smaller_and_changes_nothing_else(
         )
         assert gradients.memory is not None
     assert "4096 of 4096 tokens at once" in caplog.text
-    assert "1024 of 4096 tokens at once" in caplog.text
+    assert "512 of 4096 tokens at once" in caplog.text
     assert peaks[1] < 0.5 * peaks[0]
     assert peaks[1] < 16 << 20
     for name, array in found[0].items():

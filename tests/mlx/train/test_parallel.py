@@ -52,7 +52,10 @@ np.savez(out, loss=[loss], sums=sums, logprobs=logprobs, gradients=flat)
 
 
 @pytest.mark.slow
-def test_two_processes_make_the_gradient_of_one(tmp_path: Path) -> None:
+def test_two_processes_make_the_gradient_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     write_tiny_model(tmp_path / "model")
     script = tmp_path / "step.py"
     script.write_text(SCRIPT)

@@ -18,22 +18,17 @@ from typing import Any
 import mlx.core as mx
 
 from legos.losses.total import BatchArrays, Terms
-from legos.mlx.model.exportable import custom_results
 
 __all__ = ["open_terms"]
 
 
-def open_terms(
-    logits: mx.array, others: Terms, arrays: BatchArrays, *, own_gradients: bool = True
-) -> Terms:
+def open_terms(logits: mx.array, others: Terms, arrays: BatchArrays) -> Terms:
     """``token_terms`` for batches without legal tokens, and divergences on chosen tokens only.
 
     Args:
         logits: [C, V] float32 logits of the policy being trained.
         others: name -> [C, V] logits of other policies, without gradient.
         arrays: the tokens and their logit positions.
-        own_gradients: False computes the same values by functions without custom gradients, of
-            which MLX can export the graph.
     """
     positions, at, target = arrays.positions, arrays.logit_index, arrays.target
 
@@ -55,14 +50,7 @@ def open_terms(
 
     x = tempered(logits)
     known = _normalised(mx.stop_gradient(x))
-    if own_gradients:
-        logprob, entropy = trained(x, *known), _open_entropy(x, *known)
-    else:
-        logprob, entropy = (
-            custom_results([result], [x, *known])[0]
-            for result in (chosen(x, known[0]), _entropy(x, *known))
-        )
-    found = {"logprob": logprob, "entropy": entropy[at]}
+    found = {"logprob": trained(x, *known), "entropy": _open_entropy(x, *known)[at]}
     for name, other in others.items():
         x = tempered(other)
         found[name] = chosen(x, _normalised(x)[0])  # same rounding: equal policies differ by 0

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from legos.losses.objective import Objective
 from legos.losses.total import BatchArrays, token_terms
+from legos.mlx.model.machine import peak_bytes
 from legos.mlx.train.fused_logprob.open_terms import open_terms
-from legos.mlx.train.memory import peak_bytes
 from legos.records.batch import Batch
 
 PLACES, VOCAB = 5, 300

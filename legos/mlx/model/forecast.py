@@ -1,0 +1,262 @@
+"""The memory that training and generation need, in closed form from the sizes of a model's modules.
+
+    training  = weights + 5 LoRA + pass                 LoRA: values, EMA, two moments, gradients
+    pass      = n layer + transient + head + carried    with checkpointing: n inputs + one layer
+    layer     = N (A outputs + B inputs') b + C heads N T' b
+    engine    = prefixes + cache + max(prefill, growth of the cache)
+
+N tokens of a pass in rows of T, n layers with LoRA, b bytes of an activation. Outputs and inputs
+are the widths of a layer's linear modules and norms; inputs' are their float32 copies, which LoRA
+makes of 16-bit activations. T' is what a token attends to on average: a row is computed in up to
+four pieces, so half of T and a bit more. The constants are fitted to measured peaks of small
+models and to traced graphs of large ones (docs/mac.md); the first steps correct what remains.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
+
+from legos.mlx.model.load import num_token_ids
+from legos.mlx.model.lora import LINEAR, SWITCH, pair_shapes
+from legos.mlx.model.machine import NEGLIGIBLE, cache_sizes, num_bytes
+from legos.records.limits import EngineLimits, TrainingSize
+
+__all__ = ["EngineForecast", "Sizes", "TrainingForecast", "cache_leaves", "chunk_positions"]
+
+FLOAT32 = 4  # bytes
+HELD, UPDATED = 4, 9  # copies of LoRA: values, EMA, moments; with gradients and all of them anew
+KEPT = (2.4, 0.6, 1.25, 0.5, 6.0)
+"""Copies at the peak of a layer's outputs, of the float32 copies of its inputs, of its attention
+scores, of DoRA's gains, and of a chunk of logits, where each layer keeps its activations."""
+CHECKPOINTED = (2.6, 0.7, 2.2, 1.6, 3.2)
+"""The same where one layer at a time has them."""
+INPUTS = 6.0  # hidden states that a checkpointed layer keeps
+TRANSIENT = 0.6  # further outputs of one layer, where each keeps its own
+CARRIED = 0.5  # share of the longest row that other passes continue
+STATES = 4.0  # copies of a recurrent state for each token
+PREFILL, SCORES = 5.5, 1.0  # copies of a layer's outputs and scores at the peak of a prefill
+GROWING = 1  # layers whose old and new keys and values are held while the cache grows
+FIXED = 2 << 20  # bytes of many small buffers
+CHUNK_LOGITS = 1 << 21  # logits of one chunk: 8 MiB in float32, and several times that at the peak
+MIN_PLACES = 64  # positions of a chunk; with fewer, reading the head's weights dominates
+PIECE, PIECES = 256, 4  # a row is computed in pieces of this many tokens, up to this number
+PROMPT = 512  # tokens of each prompt of a prefill
+MOST_TOKENS = 4096  # of a prefill; more make it no faster
+PREFILL_SHARE = 1 / 8  # of the memory that the weights leave
+_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "top_k")
+_HIDDEN = ("hidden_size", "n_embd", "d_model", "model_dim")
+_HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What the memory depends on; nothing of the model is read or computed for it."""
+
+    weights: int  # bytes of all weights
+    item: int  # bytes of an activation
+    hidden: int
+    vocabulary: int
+    layers: int
+    heads: int  # attention heads; 0: none
+    scores: int  # arrays of attention scores beside the plain ones: 1 where they are capped
+    outputs: int  # numbers that the modules of the widest layer give for a token
+    inputs: int  # numbers that its linear modules take for a token
+    lora: int  # numbers of LoRA of rank 1 in the widest layer
+    magnitudes: int  # numbers that DoRA adds to them
+    token_bytes: int  # keys and values of one token in the layers that keep every token
+    row_bytes: int  # states and full sliding windows of one row
+    state_bytes: int  # the states alone
+
+    @classmethod
+    def of(cls, tree: Any) -> "Sizes":
+        """The sizes of a tree, with LoRA or without, whose arrays may be lazy and stay so."""
+        arrays: Any = tree_flatten(tree.parameters())
+        floats = [a for _, a in arrays if mx.issubdtype(a.dtype, mx.floating)]
+        fields = vars(getattr(tree, "args", None) or nn.Module())
+        fields = fields.get("text_config") or fields
+        experts = _largest(fields, _EXPERTS) or 1
+        layers = list(tree.layers or ())
+        widths = [_widths(layer, experts) for layer in layers]
+        widest = tuple(map(max, zip(*widths, strict=True))) if widths else (0, 0, 0, 0)
+        try:
+            leaves = cache_leaves(tree)
+        except Exception:  # such a model may be trained, and is not served
+            leaves = []
+        states = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, ArraysCache))
+        windows = [leaf for leaf in leaves if isinstance(leaf, RotatingKVCache)]
+        vocabulary = num_token_ids(tree)
+        return cls(
+            weights=num_bytes(tree.parameters()),
+            item=min(array.dtype.size for array in floats),
+            hidden=_largest(fields, _HIDDEN),
+            vocabulary=vocabulary,
+            layers=len(layers),
+            heads=_largest(fields, _HEADS),
+            scores=int(bool(fields.get("attn_logit_softcapping"))),
+            outputs=widest[0],
+            inputs=widest[1],
+            lora=widest[2],
+            magnitudes=widest[3],
+            token_bytes=sum(_token_bytes(leaf) for leaf in leaves if isinstance(leaf, KVCache)),
+            row_bytes=states + sum(leaf.max_size * _token_bytes(leaf) for leaf in windows),
+            state_bytes=states,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingForecast:
+    """The memory of training one model."""
+
+    sizes: Sizes
+    size: TrainingSize
+
+    @property
+    def adapted(self) -> int:
+        """Number of layers with LoRA."""
+        return min(self.size.layers, self.sizes.layers)
+
+    @property
+    def lora_bytes(self) -> int:
+        """Bytes of the LoRA arrays of one policy."""
+        numbers = self.size.rank * self.sizes.lora
+        numbers += self.sizes.magnitudes if self.size.use_dora else 0
+        return FLOAT32 * self.adapted * numbers
+
+    def peak_bytes(self, rows: int, length: int) -> int:
+        """Peak bytes of a step whose largest pass has some rows of some tokens."""
+        policies, lora = self.size.policies, self.lora_bytes
+        held = HELD * policies * lora
+        return self.sizes.weights + max(
+            held + lora + self.pass_bytes(rows, length),
+            held + (UPDATED - HELD) * lora,
+        )
+
+    def pass_bytes(self, rows: float, length: int) -> int:
+        """Bytes at the peak of one forward and backward pass, without what is held before.
+
+        Args:
+            rows: number of rows; a fraction where they are shorter on average.
+            length: tokens of the longest row.
+        """
+        one, tokens = self.sizes, rows * length
+        pieces = min(-(-length // PIECE), PIECES)
+        attended = length * (1 + 1 / pieces) / 2
+        outputs = tokens * one.outputs * one.item
+        copies = tokens * one.inputs * FLOAT32 * (one.item < FLOAT32)
+        gains = tokens * one.outputs * FLOAT32 * self.size.use_dora
+        scores = tokens * one.heads * attended * one.item * (1 + one.scores)
+        logits = FLOAT32 * one.vocabulary * min(tokens, chunk_positions(one.vocabulary))
+        hidden = one.hidden * one.item
+        carried = length * (one.token_bytes + hidden) * (2 + self.size.others)
+        layer = (outputs, copies, scores, gains, logits)
+        if self.size.checkpointing:  # one layer at a time, and the inputs of all
+            passed = _weighed(CHECKPOINTED, layer) + INPUTS * self.adapted * tokens * hidden
+        else:
+            *kept, head = layer
+            passed = _weighed(KEPT, (*(self.adapted * each for each in kept), head))
+            passed += TRANSIENT * outputs
+        return int(passed + CARRIED * carried + STATES * tokens * one.state_bytes) + FIXED
+
+
+@dataclass(frozen=True, slots=True)
+class EngineForecast:
+    """The memory that an engine needs next to the weights: its caches, and what it computes."""
+
+    sizes: Sizes
+    limits: EngineLimits
+
+    def peak_bytes(self, free: int) -> int:
+        """Peak bytes of an engine whose caches are full.
+
+        Args:
+            free: usable bytes that the weights leave.
+        """
+        cache, prefixes = cache_sizes(self.limits, free)
+        one = self.sizes
+        copied = min(prefixes, PROMPT * one.token_bytes)  # to the full prefix cache, which evicts
+        growth = int(cache * GROWING / max(one.layers, GROWING))  # layers with old and new arrays
+        return (
+            prefixes + copied + cache + max(growth, self.prefill_bytes(self.prefill_tokens(free)))
+        )
+
+    def prefill_tokens(self, free: int) -> int:
+        """Maximum prompt tokens of a forward pass while no row is decoded.
+
+        Where the limits leave it open, it is 4096, halved until the pass takes at most an eighth of
+        the free memory, but at least the tokens of a pass while rows are decoded.
+
+        Args:
+            free: usable bytes that the weights leave.
+        """
+        least, tokens = self.limits.chunk_tokens, self.limits.prefill_tokens
+        if tokens is not None:
+            return tokens
+        tokens = MOST_TOKENS
+        while self.sizes.weights >= NEGLIGIBLE * free and (
+            tokens > least and self.prefill_bytes(tokens) > PREFILL_SHARE * free
+        ):
+            tokens //= 2
+        return max(tokens, least)
+
+    def prefill_bytes(self, tokens: int) -> int:
+        """Bytes at the peak of a prefill, without the keys and values it makes."""
+        one = self.sizes
+        scores = one.heads * min(tokens, PROMPT) * (1 + one.scores)
+        return int(tokens * one.item * (PREFILL * one.outputs + SCORES * scores))
+
+
+def chunk_positions(num_vocabulary: int) -> int:
+    """Number of logit positions whose logits are in memory at once."""
+    return max(MIN_PLACES, CHUNK_LOGITS // num_vocabulary)
+
+
+def cache_leaves(tree: Any) -> list[Any]:
+    """The caches of a row with one token, with lazy arrays; those of a ``CacheList`` apart."""
+    caches: list[Any] = make_prompt_cache(tree)
+    tree(mx.array([[1]]), cache=caches)
+    leaves: list[Any] = []
+    while caches:
+        one = caches.pop(0)
+        if isinstance(one, CacheList):
+            caches[:0] = one.caches
+        else:
+            leaves.append(one)
+    return leaves
+
+
+def _largest(fields: Mapping[str, Any], names: Sequence[str]) -> int:
+    """The first field that a configuration has, the largest number where each layer has one."""
+    found = next((fields[name] for name in names if fields.get(name)), 0)
+    return max(found) if isinstance(found, list) else found
+
+
+def _weighed(factors: tuple[float, ...], terms: tuple[float, ...]) -> float:
+    return sum(factor * term for factor, term in zip(factors, terms, strict=True))
+
+
+def _token_bytes(cache: Any) -> int:
+    """Bytes of one token in a key-value cache, whose third axis is tokens; 0: it is not used."""
+    if cache.keys is None:
+        return 0
+    return sum(array.nbytes // array.shape[2] for array in (cache.keys, cache.values))
+
+
+def _widths(layer: nn.Module, experts: int) -> tuple[int, int, int, int]:
+    """Outputs, inputs, LoRA of rank 1 and DoRA's magnitudes of the modules of a layer."""
+    outputs = inputs = lora = magnitudes = 0
+    for _, module in layer.named_modules():
+        if isinstance(module, LINEAR):
+            a, b, m = (math.prod(shape) for shape in pair_shapes(module, 1))
+            lora, magnitudes = lora + a + b, magnitudes + m
+            count = module.num_experts if isinstance(module, SWITCH) else 1
+            each = experts if isinstance(module, SWITCH) else 1
+            outputs, inputs = outputs + each * b // count, inputs + each * a // count
+        elif "weight" in module and module["weight"].ndim == 1:
+            outputs += module["weight"].size
+    return outputs, inputs, lora, magnitudes

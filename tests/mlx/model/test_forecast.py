@@ -1,0 +1,301 @@
+"""The memory of training and generation is forecast from the sizes of modules alone."""
+
+import gc
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from conftest import StepWorker
+
+from legos.fakes import make_sample
+from legos.losses.objective import Objective
+from legos.mlx.checks.small_models import small_model
+from legos.mlx.fits import USUAL_MODELS, usable_on
+from legos.mlx.generate.engine import MlxEngine
+from legos.mlx.model.forecast import EngineForecast, Sizes, TrainingForecast
+from legos.mlx.model.load import shapes_of
+from legos.mlx.model.lora import add_lora, lora_shape
+from legos.mlx.model.machine import num_bytes
+from legos.mlx.model.worker import InlineWorker
+from legos.mlx.train.backend import mlx_backend
+from legos.records.limits import EngineLimits, TrainingSize
+from legos.records.request import Request, Result
+from legos.records.step import BackendConfig, Update
+
+MODELS = json.loads(USUAL_MODELS.read_text())
+SMALL: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_hidden_layers": 4,
+    "vocab_size": 512,
+}
+MIDDLE = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "vocab_size": 4096}
+WIDE = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3, "vocab_size": 32000}
+
+EXPERTS = SMALL | {"moe_intermediate_size": 128}
+
+
+class Step(NamedTuple):
+    rank: int
+    layers: int
+    rows: int
+    length: int
+    checkpointing: bool = False
+    use_dora: bool = False
+
+
+STEPS = (
+    Step(8, 16, 8, 64),
+    Step(8, 16, 2, 512),
+    Step(32, 2, 4, 256),
+    Step(64, 16, 16, 100),
+    Step(8, 16, 1, 1000),
+    Step(8, 16, 4, 256, checkpointing=True),
+    Step(8, 16, 1, 1000, checkpointing=True),
+)
+IN_CI: list[tuple[str, Mapping[str, Any], Any, Step]] = [
+    *(("llama", SMALL, mx.float32, step) for step in STEPS),
+    *(("gemma3_text", SMALL, mx.float32, step) for step in STEPS),
+    ("gemma2", SMALL, mx.float32, Step(8, 16, 1, 700)),  # no kernel computes its attention
+    ("llama", SMALL, mx.float32, Step(8, 16, 2, 512, use_dora=True)),
+    ("gemma2", SMALL, mx.float32, Step(8, 16, 1, 700, checkpointing=True)),
+    ("llama", SMALL, mx.float32, Step(16, 16, 4, 700, checkpointing=True, use_dora=True)),
+    *(("qwen3_moe", EXPERTS, mx.float32, step) for step in STEPS[:2]),
+]
+BY_HAND: list[tuple[str, Mapping[str, Any], Any, Step]] = [
+    *(("llama", fields, mx.float32, step) for fields in (MIDDLE, WIDE) for step in STEPS),
+    *(("qwen3", SMALL, mx.float32, step) for step in STEPS),
+    *(("llama", SMALL, mx.bfloat16, step) for step in STEPS[::2]),
+    ("llama", MIDDLE, mx.float32, Step(8, 16, 4, 256, checkpointing=True, use_dora=True)),
+    *(("qwen3_moe", EXPERTS, mx.float32, step) for step in STEPS[3:6]),
+    ("qwen3_moe", EXPERTS, mx.float32, Step(8, 16, 2, 600, checkpointing=True)),
+    ("qwen3_moe", EXPERTS | {"moe_intermediate_size": 16}, mx.float32, Step(8, 16, 4, 256)),
+    ("llama", SMALL, mx.float32, Step(4, 16, 1, 2048)),
+    ("llama", SMALL, mx.float32, Step(4, 16, 2, 2048, checkpointing=True)),
+    ("llama", SMALL, mx.float32, Step(64, 2, 2, 600, checkpointing=True)),
+    ("llama", SMALL, mx.float32, Step(64, 16, 8, 64, checkpointing=True)),
+    ("llama", MIDDLE, mx.float32, Step(16, 16, 1, 2000, checkpointing=True)),
+    ("gemma3_text", MIDDLE, mx.float32, Step(16, 16, 1, 2000)),
+    ("gemma3_text", MIDDLE, mx.float32, Step(16, 16, 1, 2000, checkpointing=True)),
+    ("qwen3", WIDE, mx.bfloat16, Step(8, 16, 2, 1000, checkpointing=True)),
+    ("qwen3", WIDE, mx.bfloat16, Step(8, 16, 8, 128)),
+]
+QUICK = [IN_CI[0], IN_CI[1], IN_CI[12], IN_CI[-2]]
+COMBINATIONS = [
+    *QUICK,
+    *(pytest.param(*each, marks=pytest.mark.nightly) for each in IN_CI if each not in QUICK),
+    *(pytest.param(*each, marks=pytest.mark.nightly) for each in BY_HAND),
+]
+
+
+def measured_peak(tree: Any, step: Step, base: int) -> int:
+    shape = lora_shape(
+        tree,
+        rank=step.rank,
+        alpha=8.0,
+        num_layers=step.layers,
+        head=False,
+        use_dora=step.use_dora,
+    )
+    add_lora(tree, shape, seed=0)
+    config = BackendConfig(
+        micro_batch_tokens=step.rows * step.length, gradient_checkpointing=step.checkpointing
+    )
+    backend = mlx_backend(InlineWorker(), tree, shape, config)
+    rng = np.random.default_rng(0)
+    samples = [
+        make_sample(
+            rng.integers(1, 60, step.length + 1).tolist(),
+            positions=tuple(range(2, step.length + 1)),
+        )
+        for _ in range(step.rows)
+    ]
+    peaks: list[int] = []
+    for _ in range(3):
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        weights = [1e-3] * step.rows
+        backend.forward_backward(samples, weights, Objective(kl_coef=0.1)).result()
+        peaks.append(mx.get_peak_memory() - base)
+        mx.reset_peak_memory()
+        backend.optim_step(Update(learning_rate=1e-4, ema_decay=0.9)).result()
+        peaks.append(mx.get_peak_memory() - base)
+    return max(peaks[2:])  # the first step also probes
+
+
+@pytest.mark.parametrize(("architecture", "fields", "dtype", "step"), COMBINATIONS)
+def test_a_forecast_of_training_is_close_to_the_measured_peak(
+    architecture: str, fields: Any, dtype: Any, step: Step, capsys: pytest.CaptureFixture[str]
+) -> None:
+    size = TrainingSize(
+        rank=step.rank,
+        layers=step.layers,
+        checkpointing=step.checkpointing,
+        use_dora=step.use_dora,
+        others=1,
+    )
+    tree = small_model(architecture, dtype=dtype, **fields)
+    planned = TrainingForecast(Sizes.of(tree), size).peak_bytes(step.rows, step.length)
+    gc.collect()
+    mx.clear_cache()
+    base = mx.get_active_memory() - num_bytes(tree.parameters())
+    peak = measured_peak(tree, step, base)
+    with capsys.disabled():
+        sys.stdout.write(f"\n{planned / peak:.2f} = {planned >> 20} / {peak >> 20} MiB: {step}")
+    assert 0.9 <= planned / peak <= 1.35
+
+
+NARROW: dict[str, Any] = SMALL | {"intermediate_size": 256}
+MIB = 1 << 20
+
+
+class Load(NamedTuple):
+    """Requests that fill an engine: they come in waves, each while the last one is decoded."""
+
+    cache_mib: float
+    prefill_tokens: int
+    waves: Sequence[tuple[int, int]]  # requests, and tokens of their prompts
+    prefix_mib: float = 0.0
+    shared: int = 0  # first tokens that all prompts have in common
+    decode_ahead: Any = "off"
+
+
+PREFILL = Load(1.7, 2048, [(4, 512)])
+BOTH = Load(6.1, 512, [(14, 505), (1, 505)])
+PREFIXES = Load(3.0, 512, [(2, 510), (2, 500), (2, 490), (2, 480)], prefix_mib=1.0)
+ENDS_AT_ONCE = Load(4.8, 128, [(1, 500), (12, 505)], prefix_mib=1.0, shared=490)
+AHEAD = Load(6.1, 512, [(14, 505), (1, 505)], decode_ahead="on")
+DECODING = Load(27.2, 512, [(32, 250)])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "load"),
+    [
+        pytest.param("llama", NARROW, BOTH, marks=pytest.mark.nightly),
+        pytest.param("gemma3_text", NARROW, PREFILL, marks=pytest.mark.nightly),
+        *(
+            pytest.param(*each, marks=pytest.mark.nightly)
+            for each in (
+                ("llama", NARROW, PREFILL),
+                ("llama", NARROW | {"num_hidden_layers": 12}, DECODING),
+                ("qwen3", NARROW | {"vocab_size": 4096}, AHEAD),
+                ("qwen3_moe", NARROW | {"moe_intermediate_size": 128}, BOTH),
+                ("llama", NARROW, PREFIXES),
+                ("llama", NARROW, ENDS_AT_ONCE),
+            )
+        ),
+    ],
+)
+def test_a_forecast_is_one_to_one_and_a_quarter_times_the_engine_peak(
+    architecture: str, fields: dict[str, Any], load: Load
+) -> None:
+    limits = EngineLimits(
+        cache_bytes=int(load.cache_mib * MIB),
+        prefix_bytes=int(load.prefix_mib * MIB),
+        prefill_tokens=load.prefill_tokens,
+        decode_ahead=load.decode_ahead,
+    )
+    tree = small_model(architecture, **fields)
+    planned = EngineForecast(Sizes.of(tree), limits).peak_bytes(1 << 40)
+    measured = engine_peak(tree, fields["vocab_size"], limits, load)
+    assert 0.9 <= planned / measured <= 1.35
+
+
+def engine_peak(tree: Any, num_vocabulary: int, limits: EngineLimits, load: Load) -> int:
+    """Peak bytes of an engine under a load, without the weights."""
+    engine = MlxEngine(
+        cast("Any", worker := StepWorker()),
+        tree,
+        num_vocabulary=num_vocabulary,
+        context=4096,
+        limits=limits,
+    )
+    gc.collect()
+    mx.clear_cache()
+    base = mx.get_active_memory()
+    mx.reset_peak_memory()
+    results: dict[int, Result] = {}
+    rng = np.random.default_rng(0)
+    for number, (count, length) in enumerate(load.waves):
+        requests = [
+            (
+                1000 * number + index,
+                Request(
+                    prompt_ids=(5,) * load.shared
+                    + tuple(rng.integers(1, 60, length - load.shared).tolist()),
+                    max_tokens=60,
+                    seed=index,
+                    adapter="base",
+                ),
+            )
+            for index in range(count)
+        ]
+        engine.submit(requests, results.update)
+        while engine.stats()["rows_decoding"] < count and worker.tick():
+            pass
+        for _ in range(8):
+            worker.tick()
+    while worker.tick():
+        pass
+    assert not any(isinstance(result, Exception) for result in results.values())
+    return mx.get_peak_memory() - base
+
+
+def test_a_forecast_allocates_and_reads_nothing(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODELS["Llama 3.2 1B"]))
+    tree = shapes_of(tmp_path)
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    sizes = Sizes.of(tree)
+    assert TrainingForecast(sizes, TrainingSize()).peak_bytes(64, 4096) > 10 << 30
+    assert EngineForecast(sizes, EngineLimits(cache_bytes=1 << 36)).peak_bytes(0) > 1 << 36
+    assert mx.get_peak_memory() - before < 1 << 20
+
+
+def test_prefixes_and_further_policies_are_counted() -> None:
+    sizes = Sizes.of(small_model("llama", **SMALL))
+    one, two = (
+        TrainingForecast(sizes, TrainingSize(rank=64, policies=policies)) for policies in (1, 2)
+    )
+    assert two.peak_bytes(1, 64) - one.peak_bytes(1, 64) == 4 * one.lora_bytes
+    none, both = (TrainingForecast(sizes, TrainingSize(others=others)) for others in (0, 2))
+    carried = 1000 * (sizes.token_bytes + sizes.hidden * sizes.item)  # of a row, for one policy
+    assert both.pass_bytes(1, 1000) - none.pass_bytes(1, 1000) == pytest.approx(carried, rel=0.01)
+
+
+@pytest.mark.parametrize("architecture", ["mamba", "falcon_h1", "qwen3_5"])
+def test_states_of_recurrent_layers_are_counted(architecture: str) -> None:
+    sizes = Sizes.of(small_model(architecture, **SMALL))
+    assert sizes.state_bytes > 0
+    forecast = TrainingForecast(sizes, TrainingSize())
+    assert forecast.pass_bytes(1, 512) > 512 * sizes.state_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "tokens"),
+    [
+        ("Qwen3 1.7B", 16, (512, 2048, 4096, 4096)),
+        ("Qwen3 4B", 4, (512, 2048, 4096, 4096)),
+        ("Qwen3 14B", 4, (512, 512, 4096, 4096)),
+    ],
+)
+def test_prefills_are_as_large_as_an_eighth_of_what_the_weights_leave_on_a_mac(
+    tmp_path: Path, name: str, bits: int, tokens: Sequence[int]
+) -> None:
+    config = MODELS[name]
+    if bits == 4:
+        config = config | {"quantization": {"group_size": 64, "bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    sizes = Sizes.of(shapes_of(tmp_path))
+    planned = EngineForecast(sizes, EngineLimits())
+    free = [usable_on(gb) - sizes.weights for gb in (8, 16, 64, 128)]
+    assert [planned.prefill_tokens(each) for each in free] == list(tokens)
+    assert planned.prefill_tokens(-1) == 512  # as while rows are decoded
+    set_by_hand = EngineForecast(sizes, EngineLimits(prefill_tokens=tokens[0]))
+    assert planned.peak_bytes(free[0]) == set_by_hand.peak_bytes(free[0])

@@ -1,0 +1,95 @@
+"""Whether a model can be trained, or served, is decided from its files, with reasons."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from legos.errors import ModelError
+from legos.mac import MACS_GB
+from legos.mlx import fits
+from legos.mlx.fits import usable_on
+from legos.mlx.model import machine
+from legos.records.limits import TrainingSize
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 512,
+    "num_hidden_layers": 4,
+    "intermediate_size": 1408,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": 32000,
+    "max_position_embeddings": 8192,
+    "torch_dtype": "bfloat16",
+}
+
+
+def folder_of(tmp_path: Path, **fields: Any) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | fields))
+    (tmp_path / "weights.txt").touch()
+    return tmp_path
+
+
+def test_a_model_too_large_is_refused_with_what_would_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fits, "NEGLIGIBLE", 0.0)
+    folder = folder_of(tmp_path)
+    line = fits.check_training(folder, TrainingSize(limit_bytes=8 << 30))
+    assert line is not None
+    assert "for the engine (prefills of up to 4096 tokens); " in line
+    assert "4096 tokens at once in rows of 512" in line
+    assert "of 8.00 GiB in all; rows of up to " in line
+    small = fits.check_training(folder, TrainingSize(limit_bytes=int(1.2 * 2**30)))
+    assert small is not None
+    assert "4096 tokens at once" not in small
+    short = fits.check_training(folder, TrainingSize(limit_bytes=int(0.5 * 2**30)))
+    assert short is not None
+    assert "256 tokens at once in rows of 256" in short
+    assert short.endswith("rows of up to 256 tokens fit, and longer ones are left out")
+    with pytest.raises(ModelError, match=r"a row of 64 tokens needs .* 0\.30 GiB can be used"):
+        fits.check_training(folder, TrainingSize(limit_bytes=int(0.3 * 2**30)))
+    with pytest.raises(ModelError, match="take a smaller model"):
+        fits.check_training(folder, TrainingSize(limit_bytes=1 << 20))
+
+
+def test_a_copy_in_four_bits_is_named_where_it_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fits, "NEGLIGIBLE", 0.0)
+    folder = folder_of(tmp_path, hidden_size=4096, intermediate_size=11008)
+    with pytest.raises(ModelError, match=r"in 4 bits has about \d\.\d\d GiB of weights and fits"):
+        fits.check_training(folder, TrainingSize(limit_bytes=2 * 2**30))
+
+
+def test_the_largest_usual_model_that_fits_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a Mac with 8 GB, of which 4 GiB can be used; docs/run/mac.md has the same row."""
+    monkeypatch.setattr(fits, "NEGLIGIBLE", 0.0)
+    folder = folder_of(tmp_path, hidden_size=8192, intermediate_size=28672)
+    told = r"; Qwen3 4B in 4 bits is the largest of the usual models that fits, in rows of 512"
+    with pytest.raises(ModelError, match=told):
+        fits.check_training(folder, TrainingSize(limit_bytes=usable_on(8)))
+
+
+def test_larger_macs_take_longer_rows_and_four_bits_longer_ones() -> None:
+    config = {**CONFIG, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 3}
+    plain = fits.longest_rows(config, TrainingSize(checkpointing=True))
+    quantised = fits.longest_rows(
+        config | {"quantization": {"group_size": 64, "bits": 4}}, TrainingSize(checkpointing=True)
+    )
+    assert plain == sorted(plain)
+    assert len(plain) == len(MACS_GB)
+    assert all(few <= many for few, many in zip(plain, quantised, strict=True))
+    assert plain[-1] == 8192
+
+
+@pytest.mark.parametrize(("gb", "usable"), [(8, 4.0), (16, 9.6), (64, 43.2), (128, 86.4)])
+def test_what_macs_of_each_size_give(gb: int, usable: float) -> None:
+    memory = gb << 30
+    advised = memory * 2 // 3 if gb <= 36 else memory * 3 // 4
+    assert machine.usable_of(advised, memory) == pytest.approx(usable * 2**30, rel=0.01)
