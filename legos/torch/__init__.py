@@ -5,8 +5,6 @@
 - ``lora``: LoRA on the linear modules of a model
 - ``arrays``: the array namespace of the losses, over torch
 - ``passes``: packs the rows of a step without padding
-- ``gradients``: loss, sums and log-probabilities of the passes
+- ``gradients``: what ``legos.device.backend`` needs of a device: the passes of a step
 - ``ranks``: the processes that torchrun started, and their shards of the weights
-- ``shares``: a step that several processes compute
-- ``backend``: the backend, with its optimiser
 """
