@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from legos import (
-    GRPOCredit,
+    DrGRPOCredit,
     OpenAIClient,
     Trainer,
     TrainingConfig,
@@ -48,7 +48,7 @@ async def main(url: str, steps: int) -> None:
     trainer = Trainer(model=model, config=config)
     async with OpenAIClient(base_url=f"{url}/v1") as client:
         arena = make_arena("nim", client)
-        arena.credit_assigner = GRPOCredit(deviation=False)
+        arena.credit_assigner = DrGRPOCredit()
         arena.tasks_per_step, arena.group_size = 8, 8
         print("before:", told(await evaluate(arena, trainer)))
 

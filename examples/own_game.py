@@ -10,7 +10,7 @@ from about 0.5 to above 0.9, and moves that are not legal vanish.
 import argparse
 import asyncio
 
-from legos import Game, GameArena, GRPOCredit, Trainer, TrainingConfig, evaluate, load_model
+from legos import DrGRPOCredit, Game, GameArena, Trainer, TrainingConfig, evaluate, load_model
 from legos import training_loop as train
 
 
@@ -57,7 +57,7 @@ async def main(steps: int) -> None:
         staleness_limit=1,
     )
     trainer = Trainer(model=load_model(), config=config)
-    arena = GameArena(Race, trainer.client(), credit_assigner=GRPOCredit(deviation=False))
+    arena = GameArena(Race, trainer.client(), credit_assigner=DrGRPOCredit())
     arena.tasks_per_step = 64
     print("before:", told(await evaluate(arena, trainer)))
     await train(arena, trainer, steps, episode_concurrency=64)

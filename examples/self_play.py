@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from legos import (
-    GRPOCredit,
+    DrGRPOCredit,
     Message,
     Trainer,
     TrainingConfig,
@@ -50,7 +50,7 @@ async def main(steps: int) -> None:
     )
     trainer = Trainer(model=model, config=config)
     arena = make_arena("nim", trainer.client())
-    arena.credit_assigner = GRPOCredit(deviation=False)
+    arena.credit_assigner = DrGRPOCredit()
     print("before:", told(await evaluate(arena, trainer)))
 
     # Played and trained at the same time, at most one optimiser step apart ...

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from legos.clients.openai import OpenAIClient
     from legos.clients.workers import Workers
     from legos.config.schema import TrainingConfig
+    from legos.credit import make_credit
     from legos.credit.gae import GAECredit
-    from legos.credit.group import GRPOCredit, RLOOCredit
+    from legos.credit.group import DrGRPOCredit, GRPOCredit, RLOOCredit
     from legos.credit.hierarchical import HierarchicalCredit
     from legos.credit.joint import JointCredit
     from legos.credit.maxrl import MaxRLCredit
     from legos.credit.overlong import OverlongPenalty
-    from legos.credit.registry import make_credit
     from legos.credit.role import RAECredit
     from legos.credit.turns import TurnCredit
     from legos.credit.views import SameViewCredit
@@ -48,12 +48,12 @@ _NAMES = {
     "legos.clients.workers": "Workers",
     "legos.config.schema": "TrainingConfig",
     "legos.credit.gae": "GAECredit",
-    "legos.credit.group": "GRPOCredit RLOOCredit",
+    "legos.credit.group": "DrGRPOCredit GRPOCredit RLOOCredit",
     "legos.credit.hierarchical": "HierarchicalCredit",
     "legos.credit.joint": "JointCredit",
     "legos.credit.maxrl": "MaxRLCredit",
     "legos.credit.overlong": "OverlongPenalty",
-    "legos.credit.registry": "make_credit",
+    "legos.credit": "make_credit",
     "legos.credit.role": "RAECredit",
     "legos.credit.turns": "TurnCredit",
     "legos.credit.views": "SameViewCredit",
@@ -77,6 +77,7 @@ __all__ = [
     "Climb",
     "Completion",
     "Curriculum",
+    "DrGRPOCredit",
     "Draw",
     "Episode",
     "Forfeit",

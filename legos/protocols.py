@@ -8,11 +8,11 @@ The fakes for tests are in ``legos.fakes``; the protocols of a device are in ``l
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -302,25 +302,36 @@ class Publisher(Protocol):
         ...
 
 
+@runtime_checkable
 class CreditAssigner(Protocol):
     """Turns rewards into advantages; each rule is one file in ``legos/credit``.
 
-    A rule gets the episodes of one group, which belong to one task. A rule that compares plays of
-    different tasks, or keeps baselines that change once per step, has ``needs_step = True`` and
-    gets the episodes of all tasks of one step (``Arena.tasks_per_step``).
+    A rule is a subclass, which inherits what it does not define. It gets the episodes of one group,
+    which belong to one task, or those of all tasks of a step (``needs_step``).
+
+    Attributes:
+        needs_step: whether it compares plays of different tasks, or keeps baselines that change
+            once per step; it then gets the episodes of ``Arena.tasks_per_step`` tasks.
+        singletons: number of returns so far that no other play had anything to compare with.
     """
+
+    needs_step: bool = False
+    singletons: int = 0
 
     def assign(self, episodes: Sequence[Episode]) -> Sequence[Mapping[str, Sequence[float]]]:
         """One mapping per episode: trained role -> one advantage per turn of its rollout."""
         ...
 
+    def scope(self, episodes: Sequence[Episode]) -> Sequence[Hashable]:
+        """[E] keys: only episodes with equal keys are compared; by default all have the same."""
+        return [None] * len(episodes)
+
     def state(self) -> dict[str, Any]:
-        """The state that a resumed run needs (baselines), as JSON values."""
-        ...
+        """The state that a resumed run needs (baselines), as JSON values; by default none."""
+        return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take back what ``state`` returned."""
-        ...
 
 
 class Curriculum(Protocol):

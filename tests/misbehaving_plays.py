@@ -15,7 +15,7 @@ import numpy as np
 from legos.arena.arena import Arena
 from legos.arena.endings import Draw, Forfeit, Void
 from legos.arena.game import Game
-from legos.credit import GRPOCredit
+from legos.credit import DrGRPOCredit
 from legos.errors import LegosError
 from legos.fakes import ScriptedClient
 from legos.play.table import Table
@@ -117,7 +117,7 @@ class Wild(Arena):
 
     def __init__(self, place: str, number: Any) -> None:
         client = ScriptedClient(lambda _: "a")
-        super().__init__(client, credit_assigner=GRPOCredit(deviation=False))
+        super().__init__(client, credit_assigner=DrGRPOCredit())
         self.place = place
         self.number = number
 
@@ -222,7 +222,7 @@ class Hasty(Arena):
     play_timeout_s: float | None = 60.0
 
     def __init__(self) -> None:
-        super().__init__(Deaf(lambda _: "a"), credit_assigner=GRPOCredit(deviation=False))
+        super().__init__(Deaf(lambda _: "a"), credit_assigner=DrGRPOCredit())
         self.running = self.most_running = 0
 
     async def play(self, t: Table) -> Any:
@@ -275,7 +275,7 @@ class Stubborn(Arena):
 
     def __init__(self, wait: str, **settings: Any) -> None:
         client = Deaf(lambda _: "a")
-        super().__init__(client, credit_assigner=GRPOCredit(deviation=False), **settings)
+        super().__init__(client, credit_assigner=DrGRPOCredit(), **settings)
         self.wait = wait
         self.over = False
         self.asked = 0
@@ -306,7 +306,7 @@ class Nested(Arena):
 
     def __init__(self, n: int = 1) -> None:
         client = ScriptedClient(lambda _: "a")
-        super().__init__(client, credit_assigner=GRPOCredit(deviation=False))
+        super().__init__(client, credit_assigner=DrGRPOCredit())
         self.n = n
 
     def tasks(self, rng: Any) -> Iterable[Task]:

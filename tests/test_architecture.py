@@ -28,6 +28,7 @@ PUBLIC_NAMES = {
     "Climb",
     "Completion",
     "Curriculum",
+    "DrGRPOCredit",
     "Draw",
     "Episode",
     "Forfeit",

@@ -14,7 +14,15 @@ from legos.arena.game import Game
 from legos.builtin import BUILTIN, is_builtin
 from legos.errors import ArenaError, did_you_mean
 
-__all__ = ["GROUP", "TOLD", "advice", "find_arena", "is_arena_file", "known_arenas"]
+__all__ = [
+    "GROUP",
+    "TOLD",
+    "advice",
+    "find_arena",
+    "is_arena_file",
+    "known_arenas",
+    "load_module",
+]
 
 GROUP = "legos.arenas"
 """Entry-point group: a package that lists its arenas here can be named without its module."""
@@ -43,8 +51,7 @@ def find_arena(name: str) -> type:
         return _of_world(scheme, game)
     place, colon, class_name = name.rpartition(":")
     if colon:
-        module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
-        return _class_of(module, class_name, place)
+        return _class_of(load_module(place), class_name, place)
     if name.endswith(".py"):
         found = ", ".join(_arenas_in(_load_file(Path(name)))) or "none"
         raise ArenaError(f"{name!r} names a file; add its class as {name}:Class (it has {found})")
@@ -106,14 +113,21 @@ def _installed(group: str) -> Mapping[str, EntryPoint]:
 
 
 def _load_installed(point: EntryPoint) -> type:
-    return _class_of(_load_module(point.module), point.attr, point.module)
+    return _class_of(load_module(point.module), point.attr, point.module)
 
 
-def _load_module(module: str) -> ModuleType:
+def load_module(place: str) -> ModuleType:
+    """The module of ``path/to/file.py`` or ``package.module``.
+
+    Raises:
+        ArenaError: it does not exist, or cannot be imported.
+    """
+    if place.endswith(".py"):
+        return _load_file(Path(place))
     try:
-        return importlib.import_module(module)
+        return importlib.import_module(place)
     except (Exception, SystemExit) as error:
-        raise ArenaError(f"cannot import {module}: {_reason(error)}") from error
+        raise ArenaError(f"cannot import {place}: {_reason(error)}") from error
 
 
 def is_arena_file(module: ModuleType) -> bool:

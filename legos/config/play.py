@@ -6,8 +6,8 @@ from legos.arena.curriculum import CurriculumName
 from legos.arena.playable import IllegalMove
 from legos.config.objective import ObjectiveSettings
 from legos.config.setting import Settings, knob
-from legos.credit.registry import WITHOUT_GROUPS, CreditName
-from legos.errors import ConfigError
+from legos.credit import RULES, WITHOUT_GROUPS
+from legos.errors import ConfigError, did_you_mean
 
 __all__ = ["MixedArena", "PlayConfig", "check_play"]
 
@@ -20,8 +20,9 @@ class PlayConfig(Settings):
     group_size: int | None = knob(None, unit="episodes", ge=1)
     """Plays of each task; the credit rule compares them with each other. Raise it where most groups
     have equal rewards; none: the arena's own number."""
-    credit: CreditName | None = knob(None)
-    """Rule that turns rewards into advantages; none: the arena's own."""
+    credit: str | None = knob(None)
+    """Rule that turns rewards into advantages: dr_grpo, grpo, rae and others (docs/reference), or
+    FILE.py:Rule; none: the arena's own."""
     curriculum: CurriculumName | None = knob(None)
     """Which level the next task has, in arenas with levels: climb plays the easiest level that is
     not mastered, and some easier tasks; uniform plays all equally often; none: the arena's own."""
@@ -70,7 +71,13 @@ def check_play(play: PlayConfig, training: ObjectiveSettings, where: str) -> Non
     Raises:
         ConfigError: two contradict each other; the message names both.
     """
-    if play.group_size == 1 and play.credit not in (None, *WITHOUT_GROUPS):
+    if play.credit is not None and play.credit not in RULES and ":" not in play.credit:
+        hint = did_you_mean(play.credit, RULES)
+        raise ConfigError(
+            f"{where}.credit is {play.credit!r}, which is no credit rule{hint}; expected one of "
+            f"{', '.join(RULES)}, or FILE.py:Rule"
+        )
+    if play.group_size == 1 and play.credit in RULES.keys() - WITHOUT_GROUPS:
         raise ConfigError(
             f"{where}.group_size is 1 but {where}.credit {play.credit!r} compares the plays of a "
             "group; every advantage would be 0: use at least 2, or credit 'rae'"

@@ -14,14 +14,12 @@ from legos.config.objective import ObjectiveSettings
 from legos.config.places import check_places
 from legos.config.play import MixedArena, PlayConfig, check_play
 from legos.config.setting import Settings, knob
-from legos.credit.registry import CreditName
 from legos.errors import ConfigError
 from legos.records.limits import EngineLimits
 from legos.records.shares import Spill, check_shares
 from legos.records.step import MICRO_BATCH_TOKENS
 
 __all__ = [
-    "CreditName",
     "GenerationConfig",
     "LoopConfig",
     "PlayConfig",

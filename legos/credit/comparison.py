@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from legos.protocols import CreditAssigner
+
 __all__ = ["Comparison", "Floats", "Return", "Rule"]
 
 Floats = NDArray[np.float64]
@@ -15,15 +17,8 @@ Return = tuple[int, Hashable, float]
 """Number of a play, what its return is compared by, and the return."""
 
 
-class Comparison:
-    """Base class of rules that compare returns; its count is part of the checkpoint.
-
-    Attributes:
-        singletons: number of returns so far that no other play had anything to compare with.
-    """
-
-    def __init__(self) -> None:
-        self.singletons = 0
+class Comparison(CreditAssigner):
+    """Base class of rules that compare returns; the count of singletons is in the checkpoint."""
 
     def compare(self, returns: Sequence[Return], rule: Rule) -> list[float | None]:
         """Apply a rule to each group of returns with equal keys.

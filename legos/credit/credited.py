@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from legos.credit.groups import check_episodes, group_names
+from legos.credit.groups import group_names
 from legos.credit.means import step_metrics, with_children
 from legos.errors import ArenaError, LegosError, RecordError
 from legos.protocols import CreditAssigner
@@ -34,13 +34,12 @@ def with_samples(group: Group, episodes: Sequence[Episode], credit: CreditAssign
     """
     flat = list(with_children(episodes))
     played = [episode for episode in flat if not episode.error and not episode.void]
-    check_episodes(flat, credit)
     samples: list[Sample] = []
     discarded: Counter[str] = Counter()
     breaks = 0
     complaints: list[str] = []
-    alone = getattr(credit, "singletons", 0)
-    names = group_names(played, credit)
+    alone = credit.singletons
+    names = group_names(played, credit.scope(played))
     assigned = _assigned(credit, played)
     for episode, advantages, compared in zip(played, assigned, names, strict=True):
         for rollout in episode.rollouts:
@@ -63,7 +62,7 @@ def with_samples(group: Group, episodes: Sequence[Episode], credit: CreditAssign
     if complaints:
         logger.warning("%s (%d such rollouts in these plays)", complaints[0], len(complaints))
     metrics, weights = step_metrics(flat, breaks)
-    metrics["credit/singletons"] = float(getattr(credit, "singletons", 0) - alone)
+    metrics["credit/singletons"] = float(credit.singletons - alone)
     for episode in flat:
         if episode.error or episode.void:
             tokens = sum(r.num_tokens for r in episode.rollouts if r.policy)

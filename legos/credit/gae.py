@@ -8,6 +8,7 @@ import numpy as np
 
 from legos.credit.returns import Advantages, checked_discount, returns_to_go, trained
 from legos.errors import ConfigError
+from legos.protocols import CreditAssigner
 from legos.records.episode import Episode, Rollout
 
 __all__ = ["GAECredit"]
@@ -18,7 +19,7 @@ Key = tuple[str, str, str]
 LEAST_WEIGHT = 0.01  # a prompt whose turns count less than this is dropped from the table
 
 
-class GAECredit:
+class GAECredit(CreditAssigner):
     """A_t = sum_k (discount * trace)^k d_{t+k},  d_t = r_t + discount * V_{t+1} - V_t.
 
     V_t is the mean return of the trained turns of one arena and role with the same prompt. Turns of

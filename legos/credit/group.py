@@ -1,6 +1,6 @@
 """Group credit: compare a play's reward with the other plays of its task, for each role."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,16 +11,15 @@ from legos.records.episode import Episode
 
 __all__ = [
     "DEVIATION_FLOOR",
+    "DrGRPOCredit",
     "GRPOCredit",
     "GroupCredit",
     "RLOOCredit",
-    "Scope",
     "group_centered",
     "group_standardised",
     "leave_one_out",
 ]
 
-Scope = Callable[[Sequence[Episode]], Sequence[Hashable]]
 DEVIATION_FLOOR = 1e-6
 
 
@@ -91,13 +90,10 @@ class GroupCredit(Comparison):
 
     Attributes:
         rule: [G] rewards -> [G] advantages, for G >= 2.
-        scope: [E] episodes -> [E] keys; only plays with equal keys are compared.
     """
 
-    def __init__(self, rule: Rule, scope: Scope | None = None) -> None:
-        super().__init__()
+    def __init__(self, rule: Rule) -> None:
         self.rule = rule
-        self.scope = scope or _everywhere
 
     def assign(self, episodes: Sequence[Episode]) -> list[Advantages]:
         """One mapping per episode: trained role -> one advantage per turn."""
@@ -111,14 +107,14 @@ class GroupCredit(Comparison):
         return [per_turn(e, {r.role: next(found) or 0.0 for r in trained(e)}) for e in episodes]
 
 
-def _everywhere(episodes: Sequence[Episode]) -> Sequence[Hashable]:
-    """The same scope for all episodes."""
-    return [None] * len(episodes)
+def GRPOCredit() -> GroupCredit:  # noqa: N802 - reads as what it makes
+    """Reward minus the group's mean, divided by the group's deviation."""
+    return GroupCredit(group_standardised)
 
 
-def GRPOCredit(*, deviation: bool = True) -> GroupCredit:  # noqa: N802 - reads as what it makes
-    """Reward minus the group's mean; divided by its deviation unless ``deviation`` is False."""
-    return GroupCredit(group_standardised if deviation else group_centered)
+def DrGRPOCredit() -> GroupCredit:  # noqa: N802 - reads as what it makes
+    """Reward minus the group's mean."""
+    return GroupCredit(group_centered)
 
 
 def RLOOCredit() -> GroupCredit:  # noqa: N802 - reads as what it makes

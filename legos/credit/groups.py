@@ -6,10 +6,9 @@ from contextlib import suppress
 from typing import Any
 
 from legos.errors import ArenaError, text_of
-from legos.protocols import CreditAssigner
 from legos.records.episode import Episode, Task
 
-__all__ = ["check_episodes", "check_tasks", "group_names"]
+__all__ = ["check_tasks", "group_names"]
 
 _SHOWN = 200  # maximum number of characters of a task's data in a message
 
@@ -26,42 +25,26 @@ def check_tasks(arena: str, tasks: Iterable[Task]) -> None:
     _check(((None, arena), task) for task in tasks)
 
 
-def group_names(episodes: Sequence[Episode], credit: CreditAssigner) -> list[str]:
-    """[E] name of the group of each episode: its arena, its task, and its scope if it has one.
+def group_names(episodes: Sequence[Episode], scopes: Sequence[Hashable]) -> list[str]:
+    """[E] name of the group of each episode: its arena, its task, and its scope unless it is None.
 
     Args:
-        episodes: episodes of one batch, children included.
-        credit: the rule that compares them.
-    """
-    named: dict[Hashable, str] = {None: ""}
-    scopes = _scopes(episodes, credit)
-    for scope in scopes:
-        named.setdefault(scope, f"/{episodes[0].seed}.{len(named)}")
-    return [f"{e.arena}/{e.task.id}{named[at]}" for e, at in zip(episodes, scopes, strict=True)]
-
-
-def _scopes(episodes: Sequence[Episode], credit: CreditAssigner) -> Sequence[Hashable]:
-    """[E] keys; a rule compares only episodes with equal ones."""
-    scope = getattr(credit, "scope", None)
-    return scope(episodes) if scope else [None] * len(episodes)
-
-
-def check_episodes(episodes: Sequence[Episode], credit: CreditAssigner) -> None:
-    """Check that a credit rule will not compare plays of different tasks that share an id.
-
-    Args:
-        episodes: episodes of one step, children included.
-        credit: the rule; if it has a ``scope``, plays of different scopes are not compared.
+        episodes: [E] episodes that are compared, children included.
+        scopes: [E] keys; a rule compares only episodes with equal ones.
 
     Raises:
-        ArenaError: it would; the message gives the id and both data.
+        ArenaError: plays of different tasks that share an id would be compared; the message gives
+            the id and both data.
     """
-    scopes = _scopes(episodes, credit)
     try:
         _check(((at, e.arena), e.task) for at, e in zip(scopes, episodes, strict=True))
     except ArenaError as error:
         error.add_note("credit 'hierarchical' compares only the spawned plays of one parent")
         raise
+    named: dict[Hashable, str] = {None: ""}
+    for scope in scopes:
+        named.setdefault(scope, f"/{episodes[0].seed}.{len(named)}")
+    return [f"{e.arena}/{e.task.id}{named[at]}" for e, at in zip(episodes, scopes, strict=True)]
 
 
 def _check(tasks: Iterable[tuple[tuple[Hashable, str], Task]]) -> None:

@@ -10,20 +10,21 @@ from collections.abc import Hashable, Sequence
 from legos.credit.group import GroupCredit, group_centered
 from legos.records.episode import Episode
 
-__all__ = ["HierarchicalCredit", "parents"]
+__all__ = ["HierarchicalCredit"]
 
 
-def parents(episodes: Sequence[Episode]) -> list[Hashable]:
-    """[E] index of the episode that spawned each one; None if that episode is not in the list.
-
-    A child whose parent failed gets None, and is compared with other such children of its task.
-    """
-    numbers: dict[int, int] = {}
-    for number, episode in enumerate(episodes):
-        numbers.update((id(child), number) for child in episode.children)
-    return [numbers.get(id(episode)) for episode in episodes]
-
-
-def HierarchicalCredit() -> GroupCredit:  # noqa: N802 - reads as what it makes
+class HierarchicalCredit(GroupCredit):
     """A_i = r_i - mean(r) over the plays of one task, role and parent, without division."""
-    return GroupCredit(group_centered, parents)
+
+    def __init__(self) -> None:
+        super().__init__(group_centered)
+
+    def scope(self, episodes: Sequence[Episode]) -> Sequence[Hashable]:
+        """[E] index of the episode that spawned each one; None if that one is not in the list.
+
+        A child whose parent failed gets None, and is compared with other such children of its task.
+        """
+        numbers: dict[int, int] = {}
+        for number, episode in enumerate(episodes):
+            numbers.update((id(child), number) for child in episode.children)
+        return [numbers.get(id(episode)) for episode in episodes]

@@ -1,11 +1,10 @@
 """Soft penalty for completions close to the token limit, which wraps any credit rule."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
-from legos.credit.group import Scope
 from legos.credit.returns import Advantages, trained
 from legos.errors import ConfigError
 from legos.protocols import CreditAssigner
@@ -27,7 +26,7 @@ def overlong_penalty(length: int, *, limit: int, margin: int) -> float:
     return -min(max(length - (limit - margin), 0) / margin, 1.0)
 
 
-class OverlongPenalty:
+class OverlongPenalty(CreditAssigner):
     """Adds the penalties of a seat's completions to its reward before another rule compares it.
 
     Recorded rewards and metrics do not change.
@@ -47,23 +46,18 @@ class OverlongPenalty:
                 "expected a margin from 1 to max_tokens"
             )
         self._credit = credit
+        self.needs_step = credit.needs_step
         self._limit = limit
         self._margin = margin
 
     @property
-    def singletons(self) -> int:
-        """Number of singletons so far, if the wrapped rule counts them."""
-        return getattr(self._credit, "singletons", 0)
+    def singletons(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Number of singletons of the wrapped rule so far."""
+        return self._credit.singletons
 
-    @property
-    def needs_step(self) -> bool:
-        """Whether the wrapped rule needs all tasks of a step at once."""
-        return getattr(self._credit, "needs_step", False)
-
-    @property
-    def scope(self) -> Scope | None:
-        """The scope of the wrapped rule, or None."""
-        return getattr(self._credit, "scope", None)
+    def scope(self, episodes: Sequence[Episode]) -> Sequence[Hashable]:
+        """The keys of the wrapped rule."""
+        return self._credit.scope(episodes)
 
     def assign(self, episodes: Sequence[Episode]) -> Sequence[Advantages]:
         """One mapping per episode: trained role -> one advantage per turn."""

@@ -3,14 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from legos.credit.returns import Advantages, per_turn
+from legos.credit.returns import Advantages, per_turn, trained
 from legos.errors import ConfigError
+from legos.protocols import CreditAssigner
 from legos.records.episode import Episode
 
 __all__ = ["RAECredit"]
 
 
-class RAECredit:
+class RAECredit(CreditAssigner):
     """Role-conditioned advantage estimation: A = r - b, then b <- decay * b + (1 - decay) * r.
 
     There is one baseline per (arena, role); it starts at 0 and is part of the checkpoint. Within
@@ -35,9 +36,7 @@ class RAECredit:
         assigned: list[Advantages] = []
         for episode in episodes:
             advantages: dict[str, float] = {}
-            for rollout in episode.rollouts:
-                if not rollout.policy:
-                    continue
+            for rollout in trained(episode):
                 key = (episode.arena, rollout.role)
                 reward = episode.rewards[rollout.role]
                 advantages[rollout.role] = reward - self.baselines.get(key, 0.0)

@@ -27,7 +27,6 @@ class TurnComparison(Comparison):
     """
 
     def __init__(self, key: Key, *, discount: float = 1.0, needs_step: bool = False) -> None:
-        super().__init__()
         self.needs_step = needs_step
         self.discount = checked_discount(discount)
         self._key = key

@@ -40,7 +40,6 @@ class ReinforcePPCredit(Comparison):
     needs_step = True
 
     def __init__(self, *, baseline: bool = False, discount: float = 1.0) -> None:
-        super().__init__()
         self.baseline = baseline
         self.discount = checked_discount(discount)
 

@@ -73,7 +73,7 @@ class Player:
             figures=None if batcher.in_turns else figures,
         )
         self._slots = Slots(self._most)  # spawned plays take slots too
-        by_round = batcher.in_turns or getattr(self._credit, "needs_step", False)
+        by_round = batcher.in_turns or self._credit.needs_step
         self._split: Split = "round" if by_round else "id"
         self._unfinished: dict[tuple[int, tuple[int, ...]], Group] = {}  # by their tasks
         self._play_group = play

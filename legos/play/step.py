@@ -100,12 +100,17 @@ def required_credit(arena: Playable, credit: CreditAssigner | None) -> CreditAss
     """The arena's credit rule.
 
     Raises:
-        ArenaError: the arena has none.
+        ArenaError: the arena has none, or it is none.
     """
     if credit is None:
         raise ArenaError(
             f"arena {arena.name!r} has no credit assigner; "
-            f"make it with {type(arena).__name__}(client, credit_assigner=GRPOCredit())"
+            f"make it with {type(arena).__name__}(client, credit_assigner=DrGRPOCredit())"
+        )
+    if not isinstance(credit, CreditAssigner):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArenaError(
+            f"the credit rule of arena {arena.name!r} is {credit!r:.80}; make its class a subclass "
+            "of legos.protocols.CreditAssigner"
         )
     return credit
 

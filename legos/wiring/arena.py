@@ -7,18 +7,17 @@ from legos.arena.arena import Arena, GameArena
 from legos.arena.checks import check_attributes
 from legos.arena.curriculum import CURRICULA, CurriculumName
 from legos.arena.game import Game
-from legos.arena.registry import find_arena
+from legos.arena.registry import find_arena, load_module
 from legos.config.schema import GenerationConfig, PlayConfig, RunConfig
-from legos.credit.overlong import OverlongPenalty
-from legos.credit.registry import make_credit
+from legos.credit import OverlongPenalty, make_credit
 from legos.errors import ArenaError, ConfigError, LegosError
 from legos.loop.mix import Mix
-from legos.protocols import Client
+from legos.protocols import Client, CreditAssigner
 from legos.wiring.options import OF_EVERY_ARENA, checked_options
 
 __all__ = ["DEFAULT_CREDIT", "make_arena", "make_mix", "policies_of"]
 
-DEFAULT_CREDIT = "grpo"
+DEFAULT_CREDIT = "dr_grpo"
 PASS_ON = (
     "; an arena's __init__ takes (self, client=None, *, ..., **kwargs) and passes them on: "
     "super().__init__(client, **kwargs)"
@@ -52,7 +51,7 @@ def make_arena(
     kind = find_arena(name)
     options = checked_options(name, play.options)
     common: dict[str, Any] = {
-        "credit_assigner": make_credit(play.credit or DEFAULT_CREDIT),
+        "credit_assigner": _credit(play.credit or DEFAULT_CREDIT),
         "temperature": generation.temperature if generation else 1.0,
         "seed": seed,
     }
@@ -94,6 +93,25 @@ def make_arena(
     if play.overlong_margin is not None:
         _penalise_overlong(arena, play.overlong_margin)
     return arena
+
+
+def _credit(name: str) -> CreditAssigner:
+    """The credit rule of a name, or of ``FILE.py:Rule``.
+
+    Raises:
+        ArenaError: the file cannot be imported.
+        ConfigError: there is no such rule, or it cannot be made without arguments.
+    """
+    place, colon, rule = name.rpartition(":")
+    if not colon:
+        return make_credit(name)
+    kind = getattr(load_module(place), rule, None)
+    if kind is None:
+        raise ConfigError(f"play.credit is {name!r}, but {place} has no {rule!r}")
+    try:
+        return kind()
+    except Exception as error:  # the rule's own code may raise anything
+        raise ConfigError(f"credit rule {name!r} cannot be made: {error!r}") from error
 
 
 def make_mix(config: RunConfig, client: Client | None) -> Mix:

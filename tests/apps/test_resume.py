@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from accounts import balanced_ledger
@@ -14,7 +14,7 @@ from stored_plays import TIMES, timeless_plays
 from legos.apps.runs import describe_run
 from legos.cli import main
 from legos.config.resolve import read_config
-from legos.credit.registry import CreditName
+from legos.credit import RULES
 from legos.loop.evaluation import ArenaEvaluation
 from legos.run.checkpoint import checkpoints, newest_whole, read_state
 from legos.track.jsonl import read_metrics, read_steps
@@ -102,7 +102,7 @@ def tree(tmp_path: Path) -> str:
         ("--play.credit", "rae", *GROUPS, *SMALL),
         *(
             pytest.param(("--play.credit", rule, *GROUPS, *SMALL), marks=pytest.mark.slow)
-            for rule in get_args(CreditName)
+            for rule in RULES
             if rule != "rae"
         ),
         ("--arena", "kuhn", "--play.credit", "rae", "--seed", "3"),

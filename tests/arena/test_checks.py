@@ -15,7 +15,7 @@ import pytest
 
 from legos.arena.arena import Arena, GameArena
 from legos.arena.game import Game
-from legos.credit import GRPOCredit
+from legos.credit import DrGRPOCredit, GRPOCredit
 from legos.errors import ArenaError
 from legos.fakes import ScriptedClient
 from legos.play.table import Table
@@ -32,7 +32,7 @@ class Duel(Arena):
 
     def __init__(self, play: Any = None, *, answer: str = "a", **attributes: Any) -> None:
         client = ScriptedClient(lambda _: answer)
-        super().__init__(client, credit_assigner=GRPOCredit(deviation=False))
+        super().__init__(client, credit_assigner=DrGRPOCredit())
         if play is not None:
             self.play = play
         for name, value in attributes.items():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from legos.credit import GRPOCredit, RAECredit
+from legos.credit import DrGRPOCredit, GRPOCredit, RAECredit
 from legos.credit.credited import with_samples
 from legos.errors import ArenaError
 from legos.fakes import make_episode, make_turn
@@ -49,7 +49,7 @@ def test_a_rollout_that_cannot_be_trained_on_is_a_named_discard(
     bad: Turn, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        batch = with_samples(Group(), episodes(bad), GRPOCredit(deviation=False))
+        batch = with_samples(Group(), episodes(bad), DrGRPOCredit())
     assert batch.tokens_discarded == {reason: 3}
     assert batch.tokens_generated == 4
     assert [sample.advantages for sample in batch.samples] == [(0.5,)]  # it was compared with

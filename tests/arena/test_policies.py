@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from legos.arena.arena import Arena
-from legos.credit import GRPOCredit
+from legos.credit import DrGRPOCredit
 from legos.errors import ArenaError
 from legos.fakes import ScriptedClient
 from legos.play.table import Table
@@ -28,7 +28,7 @@ class Plays(Arena):
 
     def __init__(self, play: Play) -> None:
         self.scripted = ScriptedClient(lambda _: "ab")
-        super().__init__(self.scripted, credit_assigner=GRPOCredit(deviation=False))
+        super().__init__(self.scripted, credit_assigner=DrGRPOCredit())
         self._play = play
 
     def tasks(self, rng: Any) -> Iterator[Task]:

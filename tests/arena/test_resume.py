@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import pytest
 
 from legos.arena.arena import Arena
-from legos.credit import GRPOCredit, RAECredit
+from legos.credit import DrGRPOCredit, RAECredit
 from legos.errors import ArenaError
 from legos.fakes import ScriptedClient
 from legos.play.table import Table
@@ -26,7 +26,7 @@ class Solo(Arena):
 
     def __init__(self) -> None:
         client = ScriptedClient(lambda asked: str(asked.sampling.seed % 10))
-        super().__init__(client, credit_assigner=GRPOCredit(deviation=False))
+        super().__init__(client, credit_assigner=DrGRPOCredit())
 
     def tasks(self, rng: random.Random) -> Iterable[Task]:
         for number in range(self.num_tasks):

@@ -9,7 +9,7 @@ import pytest
 
 from legos.arena.arena import Arena
 from legos.arena.game import Game
-from legos.credit import GRPOCredit
+from legos.credit import DrGRPOCredit, GRPOCredit
 from legos.errors import ArenaError, EngineError
 from legos.fakes import ScriptedClient
 from legos.play.step import play_all
@@ -49,7 +49,7 @@ class Family(Arena):
     def __init__(self, solve: Play, *, train: bool = True, depth: int = 1, n: int = 3) -> None:
         super().__init__(
             ScriptedClient(lambda asked: "x" * (asked.sampling.seed % 4)),
-            credit_assigner=GRPOCredit(deviation=False),
+            credit_assigner=DrGRPOCredit(),
         )
         self._solve = solve
         self._train = train

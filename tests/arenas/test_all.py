@@ -210,7 +210,7 @@ def test_it_trains_on_what_it_is_for(name: str, files: Path, trained: tuple[Trai
 
     def led(client: Client) -> Arena:
         given = {**options, **({"texts": str(files)} if name == "spice" else {})}
-        credit: Any = "hierarchical" if "answers" in options else "grpo"
+        credit: Any = "hierarchical" if "answers" in options else "dr_grpo"
         play = PlayConfig(options=given, tasks_per_step=2, group_size=4, credit=credit)
         return make_arena(name, Led(client, texts), play=play)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from legos import (
-    GRPOCredit,
+    DrGRPOCredit,
     Message,
     OpenAIClient,
     Sampling,
@@ -285,7 +285,7 @@ def test_a_trainer_learns_from_what_a_server_plays(url: str, engine: LocalEngine
     async def go() -> None:
         async with OpenAIClient(base_url=f"{url}/v1") as client:
             arena = make_arena("nim", client)
-            arena.credit_assigner = GRPOCredit(deviation=False)
+            arena.credit_assigner = DrGRPOCredit()
             arena.tasks_per_step, arena.group_size = 4, 4
             await training_loop(arena, trainer, 3, episode_concurrency=16, after_step=note)
             batch = await arena.step(concurrency=16)

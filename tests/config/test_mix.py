@@ -88,7 +88,7 @@ def test_settings_of_a_mix_that_were_removed_are_named(
         ({**HALVES, "play.options.largest": 3}, r"play\.options .*\[mix\.nim\] options"),
         (
             {**HALVES, "mix.nim.concurrency": 9},
-            r"mix\.nim\.concurrency .*was removed: play\.concurrency",
+            r"concurrency .*removed: play\.concurrency",
         ),
         (
             {**HALVES, "mix.nim.group_size": 1, "mix.nim.credit": "grpo"},

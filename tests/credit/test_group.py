@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legos.credit.group import (
+    DrGRPOCredit,
     GroupCredit,
     GRPOCredit,
     RLOOCredit,
@@ -74,7 +75,7 @@ def test_plays_are_compared_by_arena_task_and_role() -> None:
         make_episode({"first": 9.0, "second": 9.0}, task="a", arena="other"),
         make_episode({"first": 3.0, "second": 2.0}, task="b"),
     ]
-    credit = GRPOCredit(deviation=False)
+    credit = DrGRPOCredit()
     assert credit.assign(episodes) == [
         {"first": [0.5], "second": [-0.5]},
         {"first": [1.0], "second": [0.0]},
@@ -93,7 +94,7 @@ def test_public_rules() -> None:
 
     rewards = np.array([1.0, 0.0, 0.0, 3.0])
     assert advantages(GRPOCredit()) == group_standardised(rewards).tolist()
-    assert advantages(GRPOCredit(deviation=False)) == group_centered(rewards).tolist()
+    assert advantages(DrGRPOCredit()) == group_centered(rewards).tolist()
     assert advantages(RLOOCredit()) == leave_one_out(rewards).tolist()
 
 
@@ -114,7 +115,7 @@ def test_seats_that_are_not_trained_are_not_compared_with() -> None:
         make_episode({"first": 0.0, "second": 0.0}),
         make_episode({"first": 100.0, "second": 100.0}, untrained=["first"]),
     ]
-    credit = GRPOCredit(deviation=False)
+    credit = DrGRPOCredit()
     assigned = credit.assign(episodes)
     assert [a.get("first") for a in assigned] == [[0.5], [-0.5], None]
     assert [a["second"] for a in assigned] == [[-34.0], [-33.0], [67.0]]
@@ -127,7 +128,7 @@ def test_a_turns_own_reward_counts_from_that_turn_on() -> None:
         make_episode({"player": 2.0}, turns=turns),
         make_episode({"player": 0.0}, turns={"player": [make_turn()]}),
     ]
-    assigned = GRPOCredit(deviation=False).assign(episodes)
+    assigned = DrGRPOCredit().assign(episodes)
     assert assigned == [{"player": [0.25, 0.25, 0.0]}, {"player": [-1.0]}]
 
 

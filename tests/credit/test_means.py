@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from legos.arena.arena import Arena
-from legos.credit import GRPOCredit
+from legos.credit import DrGRPOCredit, GRPOCredit
 from legos.credit.means import RESERVED, merged_metrics, play_figures, step_metrics
 from legos.fakes import ScriptedClient
 from legos.play.table import Table
@@ -31,7 +31,7 @@ class Duel(Arena):
 
     def __init__(self, *, critic_trained: bool = True) -> None:
         client = ScriptedClient(lambda _: "ab")
-        super().__init__(client, credit_assigner=GRPOCredit(deviation=False))
+        super().__init__(client, credit_assigner=DrGRPOCredit())
         self._critic_trained = critic_trained
         self._calls = 0
 

@@ -7,7 +7,7 @@ gradient.
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from tiny_models import write_any_model
 
 from legos.builtin import builtin_path
-from legos.credit.registry import CreditName, make_credit
+from legos.credit import RULES, make_credit
 from legos.fakes import make_episode, make_turn
 from legos.losses.objective import Objective
 from legos.records.episode import Turn
@@ -153,7 +153,7 @@ def test_a_step_of_every_model(name: str, tmp_path: Path) -> None:
     compared(pair, some_samples(), objective, tmp_path)
 
 
-@pytest.mark.parametrize("name", get_args(CreditName))
+@pytest.mark.parametrize("name", RULES)
 def test_a_step_with_every_credit_rule(name: str, pair: Pair, tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from legos.arena.arena import Arena
 from legos.arena.endings import Draw, Forfeit, Void
-from legos.credit import GRPOCredit
+from legos.credit import DrGRPOCredit
 from legos.errors import ArenaError, EngineError
 from legos.fakes import Asked, ScriptedClient
 from legos.play.table import Table
@@ -39,7 +39,7 @@ class Solo(Arena):
         trainable: bool = True,
     ) -> None:
         client = ScriptedClient(answer, trainable=trainable)
-        super().__init__(client, credit_assigner=GRPOCredit(deviation=False), seed=seed)
+        super().__init__(client, credit_assigner=DrGRPOCredit(), seed=seed)
         self.scripted = client
         self._play = play
         self._num_tasks = num_tasks

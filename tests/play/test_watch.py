@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from legos.arena.arena import Arena
-from legos.credit import GRPOCredit
+from legos.credit import DrGRPOCredit
 from legos.errors import ArenaError, EngineError
 from legos.fakes import ScriptedClient
 from legos.play.table import Table
@@ -40,7 +40,7 @@ class Slow(Arena):
     group_size = 2
 
     def __init__(self, play: Play, **attributes: Any) -> None:
-        super().__init__(Deaf(lambda _: "ab"), credit_assigner=GRPOCredit(deviation=False))
+        super().__init__(Deaf(lambda _: "ab"), credit_assigner=DrGRPOCredit())
         self._play = play
         for name, value in attributes.items():
             setattr(self, name, value)

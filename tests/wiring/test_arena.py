@@ -1,5 +1,6 @@
 """Arenas from settings: what is asked for is what is played, or is refused by name."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from legos.arena.curriculum import Climb, Uniform
 from legos.config.schema import PlayConfig
 from legos.credit import RAECredit
-from legos.errors import ConfigError
+from legos.errors import ArenaError, ConfigError
+from legos.fakes import ScriptedClient
 from legos.wiring.arena import make_arena
 
 OWN = """
@@ -50,3 +52,32 @@ def test_a_credit_rule_that_the_arena_does_not_take_is_refused(tmp_path: Path) -
     assert isinstance(
         make_arena("nim", None, play=PlayConfig(credit="rae")).credit_assigner, RAECredit
     )
+
+
+RULE = """
+from legos.protocols import CreditAssigner
+
+class Equal(CreditAssigner):
+    def assign(self, episodes):
+        return [{r.role: [1.0] * len(r.turns) for r in e.rollouts if r.policy} for e in episodes]
+"""
+
+
+def test_a_credit_rule_of_a_file_is_used(tmp_path: Path) -> None:
+    file = tmp_path / "rules.py"
+    file.write_text(RULE)
+    client = ScriptedClient(lambda asked: asked.sampling.choices[0])
+    arena = make_arena("nim", client, play=PlayConfig(credit=f"{file}:Equal", group_size=2))
+    assert not arena.credit_assigner.needs_step  # pyright: ignore[reportOptionalMemberAccess]
+    batch = asyncio.run(arena.step())
+    assert {a for sample in batch.samples for a in sample.advantages} == {1.0}
+    with pytest.raises(ConfigError, match="has no 'Other'"):
+        make_arena("nim", client, play=PlayConfig(credit=f"{file}:Other"))
+
+
+def test_a_credit_rule_must_be_one(tmp_path: Path) -> None:
+    client = ScriptedClient(lambda asked: asked.sampling.choices[0])
+    arena = make_arena("nim", client)
+    arena.credit_assigner = object()  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ArenaError, match=r"make its class a subclass of .*CreditAssigner"):
+        asyncio.run(arena.step())
