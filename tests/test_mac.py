@@ -145,6 +145,7 @@ def test_caffeinate_runs_exactly_within_the_block(tools: Path, tmp_path: Path) -
         os.kill(int(pid), 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep_awake", [True, False])
 def test_a_run_keeps_the_mac_awake_unless_told_otherwise(
     keep_awake: bool, tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -162,6 +163,7 @@ def test_a_run_keeps_the_mac_awake_unless_told_otherwise(
     assert (hint in capsys.readouterr().out) == keep_awake
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reported", "battery"),
     [
@@ -180,6 +182,7 @@ def test_a_pause_on_battery_without_a_battery_is_noticed(
     assert (notice not in capsys.readouterr().out) == battery
 
 
+@pytest.mark.slow
 def test_a_server_keeps_the_mac_awake_until_it_ends(tools: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     tool(tools, "caffeinate", f'echo "$$ $@" > {log}.new; mv {log}.new {log}; exec sleep 60')

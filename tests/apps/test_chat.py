@@ -130,6 +130,7 @@ def test_a_trained_policy_is_found_by_its_run_and_answers_with_moves(
     assert f"trained on model 'builtin' and cannot be put on '{other}'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_built_in_model_says_what_it_can_do() -> None:
     terminal = Terminal()
     terminal.wait_for("plays games")
@@ -181,6 +182,7 @@ def answering(pieces: Callable[[str], HttpAnswer | None]) -> ScriptedServer:
     return ScriptedServer(reply, models=MODELS)
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_an_answer_and_at_the_prompt_ends_the_chat() -> None:
     def reply(question: str) -> HttpAnswer | None:
         if question == "refuse":

@@ -94,6 +94,7 @@ def check(commands: tuple[tuple[str, ...], ...], whole: Path, damage: Callable[[
         assert main(command) in (0, 1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DAMAGES)
 def test_commands_that_read_a_run(
     name: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -114,6 +115,7 @@ def test_commands_that_use_a_run(
         check(commands, whole, lambda damage=damage: damage(Path("run", file)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", FOLDERS)
 def test_a_file_in_place_of_a_folder(
     place: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -43,6 +43,7 @@ def test_facts_alone_are_quick_and_healthy(capsys: pytest.CaptureFixture[str]) -
     assert "self-test" not in told
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_checks")
 @pytest.mark.parametrize("model", MODELS)
 def test_every_check_passes_here(model: str, tiny_models: Mapping[str, Path]) -> None:
@@ -162,8 +163,7 @@ def test_facts_of_a_mac_are_part_of_the_report(monkeypatch: pytest.MonkeyPatch) 
     assert examine().as_dict()["mac"] == {"chip": "Apple M9"}
 
 
-@pytest.mark.slow
-@pytest.mark.alone
+@pytest.mark.nightly
 def test_the_small_model_is_checked_within_a_minute() -> None:
     slow = slowness()
     report = examine(self_test=True)
@@ -171,7 +171,7 @@ def test_the_small_model_is_checked_within_a_minute() -> None:
     assert sum(check.seconds for check in report.checks) < 60 * max(slow, slowness())
 
 
-@pytest.mark.memory
+@pytest.mark.nightly
 def test_the_longest_rows_on_macs_come_from_configurations(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,6 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_rows_change_their_length_and_the_adapter_is_evaluated(run: Path) -> None:
     before, after = (read_adapter(run / "adapters" / name) for name in ("v0", "v4"))
     assert after.shape.use_dora
@@ -61,6 +62,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_neither_a_resumed_run_nor_a_fork_turns_it_off(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,6 +46,7 @@ def digest(run: Path, version: int) -> str:
     return read_adapter(run / "adapters" / f"v{version}").digest
 
 
+@pytest.mark.slow
 def test_a_fork_that_changes_nothing_goes_the_way_of_its_parent(
     parent: Path, tmp_path: Path
 ) -> None:
@@ -101,6 +102,7 @@ def test_another_base_of_the_same_shape_is_refused(
     assert not child.exists()
 
 
+@pytest.mark.slow
 def test_another_credit_rule_starts_without_baselines_or_what_waited(
     parent: Path, tmp_path: Path
 ) -> None:
@@ -120,6 +122,7 @@ def test_another_credit_rule_starts_without_baselines_or_what_waited(
     assert line["tokens_generated"] == sum(line[f"tokens_{use}"] or 0 for use in uses)
 
 
+@pytest.mark.slow
 def test_another_game_is_judged_anew(parent: Path, tmp_path: Path) -> None:
     child = tmp_path / "child"
     assert fork(f"{parent}@4", child, "--play.options.largest", "3", "--steps", "5") == 0

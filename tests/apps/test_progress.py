@@ -99,6 +99,7 @@ async def shown_without() -> None:
         await asyncio.sleep(3.0)
 
 
+@pytest.mark.slow
 def test_a_run_shows_what_it_does_while_no_play_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

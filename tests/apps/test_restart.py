@@ -53,6 +53,7 @@ def steps(folder: Path) -> list[int]:
     return [found["step"] for line in lines if "loss" in (found := json.loads(line))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hangs", [False, True])
 def test_a_run_resumes_itself_after_the_device_failed_or_hung(tmp_path: Path, hangs: bool) -> None:
     ended, folder = run(tmp_path, hangs=hangs)
@@ -63,6 +64,7 @@ def test_a_run_resumes_itself_after_the_device_failed_or_hung(tmp_path: Path, ha
     assert expected in ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "program"), [(("--loop.max-restarts", "0"), "legos"), ((), "my_script.py")]
 )
@@ -76,6 +78,7 @@ def test_without_restarts_and_in_other_programs_the_run_ends(
     assert steps(folder) == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_restarts_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["train", "--steps", "1", "--out", str(tmp_path / "run")]) == 0
     started: list[list[str]] = []

@@ -140,6 +140,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(
     )
 
 
+@pytest.mark.slow
 def test_the_reference_of_a_run_is_in_its_checkpoints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -270,6 +271,7 @@ def test_damaged_and_missing_lines_cost_no_resume(
     assert missing in caplog.messages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -310,6 +312,7 @@ def test_a_folder_without_a_whole_checkpoint_is_refused(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("figure", "kept"), [("share", [2, 5, 6]), ("-share", [4, 5, 6]), (None, [5, 6])]
 )

@@ -20,6 +20,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evaluated", [True, False])
 def test_a_length_that_is_passed_is_not_remembered(
     evaluated: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -55,6 +56,7 @@ def test_a_setting_that_the_run_did_not_know_stays_off(tmp_path: Path) -> None:
     assert resumed.config.play.restrict_choices
 
 
+@pytest.mark.slow
 def test_settings_that_were_edited_are_refused_until_they_are_brought_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,6 +78,7 @@ def test_settings_that_were_edited_are_refused_until_they_are_brought_back(
     assert main(["train", "--resume", str(run), "--steps", "3"]) == 0
 
 
+@pytest.mark.slow
 def test_a_run_that_is_moved_meanwhile_says_where_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,7 @@ def finish(steps: int, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("uv") is None, reason="needs uv")
 @pytest.mark.parametrize(
     ("number", "code"),
@@ -129,6 +130,7 @@ def test_a_signal_to_the_whole_group_leaves_a_checkpoint_of_the_last_step(
     finish(int(str(last)) + 1, capsys)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_from_its_first_checkpoint_and_says_what_is_made_again(
     start: Start, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -207,6 +209,7 @@ def test_a_play_that_never_returns_to_the_loop_is_shown_and_ended_by_a_second_si
     assert process.stderr.read().endswith(f"ended at once, without a checkpoint {resume}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [(), ("--deterministic",)])
 def test_a_signal_ends_a_step_between_two_passes_and_the_run_goes_on_exactly(
     threads: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

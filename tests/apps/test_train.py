@@ -114,6 +114,7 @@ def hints(told: str) -> list[str]:
     return [line.strip() for line in told.partition("next, try\n")[2].splitlines()]
 
 
+@pytest.mark.slow
 def test_the_commands_at_the_end_fit_the_model_and_the_arena(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -137,6 +138,7 @@ def test_after_a_game_that_ships_with_the_kit_the_other_one_is_next(
     assert hints(capsys.readouterr().out)[2] == "uv run legos train --arena nim"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -79,7 +79,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     assert balanced_ledger(two)
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 def test_a_group_that_is_stopped_is_resumed_by_one_process(tmp_path: Path) -> None:
     run = tmp_path / "run"
     interrupted((*TWO, *SHORT, "--steps", "10000", "--out", run), run)

@@ -96,8 +96,7 @@ def test_the_policy_is_served_while_it_is_trained(tmp_path: Path) -> None:
         httpx.get(url)
 
 
-@pytest.mark.slow
-@pytest.mark.alone
+@pytest.mark.nightly
 def test_clients_leave_training_a_quarter_of_its_speed(tmp_path: Path) -> None:
     """Steps per second while 64 clients ask, against those without them, in turn.
 

@@ -223,6 +223,7 @@ def test_a_play_that_waits_for_a_judge_or_between_tools_is_said_to_wait_for_it()
         assert f"and was cancelled; it waits for '{role}' to answer" in (episode.error or "")
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what Python says
 @pytest.mark.parametrize("wait", [*STUBBORN, "ask", "spawn"])
 @pytest.mark.parametrize("stopped", [False, True])

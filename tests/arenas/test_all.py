@@ -54,6 +54,7 @@ def made(name: str, client: Client, files: Path, *, max_tokens: int | None = Non
     return make_arena(name, client, play=play, generation=GenerationConfig(max_tokens=max_tokens))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_check_passes(name: str, files: Path) -> None:
     findings = check_arena(made(name, ScriptedClient([]), files), plays=6)

@@ -84,6 +84,7 @@ def test_every_bench_is_a_script(name: str) -> None:
     assert "--seconds" in shown
 
 
+@pytest.mark.nightly
 def test_the_bench_of_arenas_measures_every_ratio() -> None:
     arenas = import_module("bench.arenas")
     figures = judged(arenas.bench_arenas, arenas.RATIOS, Workload(2.0, quick=True))

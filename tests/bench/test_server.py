@@ -5,7 +5,7 @@ from bench.command import Compared, judged
 from bench.server import RATIOS, bench_server
 
 
-@pytest.mark.servers
+@pytest.mark.nightly
 @pytest.mark.timeout(900)  # minutes where other programs run
 def test_the_server_bench_measures_every_ratio() -> None:
     figures = judged(bench_server, RATIOS, Compared(4.0, quick=True))

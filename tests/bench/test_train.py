@@ -11,14 +11,14 @@ from bench.train_bench import TrainerProcess, program
 from legos.errors import TrainerError
 
 
+@pytest.mark.slow
 def test_a_python_without_another_trainer_is_refused(tmp_path: Path) -> None:
     command = program("peer_trainer", tmp_path, python=Path(sys.executable))
     with pytest.raises(TrainerError, match=r"ended with code 1 .* --peer needs the Python of an"):
         TrainerProcess(command, 1)
 
 
-@pytest.mark.slow
-@pytest.mark.alone
+@pytest.mark.nightly
 @pytest.mark.timeout(900)  # minutes where other programs run
 def test_the_train_bench_measures_every_ratio() -> None:
     figures = judged(bench_train, RATIOS, Compared(1.0, quick=True))

@@ -12,8 +12,7 @@ from chaos.story import as_table, chaos
 SEED, MINUTES = 0, 2.0  # the processes start before, and the last fault ends after
 
 
-@pytest.mark.slow
-@pytest.mark.alone
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and sets limits")
 def test_a_run_keeps_its_promises(tmp_path: Path) -> None:

@@ -98,6 +98,7 @@ def test_the_examples_of_the_help_are_options_that_exist(trained: Trained) -> No
     assert len(trained) == 2
 
 
+@pytest.mark.slow
 def test_help_all_of_train_lists_every_setting_with_its_range() -> None:
     told = train_help("--help-all", columns=200)
     for name in knobs():

@@ -75,7 +75,7 @@ def ask_the_server(command: str) -> None:
     assert said.getvalue().strip() in ("p", "b")
 
 
-@pytest.mark.learning
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("command", "least"), [(COMMANDS[3], 0.65), (COMMANDS[4], 0.9)], ids=["doors", "questions"]
@@ -103,7 +103,7 @@ def test_the_folder_of_step_five_is_trained_without_an_alarm(
     assert [record.getMessage() for record in caplog.records] == []
 
 
-@pytest.mark.learning
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", ["0", "1", "2"])
 def test_the_game_of_the_readme_is_learned_without_an_alarm(

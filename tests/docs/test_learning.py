@@ -24,7 +24,7 @@ def options_of(arena: str) -> list[str]:
     return shlex.split(next(found)[2])
 
 
-@pytest.mark.learning
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("arena", "figure", "level"),
@@ -52,7 +52,7 @@ def test_an_arena_is_learned_as_its_page_says(
     assert reached < level < first if figure in FALLING else first < level < reached
 
 
-@pytest.mark.learning
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_a_model_that_knows_the_form_of_zorplex_learns_what_it_is_for(tmp_path: Path) -> None:
     base, out = str(tmp_path / "base"), tmp_path / "run"

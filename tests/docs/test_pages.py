@@ -158,6 +158,7 @@ assert {role: seat.policy for role, seat in seats.items()} == {r: r for r in Sum
 """
 
 
+@pytest.mark.slow
 def test_the_programs_of_the_page_on_seats_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

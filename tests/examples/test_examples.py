@@ -19,6 +19,7 @@ def run(name: str, *arguments: str) -> str:
     return finished((sys.executable, ROOT / "examples" / name, *arguments))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("example", "package"), [("gsm8k.py", "datasets"), ("ray_cluster.py", "ray")]
 )
@@ -150,6 +151,7 @@ def test_a_cluster_of_this_machine_plays_generates_and_scores(
     assert all(step["arena/failed"] == 0 and 0 < step["reward_mean"] < 1 for step in steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--figure", "vs_optimal_win")])
 def test_a_plot_is_drawn(options: tuple[str, ...], tmp_path: Path) -> None:
     rows = [
@@ -162,6 +164,7 @@ def test_a_plot_is_drawn(options: tuple[str, ...], tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.nightly
 def test_losses_are_compared_once(tmp_path: Path) -> None:
     file = tmp_path / "losses.jsonl"
     asked = (str(file), "--games", "nim", "--losses", "gspo", "--seeds", "0", "--more=--steps 2")

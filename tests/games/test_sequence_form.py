@@ -88,6 +88,7 @@ def drawn(seed: int) -> Hidden:
     return Hidden(seed, 2, zero_sum=True, depth=3 + seed % 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hundred", range(2))
 def test_drawn_games_are_solved(hundred: int) -> None:
     for seed in range(100 * hundred, 100 * (hundred + 1)):
@@ -102,6 +103,7 @@ def test_ten_thousand_drawn_games_are_solved(thousand: int) -> None:
         solved(drawn(seed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 def test_games_whose_states_forget_are_solved(rounds: int) -> None:
     for seed in range(30):

@@ -86,6 +86,7 @@ def test_expected_payoffs_equal_plain_recursion(game: Hidden, seed: int) -> None
     assert expected_payoffs(tree, policies) == pytest.approx(by_hand(game, policies))
 
 
+@pytest.mark.slow
 @settings(light, max_examples=12)  # each tries up to 64 plans of every role
 @given(games, st.integers(0, 100))
 def test_best_response_equals_the_best_of_all_plans(game: Hidden, seed: int) -> None:

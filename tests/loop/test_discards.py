@@ -43,6 +43,7 @@ class RandomMoves(ScriptedClient):
         return await super().complete(prompt, sampling, adapter=adapter)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("pass_s", [0.03, 0.2], ids=["play limits", "training limits"])
 @pytest.mark.parametrize("games", [(Nim,), (Nim, Kuhn)], ids=["nim", "nim and kuhn"])
 def test_almost_no_token_is_too_old(games: tuple[type, ...], pass_s: float) -> None:

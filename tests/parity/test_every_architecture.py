@@ -13,6 +13,7 @@ from legos.apps.architectures import HEAD, table_row
 from legos.mlx.checks.architectures import check_architecture
 from legos.mlx.checks.small_models import architectures
 
+OFTEN = ("gemma3_text", "llama", "mamba2", "qwen3", "qwen3_moe")  # in every full run of CI
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "models.md"
 
 
@@ -23,8 +24,13 @@ def test_the_page_has_the_table_of_the_command() -> None:
     assert [row.split()[1] for row in rows] == architectures()
 
 
-@pytest.mark.architectures
-@pytest.mark.parametrize("name", architectures())
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in OFTEN else pytest.mark.nightly)
+        for name in architectures()
+    ],
+)
 def test_an_architecture_is_right_or_refused(name: str) -> None:
     report = check_architecture(name)
     assert report.errors == ()

@@ -68,6 +68,7 @@ def test_a_restored_table_goes_on(tmp_path: Path) -> None:
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_it_learns_nim_through_the_same_wiring_as_any_device() -> None:
     device: Device = TableDevice()
     config = TrainingConfig(

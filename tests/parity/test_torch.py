@@ -128,6 +128,7 @@ def compared(pair: Pair, samples: list[Sample], objective: Objective, folder: Pa
         assert distance(states[1][file], states[0][file]) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY_OBJECTIVE)
 def test_a_step_with_every_objective(name: str, pair: Pair, tmp_path: Path) -> None:
     compared(pair, some_samples(), EVERY_OBJECTIVE[name], tmp_path)
@@ -153,6 +154,7 @@ def test_a_step_of_every_model(name: str, tmp_path: Path) -> None:
     compared(pair, some_samples(), objective, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_a_step_with_every_credit_rule(name: str, pair: Pair, tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
@@ -186,6 +188,7 @@ def test_a_step_with_every_credit_rule(name: str, pair: Pair, tmp_path: Path) ->
     compared(pair, samples, Objective(), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "gspo", "kl_k2", "kl_exact", "entropy"])
 def test_the_size_of_the_heads_chunks_changes_nothing(
     name: str, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -198,6 +201,7 @@ def test_the_size_of_the_heads_chunks_changes_nothing(
     compared(pair._replace(torch=chunked), samples, objective, tmp_path / "saved")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "at_once"), [("gspo", True), ("kl_k2", True), ("entropy", False)])
 def test_a_head_without_lora_has_its_gradients_with_the_values_where_one_term_has_any(
     name: str, at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

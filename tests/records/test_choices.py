@@ -73,6 +73,7 @@ def test_an_answer_may_have_thousands_of_tokens() -> None:
     assert node.legal == (-1, 4000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["one long answer", "many short answers"])
 def test_the_memory_of_a_tree_is_measured(shape: str) -> None:
     rng = random.Random(0)

@@ -86,6 +86,7 @@ def test_an_evaluation_that_is_due_while_one_runs_waits_for_it(tmp_path: Path) -
     assert pinned == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turns", range(0, 240, 5))
 def test_a_stop_anywhere_loses_no_evaluation(turns: int, tmp_path: Path) -> None:
     undisturbed = World(tmp_path / "whole").start()

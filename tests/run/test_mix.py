@@ -31,6 +31,7 @@ def test_both_arenas_are_trained_and_their_figures_carry_their_names(whole: Worl
     check_balance(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turns", range(0, 260, 13))
 def test_a_stop_anywhere_leaves_a_checkpoint_that_goes_on_exactly(
     turns: int, whole: World, tmp_path: Path

@@ -45,6 +45,7 @@ def test_books_hold_every_token_that_was_sampled(whole: World) -> None:
         assert line["tokens_generated"] == sum(int(line[f"tokens_{use}"] or 0) for use in uses)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turns", range(132))
 def test_a_stop_anywhere_leaves_a_checkpoint_that_goes_on_exactly(
     turns: int, whole: World, tmp_path: Path
@@ -66,6 +67,7 @@ def test_a_stop_anywhere_leaves_a_checkpoint_that_goes_on_exactly(
     assert episodes(resumed.folder) == episodes(whole.folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turns", range(0, 60, 2))
 def test_a_stop_anywhere_in_a_run_with_lag_loses_no_play(turns: int, tmp_path: Path) -> None:
     def world() -> World:

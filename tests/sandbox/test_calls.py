@@ -82,6 +82,7 @@ def calling(*calls: tuple[Any, ...], **changed: float) -> list[Any]:
     return asyncio.run(all_of_them())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "changed", "message"),
     [

@@ -243,6 +243,7 @@ def test_an_answer_that_is_not_read_is_not_kept(
             assert other.recv(1 << 16).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_is_read_slowly_is_read_to_its_end(fake: Any, *, stream: bool) -> None:
     with (

@@ -21,7 +21,7 @@ from pace import slowness
 from legos.device import ModelHandle
 from legos.weights.adapter import pack_adapter
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.nightly
 
 ATTACK_S, SETTLE_S = 20.0, 11.0  # heads that do not come are waited for 10 s
 SCORING_S = 2.0  # time that long scores have run when the server is told to end

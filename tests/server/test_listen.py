@@ -94,6 +94,7 @@ def run(program: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_loading_a_device_leaves_the_limit_on_open_files() -> None:
     said = run(
         "import resource as r\n"
@@ -136,6 +137,7 @@ asyncio.run(serve())
 """
 
 
+@pytest.mark.slow
 def test_without_descriptors_the_log_says_so_once(eventually: Eventually) -> None:
     """Fifty clients wait for two seconds; asyncio would log a stack for each, every second."""
     process = subprocess.Popen(

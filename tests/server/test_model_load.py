@@ -43,6 +43,7 @@ def widen(folder: Path) -> None:
         out.truncate(8 + len(text) + offset)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit address space")
 def test_weights_that_do_not_fit_into_memory_are_refused(tmp_path: Path) -> None:
     widen(write_tiny_model(tmp_path / "model"))

@@ -145,6 +145,7 @@ def test_the_command_says_where_it_is_and_ends_when_told(command: Any) -> None:
     assert "Traceback" not in errors
 
 
+@pytest.mark.slow
 def test_the_command_refuses_what_cannot_be(tmp_path: Path) -> None:
     def refused(*options: str) -> str:
         done = subprocess.run(

@@ -115,6 +115,7 @@ def ours(base: Path, adapter: Any) -> np.ndarray:
     return np.asarray(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", ACCEPTED.values(), ids=ACCEPTED.keys())
 def test_an_accepted_setting_computes_what_peft_computes(
     base: Path, trained: Callable[..., Any], settings: dict[str, Any], tmp_path: Path

@@ -92,6 +92,7 @@ def trainer() -> Iterator[Trainer]:
     made.close()
 
 
+@pytest.mark.slow
 def test_an_agent_of_the_openai_package_is_trained_in_its_own_process(
     trainer: Trainer, tmp_path: Path
 ) -> None:
@@ -124,6 +125,7 @@ def test_an_agent_of_the_openai_package_is_trained_in_its_own_process(
     assert "no_logprobs" not in ledger.discarded
 
 
+@pytest.mark.slow
 def test_the_program_of_the_page_plays(trainer: Trainer, tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "arenas" / "agents.md"
     program, _ = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)

@@ -9,7 +9,7 @@ import pytest
 from legos.cli import main
 from legos.wiring import architectures
 
-pytestmark = pytest.mark.architectures
+pytestmark = pytest.mark.slow
 
 
 def test_a_process_that_ends_is_one_row(

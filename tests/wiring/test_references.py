@@ -79,6 +79,7 @@ def servers_of(model: ModelHandle, *urls: str, **options: Any) -> Any:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapter", ["base", FROZEN])
 def test_a_step_with_a_server_equals_one_with_its_own_reference(
     adapter: str, model: ModelHandle, server: ServerProcess, frozen: Path, tmp_path: Path
@@ -150,6 +151,7 @@ def test_a_sample_that_cannot_be_scored_says_why(model: ModelHandle, server: Ser
         references.close()
 
 
+@pytest.mark.slow
 def test_a_dead_server_is_left_out_and_the_last_one_ends_the_run(
     model: ModelHandle, server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +172,7 @@ def test_a_dead_server_is_left_out_and_the_last_one_ends_the_run(
         second.close()
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_its_account_balanced_where_the_only_server_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +204,7 @@ def test_a_run_ends_with_its_account_balanced_where_the_only_server_dies(
         server.close()
 
 
+@pytest.mark.slow
 def test_a_server_of_another_model_or_without_the_adapter_is_refused(
     model: ModelHandle, server: ServerProcess, tmp_path: Path
 ) -> None:

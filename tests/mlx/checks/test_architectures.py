@@ -19,6 +19,7 @@ from legos.mlx.train.step_gradients import StepGradients
 Patch = pytest.MonkeyPatch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.0, 1.01])
 def test_gradients_that_differ_by_a_hundredth_are_found(factor: float, monkeypatch: Patch) -> None:
     compute = StepGradients.of_step
@@ -79,6 +80,7 @@ def test_an_architecture_that_cannot_be_built_is_not_tried(name: str, reason: st
     assert re.fullmatch(reason, report.reasons[0])
 
 
+@pytest.mark.slow
 def test_what_trains_on_the_cpu_alone_is_said() -> None:
     report = check_architecture("rwkv7")
     assert report.trains

@@ -26,6 +26,7 @@ def judged(name: str, *, long: bool = False) -> Check:
     return SelfTest.small(test, name, SMALL[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*SMALL])
 def test_a_sound_device_passes(name: str) -> None:
     check = judged(name)
@@ -85,6 +86,7 @@ BROKEN: Mapping[str, tuple[Callable[[Patch], None], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*BROKEN])
 def test_a_broken_part_is_found(name: str, monkeypatch: Patch) -> None:
     broken, reason = BROKEN[name]

@@ -38,6 +38,7 @@ def probabilities(tree: Any, prompt: Sequence[int], node: ChoiceNode, heat: floa
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["llama", "qwen3", "wide"])
 @pytest.mark.parametrize("name", list(TREES))
 def test_answers_are_legal_and_as_frequent_as_the_model_says(

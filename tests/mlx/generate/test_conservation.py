@@ -27,6 +27,7 @@ def test_an_interrupted_prefill_keeps_all_who_wait_under_its_tokens(room: Room) 
     assert one.answer(0).versions == (7, 7, 7)
 
 
+@pytest.mark.slow
 def test_rows_that_wait_for_room_do_not_keep_the_bytes_that_their_elders_need(room: Room) -> None:
     """A row that forked and waits to be computed again holds nothing on the device."""
     need = room("llama").engine._scheduler._budget.capabilities.cache_bytes

@@ -256,6 +256,7 @@ def random_request(rng: random.Random) -> Request:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_a_storm_of_requests_cancellations_and_swaps(room: Room, seed: int) -> None:
     rng = random.Random(seed)

@@ -27,6 +27,7 @@ def pending_operations(room: EngineRoom) -> int:
     return graph.getvalue().count("->")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["qwen3_5", "falcon_h1"])
 def test_the_graph_does_not_grow_with_the_steps(
     tmp_path: Path, architecture: Literal["qwen3_5", "falcon_h1"]

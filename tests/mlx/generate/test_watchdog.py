@@ -247,6 +247,7 @@ guarded.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="nothing stops a process here")
 def test_a_process_that_was_stopped_keeps_its_engine(
     tiny_models: Mapping[str, Path], tmp_path: Path

@@ -290,6 +290,7 @@ worker.wake()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [3, pytest.param(12, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("last_line", ["", "worker.close()"])
 def test_a_program_exits_cleanly_with_a_worker_or_after_one(

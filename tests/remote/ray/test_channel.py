@@ -81,6 +81,7 @@ def test_frames_come_whole_and_in_order_on_both_ways() -> None:
     assert heard == frames
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_process_that_is_gone_or_stopped_shows(
     other: tuple[subprocess.Popen[str], channel.Address],

@@ -60,6 +60,7 @@ def say(http: httpx.Client, **fields: object) -> Any:
     return answer.json()["choices"][0]
 
 
+@pytest.mark.slow
 def test_all_forms_bring_the_same_adapter(
     http: httpx.Client, model: ModelHandle, other: Mapping[str, Any]
 ) -> None:

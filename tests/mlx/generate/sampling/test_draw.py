@@ -179,6 +179,7 @@ def test_host_and_device_draw_the_same() -> None:
         assert np.array(found)[same] == pytest.approx(np.array(drawn[0][1])[same], abs=1e-5)
 
 
+@pytest.mark.slow
 @WAYS
 @pytest.mark.parametrize("vocabulary", [1, 2, 127, 128, 129, 300, 1024])
 def test_the_whole_vocabulary_is_drawn_from(way: str, vocabulary: int) -> None:
