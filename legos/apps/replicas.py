@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from legos.clients.remote import RemoteEngine
 from legos.errors import EngineError
 from legos.records.limits import EngineLimits
-from legos.remote.vllm.process import ServerProcess
+from legos.remote.process import ServerProcess
 from legos.server.options import ServerOptions
 from legos.stalls import Watchdog
 from legos.weights.adapter import Adapter

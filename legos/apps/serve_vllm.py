@@ -13,9 +13,9 @@ import numpy as np
 
 from legos.builtin import BUILTIN, EXAMPLE
 from legos.errors import AdapterError, EngineError
+from legos.remote.process import ServerProcess
 from legos.remote.vllm.api import VllmApi
-from legos.remote.vllm.command import VllmOptions, find_vllm, vllm_command
-from legos.remote.vllm.process import ServerProcess, vllm_process
+from legos.remote.vllm.command import VllmOptions, find_vllm, vllm_command, vllm_process
 from legos.weights.adapter import Adapter
 from legos.weights.peft import write_peft
 from legos.wiring.model import model_place

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, closing, contextmanager, nullcontext
 from operator import attrgetter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -27,6 +28,7 @@ from legos.config.resolve import ResolvedConfig, is_chosen, read_config
 from legos.config.schema import LoopConfig, RunConfig
 from legos.errors import ConfigError, DeviceError, LegosError, TrainerError
 from legos.mac import awake, has_battery, on_battery
+from legos.play.step import play_each
 from legos.records.names import evaluated_name
 from legos.run.checkpoint import checkpoints
 from legos.run.ending import failure_kept
@@ -42,6 +44,9 @@ from legos.wiring.model import has_followers
 from legos.wiring.options import check_options
 from legos.wiring.ray import ray_players
 from legos.wiring.trainer import Trainer, trainer_of
+
+if TYPE_CHECKING:
+    from legos.remote.ray.players import Players
 
 __all__ = ["check", "train"]
 
@@ -123,7 +128,7 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
         with (
             ThreadPoolExecutor(max_workers=1) as writer,
             StopSignals() as signals,
-            ray_players(config, trainer.generation, trainer.model) as play,
+            ray_players(config, trainer.generation, trainer.model) as players,
             _folder(resolved, resumed, mix.title) as folder,
         ):
             signals.advice = f"; continue with\n  {resume_command(folder.path)}"
@@ -135,10 +140,10 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
                 episode_concurrency=config.play.concurrency,
                 base_model=config.model,
                 evaluation=evaluation,
-                count_tokens=_token_count(trainer, shared),
+                count_tokens=_token_count(trainer, shared, players),
                 engine_figures=trainer.engine_figures,
                 writer=writer,
-                play=play,
+                play=play_each if players is None else players.play,
             )
             if checkpoint is not None:
                 run.resume(checkpoint)
@@ -160,13 +165,16 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
         return 0 if signals.received is None else 128 + signals.received
 
 
-def _token_count(trainer: Trainer, shared: SharedEngine | None) -> Callable[[], Awaitable[int]]:
+def _token_count(
+    trainer: Trainer, shared: SharedEngine | None, players: "Players | None"
+) -> Callable[[], Awaitable[int]]:
     """Counts the tokens sampled for plays and evaluations, without those of HTTP requests."""
     names = (*trainer.policies, *map(evaluated_name, trainer.policies))
 
     async def count() -> int:
         sampled = [await trainer.tokens_generated(name) for name in names]
-        return sum(sampled) - (0 if shared is None else shared.tokens_generated)
+        elsewhere = 0 if players is None else await players.sampled()
+        return sum(sampled) + elsewhere - (0 if shared is None else shared.tokens_generated)
 
     return count
 

@@ -245,6 +245,11 @@ class RemoteEngine:
         self._loop.close()
 
     @property
+    def servers(self) -> Sequence[RemoteServer]:
+        """The servers."""
+        return self._pool.servers
+
+    @property
     def _loads(self) -> AdapterLoader:
         assert self._loader is not None, "adapters are published by the process of the trainer"
         return self._loader

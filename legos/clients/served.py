@@ -80,6 +80,7 @@ class LegosServer:
         api_key: str | None = None,
         loaded: Loaded | None = None,
         model: str = "",
+        retries: int | None = None,
     ) -> None:
         """Describe a server; nothing is sent yet.
 
@@ -88,6 +89,7 @@ class LegosServer:
             api_key: bearer token.
             loaded: what this process has loaded there; None: another process loads the adapters.
             model: what the server calls its model; empty: as in its first answer.
+            retries: maximum number of retries of a failed request; None: about two minutes of them.
         """
         self._url, self._loaded = url, loaded
         self._losses: tuple[Mapping[str, int], int] = {}, 0  # of these adapters, so often
@@ -97,7 +99,7 @@ class LegosServer:
             api_key=api_key,
             timeout_s=REQUEST_S,
             max_connections=CONNECTIONS,
-            retries=RETRIES,
+            retries=RETRIES if retries is None else retries,
             model=model,
         )
         self._lists = RequestLists(self._sampled)
@@ -145,6 +147,11 @@ class LegosServer:
     def name(self) -> str:
         """Its host and port."""
         return server_name(self._url)
+
+    def move(self, url: str) -> None:
+        """Ask at another address, where the server was started again."""
+        self._url = url
+        self._transport.move(api_root(url))
 
     async def healthy(self) -> bool:
         """Whether it answers within some seconds; see ``Pooled``."""

@@ -122,15 +122,7 @@ class Transport:
         Raises:
             RequestError: the address is not an HTTP address.
         """
-        try:
-            self.url = httpx.URL(base_url.rstrip("/"))
-        except httpx.InvalidURL as error:
-            raise RequestError(f"base_url {base_url!r} is no address: {error}") from error
-        if self.url.scheme not in ("http", "https") or not self.url.host:
-            raise RequestError(
-                f"base_url {base_url!r} is no HTTP address; expected one such as "
-                "http://localhost:8000/v1"
-            )
+        self.move(base_url)
         self._headers = {"content-type": "application/json"}
         if api_key is not None:
             self._headers["authorization"] = f"Bearer {api_key}"
@@ -140,6 +132,22 @@ class Transport:
         self.model, self._keeps_model = model or "", model is not None
         self._jitter = random.Random()
         self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, _Pool] = WeakKeyDictionary()
+
+    def move(self, base_url: str) -> None:
+        """Send to another address, also what is tried again: the server was started again there.
+
+        Raises:
+            RequestError: the address is not an HTTP address.
+        """
+        try:
+            self.url = httpx.URL(base_url.rstrip("/"))
+        except httpx.InvalidURL as error:
+            raise RequestError(f"base_url {base_url!r} is no address: {error}") from error
+        if self.url.scheme not in ("http", "https") or not self.url.host:
+            raise RequestError(
+                f"base_url {base_url!r} is no HTTP address; expected one such as "
+                "http://localhost:8000/v1"
+            )
 
     async def request(
         self,
@@ -174,8 +182,7 @@ class Transport:
             EngineError: another model answers than before.
         """
         body = content if json is None else msgspec.json.encode(json)
-        address = f"{self.url}{path}" if path.startswith("/") else path
-        send = partial(self._attempt, method, address, read, content=body, headers=headers)
+        send = partial(self._attempt, method, path, read, content=body, headers=headers)
         pool = self._pool()
         failures = refusals = 0
         waited_s = 0.0
@@ -240,7 +247,7 @@ class Transport:
     async def _attempt(
         self,
         method: str,
-        address: str,
+        path: str,
         read: Callable[[bytes], T],
         *,
         content: bytes | None,
@@ -254,6 +261,7 @@ class Transport:
             EndpointError: the answer took too long.
         """
         http = self._pool().http
+        address = f"{self.url}{path}" if path.startswith("/") else path
         try:
             async with http.stream(method, address, content=content, headers=headers) as answer:
                 async with asyncio.timeout(self._timeout_s):

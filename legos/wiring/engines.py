@@ -1,15 +1,14 @@
 """The engine of a trainer: in this process, or on servers that run elsewhere."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legos.clients.answers import dialect_of
 from legos.clients.engine import EngineClient
-from legos.clients.openai import OpenAIClient
 from legos.clients.remote import RemoteEngine
 from legos.clients.requests import Dialect
 from legos.clients.served import RETRIES, LegosServer
@@ -17,9 +16,9 @@ from legos.clients.transport import Transport, api_root, server_name
 from legos.device import LocalEngine, ModelHandle
 from legos.errors import EndpointError, EngineError, RequestError
 from legos.remote.publish.broadcast import Broadcaster
-from legos.remote.publish.carriers import Carrier, InRequests, SharedFolder
+from legos.remote.publish.carriers import Carrier
 from legos.remote.publish.engine import EnginePublisher
-from legos.remote.publish.http import http_publishers
+from legos.remote.publish.http import HttpPublisher
 from legos.weights.adapter import Adapter, AdapterInfo
 from legos.wiring.same_model import check_same_model
 
@@ -118,22 +117,20 @@ def served_engine(
         ModelError: a server has another model, or another tokenizer.
         EngineError: a server does not answer.
     """
-    models: list[str] = []
-    for url in urls:
-        client = OpenAIClient(url, api_key=api_key, dialect="legos")
-        asyncio.run(check_same_model(client, model, where=url))
-        models.append(client.server_model)
-    carrier = InRequests() if adapter_folder is None else SharedFolder(adapter_folder)
+    carrier = Carrier(adapter_folder)
     engine = engine_on(
         urls,
         api_key=api_key,
         retries=RETRIES,
-        carrier=carrier,
-        models=models,
         num_vocabulary=model.num_vocabulary,
         context=model.context,
+        carrier=carrier,
     )
-    return TokenEngine(engine, model, closing=carrier.close)
+    with ExitStack() as stack:
+        stack.callback(carrier.close)
+        stack.callback(engine.close)
+        check_same_model(engine, model, where="server")
+        return TokenEngine(engine, model, closing=stack.pop_all().close)
 
 
 def engine_on(
@@ -144,7 +141,6 @@ def engine_on(
     num_vocabulary: int,
     context: int,
     carrier: Carrier | None = None,
-    models: Sequence[str] = (),
 ) -> RemoteEngine:
     """The engine of servers that share the work, and get every adapter.
 
@@ -155,14 +151,17 @@ def engine_on(
         num_vocabulary: size of the model's vocabulary.
         context: maximum number of prompt and completion tokens together.
         carrier: brings adapters to the servers; None: over HTTP.
-        models: what each server calls its model; empty: as in its first answer.
     """
-    publishers = http_publishers(urls, api_key=api_key, retries=retries, carrier=carrier)
+    shared = carrier or Carrier()  # each adapter is prepared once
+    publishers = [
+        HttpPublisher(url, api_key=api_key, retries=retries, carrier=shared) for url in urls
+    ]
+    servers = [
+        LegosServer(url, api_key=api_key, loaded=loaded)
+        for url, loaded in zip(urls, publishers, strict=True)
+    ]
     return RemoteEngine(
-        [
-            LegosServer(url, api_key=api_key, loaded=loaded, model=named)
-            for url, loaded, named in zip(urls, publishers, models or [""] * len(urls), strict=True)
-        ],
+        servers,
         Broadcaster(zip(map(server_name, urls), publishers, strict=True)),
         num_vocabulary=num_vocabulary,
         context=context,

@@ -1,44 +1,51 @@
-"""Engines and players on a Ray cluster, from the configuration.
+"""Servers and players on a Ray cluster, from the configuration.
 
-What runs in other processes is made there by the functions of this file, from the settings of the
-run: a model by its name, an arena by its name or by the text of its file.
+What runs in other processes is made there from the settings of the run: a model by its name, an
+arena by its name or by the text of its file.
 """
 
 import asyncio
 import math
 import os
-from collections.abc import Callable, Generator
+import secrets
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from legos.arena.arena import Arena
-from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
+from legos.chat.tokenizer import load_tokenizer
 from legos.chat.tools import ToolFormat
 from legos.clients.engine import EngineClient
-from legos.clients.remote import RemoteEngine
+from legos.clients.remote import RemoteEngine, RemoteServer
 from legos.clients.served import LegosServer
 from legos.config.schema import RunConfig
-from legos.device import LocalEngine, ModelHandle
+from legos.device import ModelHandle
 from legos.errors import ConfigError
-from legos.loop.player import PlayGroup
-from legos.play.step import play_each
+from legos.remote.process import serve_command
+from legos.remote.publish.broadcast import Broadcaster
+from legos.remote.publish.http import HttpPublisher
 from legos.remote.ray.arena_file import TravellingArena
-from legos.weights.adapter import LoraShape
 from legos.weights.model_folder import resolve_folder
 from legos.wiring.arena import make_arena
-from legos.wiring.device import find_device
 from legos.wiring.engines import TokenEngine, kind_of
-from legos.wiring.machine import quiet_collector, share_cores
+from legos.wiring.machine import blas_environment, quiet_collector
 from legos.wiring.model import model_place
+from legos.wiring.same_model import check_same_model
+
+if TYPE_CHECKING:
+    from legos.remote.ray.players import MadeArena, Players
 
 __all__ = ["ray_engine", "ray_players"]
+
+WAIT_S = 900.0  # how long requests wait while no server of the cluster answers
+RETRIES = 2  # of a failed publication at one server, which gets it later
 
 
 def ray_engine(
     config: RunConfig, model: ModelHandle, *, say: Callable[[str], object]
 ) -> TokenEngine:
-    """Start the engines of a run on its cluster.
+    """Start the servers of a run on its cluster.
 
     Args:
         config: settings of the run.
@@ -46,57 +53,88 @@ def ray_engine(
         say: receives what is started.
 
     Raises:
-        ConfigError: Ray is not installed, or a node has another version of the kit.
-        EngineError: the cluster does not answer.
-        ModelError: the model cannot be loaded on a node.
+        ConfigError: Ray is not installed, or a node has another version of legos.
+        EngineError: the cluster does not answer, or a server does not start.
+        ModelError: a server has another model.
     """
-    from legos.remote.ray.engine import RayEngine
-    from legos.remote.ray.start import start_engines
+    from legos.remote.ray.cluster import end, started
+    from legos.remote.ray.servers import PlacedServer, ServerActor
 
     with ExitStack() as stack:
         nodes = _connected(config, stack)
         num = config.engines or 1
         say(f"starting {num} engines on the Ray cluster {config.ray!r}")
-        assert model.lora is not None
         parts = 1 + math.ceil(num / nodes)  # of a node: its engines, and a player or the trainer
-        engines = start_engines(partial(_engine_there, config, model.lora, parts), num)
-        return TokenEngine(RayEngine(engines, owner=True), model, closing=stack.pop_all().close)
+        key = secrets.token_urlsafe()
+        options: dict[str, object] = {
+            "max-batch": config.generation.max_batch,
+            "decode-ahead": config.generation.decode_ahead,
+        }
+        if config.training.memory_limit_gib is not None:
+            options["memory-limit-gib"] = config.training.memory_limit_gib
+        command = partial(serve_command, config.model, options)
+        environment = partial(blas_environment, parts)
+        placed = started(ServerActor, num, key, command, environment, use_gpus=True)
+        stack.callback(end, [actor for actor, _ in placed])
+        publishers = [HttpPublisher(url, api_key=key, retries=RETRIES) for _, url in placed]
+        servers = [
+            PlacedServer(actor, url, api_key=key, loaded=loaded)
+            for (actor, url), loaded in zip(placed, publishers, strict=True)
+        ]
+        names = [f"engine-{number}" for number in range(num)]
+        engine = RemoteEngine(
+            servers,
+            Broadcaster(zip(names, publishers, strict=True)),
+            num_vocabulary=model.num_vocabulary,
+            context=model.context,
+            patience_s=WAIT_S,
+        )
+        stack.callback(engine.close)
+        check_same_model(engine, model, where="an engine of the Ray cluster")
+        for server in servers:
+            engine.call(server.keep_loaded())
+        return TokenEngine(engine, model, closing=stack.pop_all().close)
 
 
 @contextmanager
 def ray_players(
     config: RunConfig, generation: TokenEngine, model: ModelHandle
-) -> Generator[PlayGroup]:
-    """Within the block, a function plays groups: on the cluster if the settings say so, or here.
+) -> "Generator[Players | None]":
+    """Within the block, players on the cluster play groups; None: the settings name none.
 
     Raises:
-        ConfigError: Ray is not installed, a node has another version of the kit, or players cannot
+        ConfigError: Ray is not installed, a node has another version of legos, or players cannot
             ask the engine.
         EngineError: the cluster does not answer.
         ArenaError: the arena cannot be made on a node.
     """
     if config.ray is None or not config.players:
-        yield play_each
+        yield None
         return
-    from legos.remote.ray.players import Players
-    from legos.remote.ray.start import start_players
+    from legos.remote.ray.cluster import started
+    from legos.remote.ray.players import PlayerActor, Players
+    from legos.remote.ray.servers import PlacedServer
 
     with ExitStack() as stack:
-        engines = _engines_of(config, generation.engine)
-        if not engines:  # otherwise they have connected, and their nodes are checked
-            _connected(config, stack)
+        assert isinstance(generation.engine, RemoteEngine)
+        servers = generation.engine.servers
+        placed = [server for server in servers if isinstance(server, PlacedServer)]
+        if not placed:
+            _check_servers(config)
+            _connected(config, stack)  # otherwise it is
         place = _PlayPlace(
             config=config,
             arena=TravellingArena.of(config.arena),
-            engines=engines,
+            actors=[server.actor for server in placed],
+            api_key=placed[0].api_key if placed else os.environ.get("LEGOS_API_KEY"),
             limits=(model.num_vocabulary, model.context),
             tool_format=model.tool_format,
         )
         plays = config.play.concurrency * config.loop.step_concurrency
-        actors = start_players(place.make, config.players, concurrency=-(-plays // config.players))
-        players = Players(actors)
+        actors = started(PlayerActor, config.players, place.make, -(-plays // config.players))
+        players = Players([actor for actor, _ in actors])
         stack.callback(players.close)
-        yield players.play
+        yield players
 
 
 def _connected(config: RunConfig, stack: ExitStack) -> int:
@@ -112,41 +150,18 @@ def _connected(config: RunConfig, stack: ExitStack) -> int:
     return check_nodes()
 
 
-def _engines_of(config: RunConfig, engine: LocalEngine) -> tuple[str, ...]:
-    """Names of the Ray actors that generate; none where servers do.
+def _check_servers(config: RunConfig) -> None:
+    """Refuse servers that players cannot ask.
 
     Raises:
-        ConfigError: another process cannot ask the servers.
+        ConfigError: only the trainer's process knows their adapters.
     """
-    from legos.remote.ray.engine import RayEngine
-
-    if isinstance(engine, RayEngine):
-        return engine.names
-    if asyncio.run(kind_of(config.server[0], api_key=os.environ.get("LEGOS_API_KEY"))) != "legos":
+    url = config.server[0]
+    if asyncio.run(kind_of(url, api_key=os.environ.get("LEGOS_API_KEY"))) != "legos":
         raise ConfigError(
-            f"players is {config.players} but server {config.server[0]!r} is not `legos serve`; "
-            "only the trainer's process knows which adapters such a server has: set players to 0"
+            f"players is {config.players} but server {url!r} is not `legos serve`; only the "
+            "trainer's process knows which adapters such a server has: set players to 0"
         )
-    return ()
-
-
-def _engine_there(
-    config: RunConfig, shape: LoraShape, parts: int
-) -> tuple[LocalEngine, ChatTokenizer]:
-    """Load the model on this node, with LoRA of the trainer's shape, and make an engine.
-
-    Args:
-        config: settings of the run.
-        shape: the trainer's LoRA.
-        parts: the number of parts of the run that compute on this node.
-    """
-    share_cores(parts)
-    model = find_device().load(model_place(config.model))
-    model.add_lora(shape)
-    limits = config.generation.limits(config.training.memory_limit_gib)
-    engine = model.make_engine(limits, watched=True)
-    quiet_collector()
-    return engine, model.tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,24 +170,22 @@ class _PlayPlace:
 
     config: RunConfig
     arena: TravellingArena
-    engines: tuple[str, ...]  # names of Ray actors; none: the servers of the settings generate
+    actors: Sequence[Any]  # of the servers on the cluster; empty: those of the settings generate
+    api_key: str | None
     tool_format: ToolFormat
     limits: tuple[int, int]  # vocabulary and context of the model
 
-    def make(self) -> Arena:
+    def make(self) -> "MadeArena":
         """Make the arena and its client in this process."""
-        from legos.remote.ray.engine import RayEngine
-        from legos.remote.ray.start import engines_named
-
-        config = self.config
-        engine = (
-            RayEngine(engines_named(self.engines), owner=False) if self.engines else self._served()
+        config, (vocabulary, context) = self.config, self.limits
+        engine = RemoteEngine(
+            self._servers(), None, num_vocabulary=vocabulary, context=context, patience_s=WAIT_S
         )
         client = EngineClient(
             engine,
             load_tokenizer(resolve_folder(model_place(config.model))),
             tool_format=lambda: self.tool_format,
-            context=self.limits[1],
+            context=context,
         )
         arena = make_arena(
             self.arena.here(),
@@ -182,11 +195,22 @@ class _PlayPlace:
             seed=config.seed,
         )
         quiet_collector()
-        return arena
 
-    def _served(self) -> LocalEngine:
-        """The servers of the settings, into which this process loads no adapter."""
-        key = os.environ.get("LEGOS_API_KEY")
-        vocabulary, context = self.limits
-        servers = [LegosServer(url, api_key=key) for url in self.config.server]
-        return RemoteEngine(servers, None, num_vocabulary=vocabulary, context=context)
+        async def sampled() -> int:
+            counts = [engine.tokens_generated(name) for name in arena.policies]
+            return sum([await asyncio.wrap_future(count) for count in counts])
+
+        return arena, sampled
+
+    def _servers(self) -> "Sequence[RemoteServer]":
+        """The servers, into which this process loads no adapter."""
+        if not self.actors:
+            return [LegosServer(url, api_key=self.api_key) for url in self.config.server]
+        from legos.remote.ray.library import ray
+        from legos.remote.ray.servers import PlacedServer
+
+        urls = ray.get([actor.address.remote() for actor in self.actors])
+        return [
+            PlacedServer(actor, url, api_key=self.api_key or "")
+            for actor, url in zip(self.actors, urls, strict=True)
+        ]

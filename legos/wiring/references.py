@@ -2,12 +2,9 @@
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 
-import numpy as np
-
-from legos.builtin import EXAMPLE
 from legos.clients.pool import all_done
 from legos.clients.references import ReferenceServers
 from legos.clients.remote import RemoteEngine, RemoteServer
@@ -15,16 +12,14 @@ from legos.clients.served import LegosServer
 from legos.clients.transport import server_name
 from legos.config.objective import ObjectiveSettings
 from legos.device import ModelHandle
-from legos.errors import ConfigError, EndpointError, EngineError, ModelError, RequestError
-from legos.losses.softmax import log_softmax
-from legos.records.message import Message
+from legos.errors import ConfigError, EndpointError, EngineError, RequestError
 from legos.records.names import BASE
 from legos.remote.vllm.api import VllmApi
 from legos.remote.vllm.check import server_facts
 from legos.remote.vllm.live import LiveAdapters
 from legos.remote.vllm.server import VllmServer
 from legos.wiring.engines import kind_of
-from legos.wiring.same_model import tolerance
+from legos.wiring.same_model import check_same_model, fixed_text, gap, tolerance
 
 __all__ = ["reference_servers"]
 
@@ -60,8 +55,7 @@ def reference_servers(
     )
     with ExitStack() as stack:
         stack.callback(engine.close)
-        for url, server in zip(urls, servers, strict=True):
-            _check(url, server, engine, model, adapter=adapter)
+        check_same_model(engine, model, where="training.kl_server", adapter=adapter)
         stack.pop_all()
     return ReferenceServers(
         engine,
@@ -110,7 +104,7 @@ class _OneModel:
     def __init__(self, server: VllmServer, api: VllmApi, base: str, model: ModelHandle) -> None:
         self.name, self.healthy, self.answer = server.name, server.healthy, server.answer
         self._server, self._api, self._base = server, api, base
-        self._row, self._tolerance = _fixed_row(model), tolerance(model)
+        self._text, self._tolerance = fixed_text(model), tolerance(model)
         self._first: Sequence[float] | None = None  # log-probabilities of a fixed text
 
     async def score(
@@ -127,84 +121,30 @@ class _OneModel:
             EngineError: another model answers than before.
         """
         ask = partial(self._server.score, end_ids=end_ids, adapter=adapter)
+        now = self._base
         try:
             scores = await ask(prompts, by_token=by_token)
-            (found,) = await ask(_asked(self._row), by_token=True)
+            (found,) = await ask(self._text, by_token=True)
         except (RequestError, EngineError) as error:
-            if (now := await self._base_now()) != self._base:
-                raise self._changed(now, str(error)) from error
-            raise
+            with suppress(RequestError, EndpointError):  # not known to be another one
+                now = await self._api.base()
+            if now == self._base:
+                raise
+            raise self._changed(now, str(error)) from error
         self._first = self._first or found
-        gap = _gap(found, self._first)
-        if not gap <= self._tolerance:
-            text = f"the log-probabilities of a fixed text differ by {gap:.3g} nats a token"
-            raise self._changed(await self._base_now(), text)
-        return scores
+        if gap(found, self._first) <= self._tolerance:
+            return scores
+        with suppress(RequestError, EndpointError):
+            now = await self._api.base()
+        difference = f"{gap(found, self._first):.3g} nats a token"
+        raise self._changed(now, f"the log-probabilities of a fixed text differ by {difference}")
 
     async def aclose(self) -> None:
         """Close the connections."""
         await all_done([self._server.aclose(), self._api.aclose()])
 
-    async def _base_now(self) -> str:
-        try:
-            return await self._api.base()
-        except (RequestError, EndpointError):
-            return self._base  # not known to be another one
-
     def _changed(self, now: str, reason: str) -> EngineError:
         return EngineError(
             f"training.kl_server {self._api.url} had base model {self._base} and has come back "
             f"with {now}: {reason}; start it again with the former model, and resume the run"
-        )
-
-
-def _check(
-    url: str, server: RemoteServer, engine: RemoteEngine, model: ModelHandle, *, adapter: str
-) -> None:
-    """Compare the log-probabilities of a fixed text."""
-    row = _fixed_row(model)
-    try:
-        for name in dict.fromkeys((BASE, adapter)):
-            scored = server.score(_asked(row), end_ids=(), adapter=name, by_token=True)
-            (found,) = engine.call(scored).result(timeout=PATIENCE_S)
-            if name == BASE:
-                _compare(url, found, row, model)
-    except RequestError as error:
-        raise ModelError(
-            f"training.kl_server {url!r} cannot score the tokens of a fixed text: {error}; start "
-            "it with the trainer's model, and with the adapter of training.kl_server_adapter"
-        ) from error
-    except EndpointError as error:
-        raise EngineError(str(error)) from error
-    except TimeoutError as error:
-        raise EngineError(
-            f"training.kl_server {url!r} has not scored a fixed text within {PATIENCE_S:g} s; "
-            "start it again"
-        ) from error
-
-
-def _fixed_row(model: ModelHandle) -> Tokens:
-    """A fixed text's tokens, and the vocabulary's last one."""
-    return (*model.tokenizer.render((Message("user", EXAMPLE),)), model.num_vocabulary - 1)
-
-
-def _asked(row: Tokens) -> list[tuple[Tokens, list[Tokens]]]:
-    return [(row[:1], [row[1:]])]
-
-
-def _gap(one: Sequence[float], other: Sequence[float]) -> float:
-    """Mean difference of log-probabilities, nats."""
-    return float(np.abs(np.subtract(one, other)).mean())
-
-
-def _compare(url: str, found: Sequence[float], row: Tokens, model: ModelHandle) -> None:
-    with model.without_lora():
-        logits = model(row)[:-1].astype(np.float64)
-    own = log_softmax(np, logits)[np.arange(len(row) - 1), list(row[1:])]
-    gap = _gap(found, own.tolist())
-    if not gap <= tolerance(model):
-        raise ModelError(
-            f"training.kl_server {url!r} has another model than the trainer ({model.folder}): the "
-            f"log-probabilities of a fixed text differ by {gap:.3g} nats a token, more than "
-            f"{tolerance(model):g}; start it with the trainer's model"
         )

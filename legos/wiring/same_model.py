@@ -1,68 +1,83 @@
-"""Check that a server has the model of the trainer: the same tokens and the same probabilities."""
+"""Check that servers have the model of the trainer: the same log-probabilities of a fixed text."""
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from legos.builtin import EXAMPLE
-from legos.clients.openai import OpenAIClient
+from legos.clients.remote import RemoteEngine
 from legos.device import ModelHandle
 from legos.errors import EndpointError, EngineError, ModelError, RequestError
 from legos.losses.softmax import log_softmax
 from legos.records.message import Message
 from legos.records.names import BASE
 
-__all__ = ["ANSWERS", "check_same_model", "own_scores", "tolerance"]
+__all__ = ["check_same_model", "fixed_text", "gap", "tolerance"]
 
-QUESTION = (Message("user", EXAMPLE),)
-ANSWERS = ("1", "2")
-TOLERANCE, TOLERANCE_16_BITS = 1e-3, 0.3  # nats of one answer
+PATIENCE_S = 180.0  # how long a server may take to score the text
+TOLERANCE, TOLERANCE_16_BITS = 1e-3, 0.3  # nats a token
+Tokens = tuple[int, ...]
 
 
-async def check_same_model(client: OpenAIClient, model: ModelHandle, *, where: str) -> None:
-    """Compare the probabilities of fixed answers on a server with those of the trainer's model.
+def check_same_model(
+    engine: RemoteEngine, model: ModelHandle, *, where: str, adapter: str = BASE
+) -> None:
+    """Compare what each server of an engine computes for a fixed text with the trainer's model.
 
     Args:
-        client: a client of the server; its connections are closed at the end.
-        model: the trainer's model, whose LoRA still changes nothing.
-        where: the server's address, for messages.
+        engine: its servers can score by token.
+        model: the trainer's model; its LoRA is left out.
+        where: what the servers are, for messages.
+        adapter: name of an adapter that the servers must have too.
 
     Raises:
-        ModelError: the server has another model.
-        EngineError: the server does not answer.
+        ModelError: a server has another model, or lacks the adapter.
+        EngineError: a server does not answer.
     """
-    try:
-        (found,) = await client.score([(QUESTION, ANSWERS)], adapter=BASE)
-    except RequestError as error:
-        raise ModelError(f"{where} cannot score the answers of a prompt: {error}") from error
-    except EndpointError as error:
-        raise EngineError(str(error)) from error
-    finally:
-        await client.aclose()
-    own = own_scores(model)
-    gap = float(np.abs(np.subtract(found, own)).max())
-    if not gap <= tolerance(model):
-        raise ModelError(
-            f"{where} has another model than the trainer ({model.folder}): the log-probabilities "
-            f"of {list(ANSWERS)} after a fixed prompt are {_rounded(found)} there and "
-            f"{_rounded(own)} here; start the server with the trainer's model, or give its own "
-            "with --model"
-        )
-
-
-def own_scores(model: ModelHandle) -> list[float]:
-    """Log-probability of each of ``ANSWERS``, none the prefix of another, after ``QUESTION``."""
-    prompt = model.tokenizer.render(QUESTION)
-    scores: list[float] = []
-    for answer in model.tokenizer.encode_each(ANSWERS):
+    asked = fixed_text(model)
+    ((prompt, (answer,)),) = asked
+    with model.without_lora():
         logits = model((*prompt, *answer))[len(prompt) - 1 : -1].astype(np.float64)
-        chosen = log_softmax(np, logits)[np.arange(len(answer)), list(answer)]
-        scores.append(float(chosen.sum()))
-    return scores
+    own = log_softmax(np, logits)[np.arange(len(answer)), list(answer)].tolist()
+    for server in engine.servers:
+        at = f"{where} {server.name}"
+        try:
+            found: list[float] = []
+            for name in dict.fromkeys((adapter, BASE)):
+                scores = server.score(asked, end_ids=(), adapter=name, by_token=True)
+                (found,) = engine.call(scores).result(timeout=PATIENCE_S)
+        except RequestError as error:
+            also = "" if adapter == BASE else f", and with adapter {adapter!r}"
+            raise ModelError(
+                f"{at} cannot score the tokens of a fixed text: {error}; start it with the "
+                f"trainer's model{also}"
+            ) from error
+        except EndpointError as error:
+            raise EngineError(str(error)) from error
+        except TimeoutError as error:
+            raise EngineError(
+                f"{at} has not scored a fixed text within {PATIENCE_S:g} s; start it again"
+            ) from error
+        if not gap(found, own) <= tolerance(model):
+            raise ModelError(
+                f"{at} has another model than the trainer ({model.folder}): the log-probabilities "
+                f"of a fixed text differ by {gap(found, own):.3g} nats a token, more than "
+                f"{tolerance(model):g}; start the server with the trainer's model, or give its own "
+                "with --model"
+            )
+
+
+def fixed_text(model: ModelHandle) -> list[tuple[Tokens, list[Tokens]]]:
+    """A text's first token, and the others with the vocabulary's last one, to be scored."""
+    row = (*model.tokenizer.render((Message("user", EXAMPLE),)), model.num_vocabulary - 1)
+    return [(row[:1], [row[1:]])]
+
+
+def gap(one: Sequence[float], other: Sequence[float]) -> float:
+    """Mean difference of log-probabilities, nats."""
+    return float(np.abs(np.subtract(one, other)).mean())
 
 
 def tolerance(model: ModelHandle) -> float:
-    """Largest difference, in nats, between two programs that compute the same model."""
+    """Largest mean difference, in nats, between two programs that compute the same model."""
     return TOLERANCE if model.dtype == "float32" else TOLERANCE_16_BITS
-
-
-def _rounded(values: "list[float]") -> list[float]:
-    return [round(value, 3) for value in values]

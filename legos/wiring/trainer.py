@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legos.clients.engine import EngineClient
+from legos.clients.pool import all_done
 from legos.config.schema import RunConfig, TrainingConfig
 from legos.device import LocalEngine, ModelHandle
 from legos.errors import AdapterError, ConfigError
@@ -18,6 +19,8 @@ from legos.records.names import POLICY
 from legos.records.schedule import linear
 from legos.records.select import Selection
 from legos.records.step import BackendConfig, Update
+from legos.remote.publish.carriers import Carrier
+from legos.remote.publish.engine import ManyPublishers
 from legos.remote.publish.http import HttpPublisher
 from legos.weights.adapter import AdapterInfo
 from legos.weights.base import check_base, fingerprint_of
@@ -144,11 +147,13 @@ class Trainer(PolicyTrainer):
         """
         if urls is None:
             return await super().publish_weights()
-        publisher = HttpPublisher(urls, api_key=api_key)
+        given = [urls] if isinstance(urls, str) else urls
+        carrier = Carrier()
+        servers = [HttpPublisher(url, api_key=api_key, carrier=carrier) for url in given]
         try:
-            return await self.publish_to(publisher)
+            return await self.publish_to(ManyPublishers(servers))
         finally:
-            await publisher.aclose()
+            await all_done(server.aclose() for server in servers)
 
     def state(self) -> dict[str, Any]:
         """The state outside the backend, and which base model it belongs to."""

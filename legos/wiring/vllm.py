@@ -20,10 +20,9 @@ from legos.records.message import Message
 from legos.records.names import BASE, evaluated_name
 from legos.remote.publish.broadcast import Broadcaster
 from legos.remote.vllm.check import check_sampler, server_facts
-from legos.remote.vllm.command import VllmOptions, find_vllm, vllm_command
+from legos.remote.vllm.command import VllmOptions, find_vllm, vllm_command, vllm_process
 from legos.remote.vllm.live import LiveAdapters
 from legos.remote.vllm.probe import TOLERANCE, Probe
-from legos.remote.vllm.process import vllm_process
 from legos.remote.vllm.publisher import Upkeep, VllmPublisher
 from legos.remote.vllm.server import VllmServer
 from legos.remote.vllm.upkeep import GivenServer, OwnServer

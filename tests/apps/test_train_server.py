@@ -10,6 +10,7 @@ from short_runs import NIM
 from legos import apply_lora, load_model
 from legos.cli import main
 from legos.clients.engine import EngineClient
+from legos.clients.transport import server_name
 from legos.device import LocalEngine, ModelHandle
 from legos.fakes import serving, write_tiny_model
 from legos.server.app import make_app
@@ -104,7 +105,7 @@ def test_a_server_with_another_model_is_refused(
     other = write_tiny_model(tmp_path / "other")
     assert main(["train", "--server", url, "--model", str(other)]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert f"{url} has another model than the trainer" in said
+    assert f"{server_name(url)} has another model than the trainer" in said
     assert not Path("runs").exists()
 
 

@@ -24,6 +24,7 @@ from legos.arena.registry import advice
 from legos.bench.rounds import Workload
 from legos.config.resolve import resolve
 from legos.config.schema import RunConfig
+from legos.play.step import play_each
 from legos.wiring.arena import make_arena
 from legos.wiring.machine import share_cores
 from legos.wiring.ray import ray_players
@@ -88,7 +89,7 @@ def _turns_per_s(config: RunConfig, seconds: float) -> float:
     """Turns that a run of a new trainer trains on in a second."""
     with (
         closing(trainer_of(config, inline=False)) as trainer,
-        ray_players(config, trainer.generation, trainer.model) as play,
+        ray_players(config, trainer.generation, trainer.model) as players,
     ):
         arena = make_arena(
             config.arena,
@@ -98,6 +99,7 @@ def _turns_per_s(config: RunConfig, seconds: float) -> float:
             seed=config.seed,
         )
         plays = config.play.concurrency * config.loop.step_concurrency
+        play = play_each if players is None else players.play
         times, turns = timed_steps(trainer, arena, seconds, warm=WARM, plays=plays, play=play)
         return sum(turns) / (times[-1] - times[0])
 

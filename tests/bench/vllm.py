@@ -24,8 +24,7 @@ from legos.device import ModelHandle
 from legos.files.atomic import write_folder
 from legos.records.names import POLICY
 from legos.records.request import Request
-from legos.remote.vllm.command import VllmOptions, vllm_command
-from legos.remote.vllm.process import vllm_process
+from legos.remote.vllm.command import VllmOptions, vllm_command, vllm_process
 from legos.weights.adapter import Adapter
 from legos.weights.peft import write_peft
 from legos.wiring.engines import TokenEngine

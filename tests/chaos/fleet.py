@@ -15,8 +15,8 @@ from chaos.proxy import FaultyProxy
 
 from legos.builtin import BUILTIN, builtin_path
 from legos.clients.health import healthy
+from legos.remote.process import hold_port
 from legos.remote.vllm.command import VllmOptions, find_vllm, vllm_command, vllm_environment
-from legos.remote.vllm.process import hold_port
 
 __all__ = ["Command", "Fleet", "legos_command", "vllm_server"]
 

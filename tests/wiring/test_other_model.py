@@ -142,7 +142,8 @@ def test_a_reference_server_that_hangs_ends_the_run(
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    monkeypatch.setattr("legos.wiring.references.PATIENCE_S", 2.0)
+    for module in ("references", "same_model"):
+        monkeypatch.setattr(f"legos.wiring.{module}.PATIENCE_S", 2.0)
     monkeypatch.setattr("legos.clients.pool.CHECK_S", 0.5)
     monkeypatch.setattr("legos.clients.health.ANSWER_S", 0.5)
     with two_servers(folders[:1]) as (url, address), closing(load_model(str(folders[0]))) as model:

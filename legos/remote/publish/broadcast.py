@@ -57,22 +57,6 @@ class _Server:
         return name in self.has and self.has[name].number >= number
 
 
-class _Pending:
-    """Servers of which something is not yet true; each is asked until it is, and not again.
-
-    So a publication costs time in proportion to the servers, not to their square.
-    """
-
-    def __init__(self, servers: Iterable[_Server]) -> None:
-        self._left = list(servers)
-
-    def all(self, ended: Callable[[_Server], bool]) -> bool:
-        """Whether it is or was true of every server."""
-        while self._left and ended(self._left[-1]):
-            self._left.pop()
-        return not self._left
-
-
 class Broadcaster:
     """Publishes to many servers at once.
 
@@ -184,21 +168,20 @@ class Broadcaster:
                     server.task = asyncio.create_task(self._serve(server))
         loop = asyncio.get_running_loop()
         started = loop.time()
-        everyone, first, late = map(_Pending, (self._servers, new, punctual))
 
-        def ended(server: _Server) -> bool:
-            return done(server) or server.failure is not None
+        def ended(servers: Iterable[_Server]) -> bool:
+            return all(done(server) or server.failure is not None for server in servers)
 
         def one_has_it() -> bool:
             return any(map(done, self._servers))
 
         async with self._changed:
             await self._changed.wait_for(
-                lambda: self._refusal or everyone.all(ended) or (first.all(ended) and one_has_it())
+                lambda: self._refusal or ended(self._servers) or (ended(new) and one_has_it())
             )
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(GRACE_S, PATIENCE * (loop.time() - started))):
-                    await self._changed.wait_for(lambda: self._refusal or late.all(ended))
+                    await self._changed.wait_for(lambda: self._refusal or ended(punctual))
         self._raise(name, new if one_has_it() else self._servers)
 
     def _raise(self, name: str, servers: list[_Server]) -> None:

@@ -1,8 +1,8 @@
-"""Connect to a Ray cluster, and check that every node can take part in a run."""
+"""Connect to a Ray cluster, check its nodes, and start actors there."""
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -10,11 +10,12 @@ from legos.errors import ConfigError, EngineError
 from legos.remote.ray.kit import check_kit, kit_digest
 from legos.remote.ray.library import RayError, RayTaskError, cause_of, first_line, ray
 
-__all__ = ["SPREAD", "check_nodes", "connect", "disconnect"]
+__all__ = ["check_nodes", "connect", "disconnect", "end", "started"]
 
 PROBE_S = 10.0  # how long a host may take to accept a connection
 ANSWER_S = 60.0  # how long a node may take to start a process and answer
-SPREAD = "SPREAD"  # actors are placed on the nodes in turn
+START_S = 900.0  # how long an actor may take to load what it needs
+AT_ONCE = 10_000  # simultaneous calls of one actor, most of which wait
 
 
 def connect(address: str, *, num_cpus: int | None = None) -> bool:
@@ -27,7 +28,7 @@ def connect(address: str, *, num_cpus: int | None = None) -> bool:
         num_cpus: for ``local``: number of processors that the cluster may use; None: all.
 
     Returns:
-        Whether this call made the connection, so that the caller closes it (``ray.shutdown``).
+        Whether this call made the connection, so that the caller closes it (``disconnect``).
 
     Raises:
         ConfigError: it is no address.
@@ -35,20 +36,20 @@ def connect(address: str, *, num_cpus: int | None = None) -> bool:
     """
     if ray.is_initialized():
         return False
-    if address not in ("local", "auto"):
-        _probe(address)
-    if address == "local":
-        os.environ.setdefault("RAY_worker_niceness", "0")  # engines are as urgent as the trainer
-    options: dict[str, Any] = {"num_cpus": num_cpus} if address == "local" else {}
+    local = address == "local"
     try:
+        if address not in ("local", "auto"):
+            _probe(address)
+        if local:
+            os.environ.setdefault("RAY_worker_niceness", "0")  # engines are as urgent as training
         ray.init(
             address=address,
-            include_dashboard=False if address == "local" else None,
+            include_dashboard=False if local else None,
             log_to_driver=False,
             logging_level="ERROR",
-            **options,
+            **({"num_cpus": num_cpus} if local else {}),
         )
-    except (ConnectionError, RayError, RuntimeError, ValueError, TimeoutError) as error:
+    except (OSError, RayError, RuntimeError, ValueError) as error:
         with suppress(Exception):  # what was begun before the error
             ray.shutdown()
         raise EngineError(
@@ -58,32 +59,13 @@ def connect(address: str, *, num_cpus: int | None = None) -> bool:
     return True
 
 
-def _probe(address: str) -> None:
-    """Open a connection, because Ray tries for minutes at an address where nothing listens.
-
-    Raises:
-        ConfigError: it is no address.
-        EngineError: nothing listens there.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or "//" in host:
-        raise ConfigError(f"ray is {address!r}; expected local, auto, or HOST:PORT of a cluster")
-    try:
-        socket.create_connection((host, int(port)), timeout=PROBE_S).close()
-    except OSError as error:
-        raise EngineError(
-            f"no Ray cluster answers at {address!r} ({error.strerror or error}); start one with "
-            "`ray start --head`, give the address that it prints, or use --ray local"
-        ) from error
-
-
 def disconnect() -> None:
     """Close the connection; a cluster of this process, and all processes of the run, end."""
     ray.shutdown()
 
 
 def check_nodes() -> int:
-    """Check that every node has this version of the kit; returns the number of nodes.
+    """Check that every node has this version of legos; returns the number of nodes.
 
     Raises:
         ConfigError: a node has another version, or none.
@@ -94,7 +76,7 @@ def check_nodes() -> int:
     expected = kit_digest()
     asked: Mapping[Any, str] = {
         task.options(scheduling_strategy=affinity(node["NodeID"], soft=False)).remote(
-            expected, node=node["NodeManagerAddress"]
+            expected
         ): node["NodeManagerAddress"]
         for node in ray.nodes()
         if node["Alive"]
@@ -117,3 +99,60 @@ def check_nodes() -> int:
                 "same version of legos on every node"
             ) from error
     return len(asked)
+
+
+def started(kind: type, num: int, *arguments: Any, use_gpus: bool = False) -> list[tuple[Any, Any]]:
+    """Start actors on the nodes in turn, and wait until each has prepared itself.
+
+    Ray starts an actor again when its process or its node has died.
+
+    Args:
+        kind: class of the actors, whose ``prepare`` loads what they need; its constructor takes
+            ``kit_digest`` of this process first.
+        num: number of actors.
+        arguments: further arguments of the constructor.
+        use_gpus: whether each gets a GPU where the cluster has as many.
+
+    Returns:
+        Each actor, and what its ``prepare`` has returned.
+
+    Raises:
+        LegosError: what an actor raised while it prepared itself.
+        EngineError: an actor does not start in time.
+    """
+    remote = ray.remote(kind).options(
+        num_cpus=0,
+        num_gpus=int(use_gpus and ray.cluster_resources().get("GPU", 0) >= num),
+        max_restarts=-1,  # without a limit
+        max_concurrency=AT_ONCE,
+        scheduling_strategy="SPREAD",
+    )
+    actors = [remote.remote(kit_digest(), *arguments) for _ in range(num)]
+    try:
+        prepared = ray.get([actor.prepare.remote() for actor in actors], timeout=START_S)
+    except RayError as error:
+        end(actors)
+        if isinstance(error, RayTaskError):
+            raise cause_of(error) from None
+        raise EngineError(f"the cluster starts no {kind.__name__}: {error}") from error
+    return list(zip(actors, prepared, strict=True))
+
+
+def end(actors: Sequence[Any]) -> None:
+    """End actors for good, with what they have started."""
+    if ray.is_initialized():
+        for actor in actors:
+            ray.kill(actor)
+
+
+def _probe(address: str) -> None:
+    """Open a connection, because Ray tries for minutes at an address where nothing listens.
+
+    Raises:
+        ConfigError: it is no address.
+        OSError: nothing listens there.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "//" in host:
+        raise ConfigError(f"ray is {address!r}; expected local, auto, or HOST:PORT of a cluster")
+    socket.create_connection((host, int(port)), timeout=PROBE_S).close()

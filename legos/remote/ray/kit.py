@@ -1,6 +1,7 @@
-"""The version of the kit on a node: all processes of a run must have the same one."""
+"""The version of legos on a node: all processes of a run must have the same one."""
 
 import hashlib
+import os
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +13,7 @@ __all__ = ["check_kit", "kit_digest"]
 
 @cache
 def kit_digest() -> str:
-    """Hexadecimal digest of the kit's source files, which also tells changed copies apart."""
+    """Hexadecimal digest of legos' source files, which also tells changed copies apart."""
     spec = find_spec("legos")
     assert spec is not None
     assert spec.origin is not None
@@ -24,12 +25,11 @@ def kit_digest() -> str:
     return state.hexdigest()
 
 
-def check_kit(expected: str, *, node: str) -> None:
-    """Compare the kit of this process with that of the run.
+def check_kit(expected: str) -> None:
+    """Compare legos on this node with that of the run.
 
     Args:
         expected: ``kit_digest`` of the process that started the run.
-        node: address of this node, for the message.
 
     Raises:
         ConfigError: they differ.
@@ -37,6 +37,6 @@ def check_kit(expected: str, *, node: str) -> None:
     found = kit_digest()
     if found != expected:
         raise ConfigError(
-            f"node {node} has another version of legos: its sources have the digest {found}, those "
-            f"of the run {expected}; install the same version of legos on every node"
+            f"node {os.uname().nodename} has another version of legos: its sources have the digest "
+            f"{found}, those of the run {expected}; install the same version of legos on every node"
         )

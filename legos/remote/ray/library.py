@@ -6,15 +6,7 @@ from typing import Any
 
 from legos.errors import ConfigError
 
-__all__ = [
-    "ActorDiedError",
-    "RayActorError",
-    "RayError",
-    "RayTaskError",
-    "cause_of",
-    "first_line",
-    "ray",
-]
+__all__ = ["RayActorError", "RayError", "RayTaskError", "cause_of", "first_line", "ray"]
 
 # Under `uv run`, Ray would start every worker through uv, in an environment made on its node.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
@@ -28,9 +20,7 @@ except ModuleNotFoundError as missing:
 
 RayError: type[Exception] = _exceptions.RayError
 RayActorError: type[Exception] = _exceptions.RayActorError
-"""A process of the cluster does not answer: it has died, and perhaps comes back."""
-ActorDiedError: type[Exception] = _exceptions.ActorDiedError
-"""It does not come back."""
+"""A process of the cluster does not answer: it has died, and Ray starts it again."""
 RayTaskError: type[Exception] = _exceptions.RayTaskError
 """A function of another process raised an error."""
 

@@ -1,55 +1,123 @@
-"""The players of a run on a Ray cluster, as the loop uses them: a group goes to one of them.
+"""Players in processes of a Ray cluster: a planned group goes to one of them, its episodes return.
 
-A player that dies loses the groups that it was playing. They are played again from their start,
-with the same seeds, by another one; Ray starts the dead one again.
+Which groups are played, with which seeds, is decided in the process of the trainer, which also
+gives credit. So the position in the tasks, curricula and held-out tasks stay in one place. A player
+that dies loses the groups that it was playing. They are played again from their start, with the
+same seeds, by another one; Ray starts the dead one again.
 """
 
 import asyncio
-import threading
-import time
-from collections.abc import Sequence
-from itertools import count
-from typing import Any, NamedTuple
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
 
 from legos.arena.arena import Arena
 from legos.errors import ArenaError, EngineError
-from legos.play.stage import Stage
+from legos.play.stage import Stage, stage_of
+from legos.play.step import play_each
 from legos.records.episode import Episode
-from legos.remote.ray.channel import Channel
-from legos.remote.ray.library import ray
-from legos.remote.ray.links import Link, LinkEvents
-from legos.remote.ray.player import GroupFrame
-from legos.remote.ray.record import Plays, unpack_episodes, unpack_played
+from legos.remote.ray.cluster import end
+from legos.remote.ray.kit import check_kit
+from legos.remote.ray.library import RayActorError, RayTaskError, cause_of, ray
+from legos.remote.ray.record import Plays, pack_episodes, unpack_episodes
 
-__all__ = ["Players"]
+__all__ = ["MadeArena", "PlayerActor", "Players"]
 
 MOST_DEATHS = 3  # of players during one group, before the group is blamed
-AGAIN_S = 0.2  # pause between two looks for a player, where there is none
+SILENCE_S = 10.0  # how long a player may take to answer before it counts as dead
+AGAIN_S = 0.5  # pause before a player that is being started is asked again
 WAIT_S = 300.0  # how long all players may be away
 
-_Record = tuple[int, bytes | Exception]
-_PlayerLink = Link[GroupFrame, _Record]
+MadeArena = tuple[Arena, Callable[[], Awaitable[int]]]
+"""An arena, and what counts the tokens that were sampled in this process for trained policies."""
 
 
-class _Group(NamedTuple):
-    """A group that a player has."""
+class PlayerActor:
+    """Plays one arena; the methods are those of a Ray actor."""
 
-    plays: Plays
-    link: _PlayerLink
-    answer: asyncio.Future[list[Episode]]
+    def __init__(self, kit: str, make: Callable[[], MadeArena], concurrency: int) -> None:
+        """Make nothing yet, so that an error of ``prepare`` reaches who asked for it.
 
-    def end(self, result: list[Episode] | Exception) -> None:
-        """Give the result to who waits for it, on the thread of the loop."""
-        if self.answer.done():
-            return  # it was cancelled
-        if isinstance(result, Exception):
-            self.answer.set_exception(result)
-        else:
-            self.answer.set_result(result)
+        Args:
+            kit: ``kit_digest`` of the run.
+            make: makes the arena with its client.
+            concurrency: maximum number of simultaneous plays.
+        """
+        self._kit, self._make, self._concurrency = kit, make, concurrency
+        self._making = asyncio.Lock()
+        self._open = ExitStack()
+        self._made: tuple[MadeArena, Stage] | None = None
+
+    async def prepare(self) -> int:
+        """Make the arena if there is none; returns the id of this process.
+
+        Raises:
+            ConfigError: this node has another version of legos.
+            ArenaError: the arena cannot be made here.
+        """
+        async with self._making:
+            if self._made is None:
+                check_kit(self._kit)
+                made = await asyncio.to_thread(self._make)
+                slots = asyncio.Semaphore(self._concurrency)
+                self._made = made, self._open.enter_context(stage_of(made[0], slots))
+        return os.getpid()
+
+    async def play(self, plays: Plays, seating: Mapping[str, Any]) -> bytes:
+        """Play a group; returns its episodes, packed.
+
+        Args:
+            plays: tasks and seeds.
+            seating: state of the matchmaker.
+
+        Raises:
+            ArenaError: a play breaks the rules for plays, or keeps something for later plays.
+            EngineError: no engine answers.
+        """
+        await self.prepare()
+        assert self._made is not None
+        (arena, _), stage = self._made
+        if seating != arena.matchmaker.state():
+            arena.matchmaker.restore(seating)
+        episodes = await play_each(stage, arena, plays)
+        if kept := [name for name, items in arena.stores.state().items() if items]:
+            raise ArenaError(
+                f"arena {arena.name!r} keeps {kept[0]!r} for later plays (Table.store), which "
+                "players in several processes do not share; give --players 0, so that plays run "
+                "in the trainer's process and the engines in the cluster"
+            )
+        return pack_episodes(episodes)
+
+    async def sampled(self) -> int:
+        """Number of tokens sampled for trained policies since this process was started."""
+        await self.prepare()
+        assert self._made is not None
+        return await self._made[0][1]()
 
 
-class _LostError(Exception):
-    """The player of a group has died."""
+class _Player:
+    """One of the players, as the trainer knows it."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+        self.load = 0  # plays that it has
+        self.starting: asyncio.Task[None] | None = None  # after a death, until it answers
+
+    @property
+    def up(self) -> bool:
+        """Whether it can be asked."""
+        return self.starting is None or self.starting.done()
+
+    async def started_again(self) -> None:
+        """Wait until it answers."""
+        while True:
+            try:
+                await self.actor.prepare.remote()
+            except (RayActorError, RayTaskError):
+                await asyncio.sleep(AGAIN_S)
+            else:
+                return
 
 
 class Players:
@@ -60,117 +128,86 @@ class Players:
     """
 
     def __init__(self, actors: Sequence[Any]) -> None:
-        """Connect to players.
+        """Take over players.
 
         Args:
-            actors: Ray actors of ``PlayerActor``, at least one.
+            actors: Ray actors of ``PlayerActor``, at least one, which have prepared themselves.
         """
         self.deaths = 0
-        self._lock = threading.Lock()
-        self._numbers = count()
-        self._groups: dict[int, _Group] = {}
-        self._closed: EngineError | None = None
-        with self._lock:  # a link that is lost at once waits for the others
-            events = LinkEvents(self._hear, self._lost, self._back, self._dead)
-            self._links = [Link(actor, "a player", _new_channel, events) for actor in actors]
+        self._players = [_Player(actor) for actor in actors]
 
     async def play(self, stage: Stage, arena: Arena, plays: Plays) -> list[Episode]:
         """Have a group played by the player with the fewest plays; see ``play_each``.
 
         Raises:
             ArenaError: a play breaks the rules for plays, or its players die again and again.
-            EngineError: no player answers.
+            EngineError: no player answers, or no engine.
         """
-        deaths, since = 0, time.monotonic()
-        while True:
-            begun = self._begin(arena, plays)
-            if begun is None:
-                if time.monotonic() - since > WAIT_S:
-                    raise EngineError(f"no player of the Ray cluster answers for {WAIT_S:.0f} s")
-                await asyncio.sleep(AGAIN_S)
-                continue
-            number, answer = begun
+        lost: Exception | None = None
+        for _ in range(MOST_DEATHS):
+            player = await self._least_busy()
+            player.load += len(plays)
             try:
-                return await answer
-            except _LostError as lost:
-                deaths, since = deaths + 1, time.monotonic()
-                if deaths >= MOST_DEATHS:
-                    raise ArenaError(
-                        f"{deaths} players died while they played a group of arena {arena.name!r}, "
-                        f"task {plays[0][0].id!r}; the last: {lost}"
-                    ) from lost
+                return await _played(player.actor, arena, plays)
+            except RayTaskError as error:
+                raise cause_of(error) from None
+            except (RayActorError, TimeoutError) as error:
+                lost = error
+                if player.up:  # otherwise another group has seen it before
+                    self.deaths += 1
+                    if isinstance(error, TimeoutError):
+                        ray.kill(player.actor, no_restart=False)
+                    player.starting = asyncio.create_task(player.started_again())
             finally:
-                self._end(number)
+                player.load -= len(plays)
+        raise ArenaError(
+            f"{MOST_DEATHS} players died while they played a group of arena {arena.name!r}, task "
+            f"{plays[0][0].id!r}; the last: {lost}"
+        ) from lost
+
+    async def sampled(self) -> int:
+        """Number of tokens that the players' processes have sampled for trained policies.
+
+        Those of processes that have died are not known.
+        """
+        asked = [player.actor.sampled.remote() for player in self._players if player.up]
+        counts = await asyncio.gather(*asked, return_exceptions=True)
+        return sum(count for count in counts if isinstance(count, int))
 
     def close(self) -> None:
         """End the players."""
-        for link in self._links:
-            link.close()
-            if ray.is_initialized():
-                ray.kill(link.actor)
+        end([player.actor for player in self._players])
 
-    def _begin(
-        self, arena: Arena, plays: Plays
-    ) -> tuple[int, asyncio.Future[list[Episode]]] | None:
-        """Send a group to a player; None: there is none at the moment.
+    async def _least_busy(self) -> _Player:
+        """The player with the fewest plays, of those that answer.
 
         Raises:
-            EngineError: no player will come back.
+            EngineError: none does.
         """
-        with self._lock:
-            if self._closed is not None:
-                raise self._closed
-            up = [link for link in self._links if link.up]
-            if not up:
-                return None
-            link = min(up, key=lambda one: one.load)
-            number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
-            self._groups[number] = _Group(plays, link, answer)
-            link.load += len(plays)
-            link.send(([(number, plays, arena.matchmaker.state())], ()))
-        return number, answer
-
-    def _end(self, number: int) -> None:
-        """Forget a group; if it was cancelled, its player ends it."""
-        with self._lock:
-            group = self._groups.pop(number)
-            group.link.load -= len(group.plays)
-            if group.answer.cancelled():
-                group.link.send(((), [number]))
-
-    def _hear(self, played: _Record) -> None:
-        """Give a record to who waits for it, on the thread of a link."""
-        number, result = played
-        with self._lock:
-            group = self._groups.get(number)
-        if group is None:
-            return  # it was cancelled
-        if isinstance(result, bytes):
-            result = unpack_episodes(result, group.plays)
-        _tell(group, result)
-
-    def _lost(self, link: _PlayerLink, error: Exception) -> None:
-        with self._lock:
-            self.deaths += 1
-            groups = [group for group in self._groups.values() if group.link is link]
-        for group in groups:
-            _tell(group, _LostError(str(error)))
-
-    def _back(self, link: _PlayerLink) -> None:
-        with self._lock:
-            link.up = True
-
-    def _dead(self, link: _PlayerLink, error: EngineError) -> None:
-        with self._lock:
-            self._links.remove(link)
-            if not self._links:
-                self._closed = error
+        up = [player for player in self._players if player.up]
+        if not up:
+            starting = [player.starting for player in self._players if player.starting is not None]
+            await asyncio.wait(starting, timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+            up = [player for player in self._players if player.up]
+        if not up:
+            raise EngineError(f"no player of the Ray cluster answers for {WAIT_S:.0f} s")
+        return min(up, key=lambda player: player.load)
 
 
-def _tell(group: _Group, result: list[Episode] | Exception) -> None:
-    group.answer.get_loop().call_soon_threadsafe(group.end, result)
+async def _played(actor: Any, arena: Arena, plays: Plays) -> list[Episode]:
+    """Have a player play a group.
 
-
-def _new_channel() -> Channel[GroupFrame, _Record]:
-    # tasks may have data of any type, also of one that is defined in the program that is run
-    return Channel(ray.cloudpickle.dumps, unpack_played, beats=False)
+    Raises:
+        RayActorError, TimeoutError: it has died, or does not answer.
+        RayTaskError: it raised an error.
+    """
+    reference = actor.play.remote(plays, arena.matchmaker.state())
+    answer = asyncio.wrap_future(reference.future())
+    try:
+        while not (await asyncio.wait([answer], timeout=SILENCE_S))[0]:
+            await asyncio.wait_for(actor.prepare.remote(), SILENCE_S)
+    except asyncio.CancelledError:
+        answer.cancel()
+        ray.cancel(reference)
+        raise
+    return unpack_episodes(answer.result(), plays)

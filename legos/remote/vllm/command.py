@@ -1,16 +1,27 @@
-"""The command line and environment of ``vllm serve`` for a run."""
+"""The command line, environment and process of ``vllm serve`` for a run."""
 
+import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from legos.errors import ConfigError
+from legos.remote.process import Command, ServerProcess
 
-__all__ = ["PROGRAM", "VllmOptions", "find_vllm", "vllm_command", "vllm_environment"]
+__all__ = [
+    "PROGRAM",
+    "VllmOptions",
+    "find_vllm",
+    "vllm_command",
+    "vllm_environment",
+    "vllm_process",
+]
+
+logger = logging.getLogger(__name__)
 
 PROGRAM = "LEGOS_VLLM_BIN"  # environment variable: path of the program
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM has room for
@@ -114,6 +125,37 @@ def vllm_environment(environment: Mapping[str, str], command: Sequence[str] = ()
     }
     kept = {name: text for name, text in environment.items() if name not in _OURS}
     return {**settings, **kept, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+
+
+def vllm_process(
+    command: Command,
+    *,
+    port: int = 0,
+    log: Path,
+    host: str = "127.0.0.1",
+    api_key: str | None = None,
+    say: Callable[[str], object] = logger.info,
+) -> ServerProcess:
+    """A vLLM server, with the environment that it needs here; see ``ServerProcess``.
+
+    Args:
+        command: see ``vllm_command``.
+        port: its port; 0: a free one.
+        log: receives its output.
+        host: its address.
+        api_key: key that it asks for.
+        say: receives its progress while it starts.
+    """
+    key = {} if api_key is None else {"VLLM_API_KEY": api_key}
+    return ServerProcess(
+        command,
+        port=port,
+        log=log,
+        host=host,
+        program="vllm serve",
+        environment=vllm_environment(os.environ, command(port)) | key,
+        say=say,
+    )
 
 
 _GPUS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))  # of NVIDIA's and AMD's drivers

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from legos.clients.health import healthy as answers
 from legos.errors import EngineError
-from legos.remote.vllm.process import ServerProcess
+from legos.remote.process import ServerProcess
 
 __all__ = ["GivenServer", "OwnServer"]
 

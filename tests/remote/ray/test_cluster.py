@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from accounts import balanced_ledger
 from launched import announced
@@ -54,15 +55,6 @@ class Long(Arena):
 STORES = ARENA.replace("return {", "t.store('seen')[t.task.id] = 1\n        return {")
 
 
-class Length:
-    """A reward model that counts characters."""
-
-    def score(
-        self, prompts: Sequence[str], completions: Sequence[str], answers: Sequence[Any]
-    ) -> list[float]:
-        return [float(len(text)) for text in completions]
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Generator[Any]:
     """Two nodes on this machine, each with processes of its own; this process is connected."""
@@ -98,8 +90,9 @@ def test_a_run_with_an_arena_file_is_balanced_and_resumed(cluster: Any, tmp_path
     assert {1, 2, 3, 4, 5} <= steps.keys()
     assert all(steps[n]["arena/failed"] == 0 for n in range(1, 6))
     assert all((steps[n]["mismatch_k3"] or 0) < 1e-2 for n in range(1, 6))
-    lags = [lag for name, lag in steps[5].items() if name.startswith("publish/lag_versions/")]
-    assert lags == [0, 0]
+    lags = [lag or 0 for name, lag in steps[5].items() if name.startswith("publish/lag_versions/")]
+    assert len(lags) == 2
+    assert max(lags) <= 3  # one that is slow is not waited for
     ledger = balanced_ledger(run)
     assert ledger["trained"] + sum(ledger["filtered"].values()) > 0
 
@@ -141,8 +134,8 @@ def test_a_json_schema_holds_in_an_engine_of_the_cluster(cluster: Any) -> None:
     assert 0 <= json.loads(said.text)["n"] <= 9
 
 
-def prepared(cluster: Any, actor: Any) -> int:
-    """The id of an actor's process, once Ray has started it again."""
+def prepared(cluster: Any, actor: Any) -> Any:
+    """What an actor's ``prepare`` returns, once Ray has started it again."""
     until = time.monotonic() + 60
     while True:
         try:
@@ -163,8 +156,8 @@ def test_a_killed_player_and_a_killed_engine_lose_only_unfinished_groups(cluster
     trainer = trainer_of(config, inline=False)
     try:
         arena = make_arena(config.arena, trainer.client(), play=config.play, seed=config.seed)
-        with ray_players(config, trainer.generation, trainer.model) as play:
-            players: Any = play.__self__
+        with ray_players(config, trainer.generation, trainer.model) as made:
+            players: Any = made
             engine: Any = trainer.engine
 
             async def kill(metrics: Metrics, batches: Sequence[TrainingBatch]) -> None:
@@ -172,9 +165,8 @@ def test_a_killed_player_and_a_killed_engine_lose_only_unfinished_groups(cluster
                     min(v for b in batches for s in b.samples for v in s.versions if v >= 0)
                 )
                 if metrics["step"] in (3, 6):
-                    links = engine._links
-                    actor = players._links[0].actor if metrics["step"] == 3 else links[0].actor
-                    killed.append(await actor.prepare.remote())
+                    ones = players._players if metrics["step"] == 3 else engine.servers
+                    killed.append(await ones[0].actor.__ray_call__.remote(lambda _: os.getpid()))
                     os.kill(killed[-1], signal.SIGKILL)
 
             asyncio.run(
@@ -184,17 +176,18 @@ def test_a_killed_player_and_a_killed_engine_lose_only_unfinished_groups(cluster
                     14,
                     episode_concurrency=32,
                     after_step=kill,
-                    play=play,
+                    play=players.play,
                     progress=False,
                 )
             )
             assert players.deaths >= 1
-            again = [prepared(cluster, link.actor) for link in players._links]
-            back = [prepared(cluster, link.actor) for link in engine._links]
-            assert len(back) == 2
-            assert not {*again, *back} & {*killed}
-            loaded = cluster.get([link.actor.load.remote() for link in engine._links])
-            assert [infos for infos, _ in loaded] == [[], []]
+            assert not {prepared(cluster, one.actor) for one in players._players} & {*killed}
+            for one in engine.servers:  # which have the newest adapter again
+                assert prepared(cluster, one.actor).startswith("http://")
+                url, key = cluster.get(one.actor.address.remote()), one.api_key
+                headers = {"authorization": f"Bearer {key}"}
+                live = httpx.get(f"{url}/adapters/version", headers=headers).json()
+                assert live["version"] >= 14 - trainer.settings.staleness_limit
         trainer.ledger.check(queued=0)  # what was queued at the end is discarded as unused
         assert trainer.step == 14
         assert reached[-1] >= 14 - 1 - trainer.settings.staleness_limit
@@ -219,17 +212,3 @@ def test_a_node_with_another_version_is_refused_before_the_first_step(
     monkeypatch.setattr("legos.remote.ray.cluster.kit_digest", lambda: "0123")
     with pytest.raises(ConfigError, match=r"node \S+ has another version of legos"):
         trainer_of(RunConfig(ray="auto"), inline=False)
-
-
-def test_scoring_workers_outlive_a_killed_one(cluster: Any) -> None:
-    from legos.remote.ray.scoring import ScoringWorkers  # it needs Ray
-
-    async def scores() -> list[list[float]]:
-        workers = ScoringWorkers(Length(), name="length", workers=2)
-        found = [await workers.score([""], ["a" * n], [None]) for n in range(3)]
-        os.kill(
-            await workers._workers[0].__ray_call__.remote(lambda _: os.getpid()), signal.SIGKILL
-        )
-        return found + [await workers.score([""], ["a" * n], [None]) for n in range(3)]
-
-    assert asyncio.run(scores()) == [[0.0], [1.0], [2.0]] * 2

@@ -1,6 +1,7 @@
 """Records of plays, the version of the kit and a missing Ray, without a cluster."""
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -9,12 +10,12 @@ from msgspec.structs import replace
 
 from legos import make_arena
 from legos.cli import main
-from legos.errors import ArenaError, ConfigError, EngineError
+from legos.errors import ConfigError
 from legos.fakes import ScriptedClient
 from legos.play.step import play_all
 from legos.records.episode import Episode
 from legos.remote.ray.kit import check_kit, kit_digest
-from legos.remote.ray.record import pack_episodes, pack_played, unpack_episodes, unpack_played
+from legos.remote.ray.record import pack_episodes, unpack_episodes
 
 
 def played(number: int) -> tuple[list[Episode], list[tuple[object, int]]]:
@@ -36,9 +37,11 @@ def test_a_record_gives_back_every_field_of_the_plays_and_the_tasks_of_the_group
 
 
 def test_another_version_of_the_kit_is_named_with_its_node() -> None:
-    check_kit(kit_digest(), node="here")
-    with pytest.raises(ConfigError, match=r"node 10\.0\.0\.7 has another version of legos"):
-        check_kit("0123", node="10.0.0.7")
+    check_kit(kit_digest())
+    with pytest.raises(
+        ConfigError, match=rf"node {os.uname().nodename} has another version of leg"
+    ):
+        check_kit("0123")
 
 
 def test_without_ray_the_extra_is_named_before_anything_is_written(
@@ -64,6 +67,10 @@ def test_without_ray_the_extra_is_named_before_anything_is_written(
             ["--ray", "auto", "--engines", "2", "--server", "http://localhost:1"],
             "engines is 2 but server is 'http://localhost:1'",
         ),
+        (
+            ["--ray", "local", "--generation.in-flight", "pin"],
+            "generation.in_flight is 'pin' but ray is 'local'",
+        ),
     ],
 )
 def test_settings_that_exclude_each_other_are_refused(
@@ -71,22 +78,3 @@ def test_settings_that_exclude_each_other_are_refused(
 ) -> None:
     assert main(["train", *options, "--dry-run"]) != 0
     assert message in " ".join(capsys.readouterr().err.split())
-
-
-class OwnError(Exception):
-    def __init__(self, code: int, *, reason: str) -> None:
-        super().__init__(f"{reason} ({code})")
-
-
-def test_groups_arrive_with_their_numbers_and_errors_with_their_messages() -> None:
-    episodes, plays = played(3)
-    sent = [(7, episodes), (8, EngineError("gone")), (9, OwnError(3, reason="no"))]
-    (seven, record), (eight, gone), (nine, own) = unpack_played(pack_played(sent))
-    assert (seven, eight, nine) == (7, 8, 9)
-    assert isinstance(record, bytes)
-    assert unpack_episodes(record, plays) == episodes  # pyright: ignore
-    assert isinstance(gone, EngineError)
-    assert str(gone) == "gone"
-    assert isinstance(own, ArenaError)  # it cannot be made again from its message alone
-    assert str(own) == "OwnError: no (3)"
-    assert [*unpack_played(pack_played([]))] == []

@@ -9,8 +9,8 @@ import pytest
 
 from legos.builtin import BUILTIN, builtin_path
 from legos.errors import ConfigError
-from legos.remote.vllm.command import VllmOptions, find_vllm, vllm_command
-from legos.remote.vllm.process import ServerProcess, vllm_process
+from legos.remote.process import ServerProcess
+from legos.remote.vllm.command import VllmOptions, find_vllm, vllm_command, vllm_process
 
 StartVllm = Callable[..., ServerProcess]
 

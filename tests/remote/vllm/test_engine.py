@@ -15,7 +15,7 @@ from legos.device import ModelHandle
 from legos.errors import AdapterError, EngineError, ModelError, RequestError
 from legos.fakes import write_tiny_model
 from legos.records.message import Completion
-from legos.remote.vllm.process import ServerProcess
+from legos.remote.process import ServerProcess
 from legos.weights.adapter import Adapter
 from legos.wiring.engines import TokenEngine
 from legos.wiring.vllm import vllm_at

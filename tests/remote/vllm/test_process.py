@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from legos.errors import ConfigError, EngineError
+from legos.remote.process import ServerProcess, hold_port
 from legos.remote.vllm import command
 from legos.remote.vllm.command import (
     CPU_CACHE,
@@ -21,7 +22,6 @@ from legos.remote.vllm.command import (
     vllm_command,
     vllm_environment,
 )
-from legos.remote.vllm.process import ServerProcess, hold_port
 
 SERVER = """
 import http.server, subprocess, sys
@@ -36,7 +36,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
 OWNER = """
 import sys, time
 from pathlib import Path
-from legos.remote.vllm.process import ServerProcess
+from legos.remote.process import ServerProcess
 line = sys.argv[2:]
 server = ServerProcess(lambda port: [*line, str(port)], log=Path(sys.argv[1]))
 server.start()

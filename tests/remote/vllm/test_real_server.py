@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from legos.device import ModelHandle
 from legos.errors import AdapterError, EngineError
+from legos.remote.process import ServerProcess
 from legos.remote.vllm.live import LiveAdapters
-from legos.remote.vllm.process import ServerProcess
 from legos.remote.vllm.publisher import Upkeep, VllmPublisher
 from legos.remote.vllm.upkeep import GivenServer, OwnServer
 from legos.weights import peft

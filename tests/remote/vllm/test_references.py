@@ -10,7 +10,7 @@ from reference_parity import check_equal_steps, moved_backend
 from legos import TrainingConfig, load_model
 from legos.errors import ConfigError
 from legos.records.step import BackendConfig
-from legos.remote.vllm.process import ServerProcess
+from legos.remote.process import ServerProcess
 from legos.wiring.model import apply_lora
 from legos.wiring.references import reference_servers
 

@@ -18,7 +18,7 @@ from legos.cli import main
 from legos.config.schema import RunConfig
 from legos.loop.trainer import Metrics
 from legos.records.sample import TrainingBatch
-from legos.remote.vllm.process import ServerProcess
+from legos.remote.process import ServerProcess
 from legos.run.checkpoint import checkpoint_steps
 from legos.track.jsonl import read_steps
 from legos.weights.folder import write_adapter

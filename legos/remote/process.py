@@ -1,4 +1,4 @@
-"""A server in a process of its own, which lives no longer than this process: vLLM, or ours."""
+"""A server in a process of its own, which ends with this process: vLLM, or ours."""
 
 import logging
 import os
@@ -9,17 +9,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
 
-from legos.errors import EngineError
-from legos.remote.vllm import guardian
-from legos.remote.vllm.command import vllm_environment
+from legos.errors import EngineError, LegosError
+from legos.remote import guardian
 
-__all__ = ["Command", "ServerProcess", "hold_port", "vllm_process"]
+__all__ = ["Command", "ServerProcess", "hold_port", "kept_running", "serve_command"]
 
 logger = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
@@ -45,6 +45,18 @@ def hold_port(host: str = LOOPBACK) -> socket.socket:
     return held
 
 
+def serve_command(model: str, options: Mapping[str, object]) -> list[str]:
+    """The command line of ``legos serve`` as a process of ours, without its address.
+
+    Args:
+        model: name of the model, or its folder.
+        options: further options without their dashes.
+    """
+    given = [part for name, value in options.items() for part in (f"--{name}", str(value))]
+    line = [sys.executable, "-m", "legos", "serve", "--model", model, "--no-keep-awake"]
+    return [*line, "--drain-s", "1", *given]  # whoever asks it has drained before
+
+
 class ServerProcess:
     """Starts a server, waits until it answers, and stops it with everything it started.
 
@@ -63,7 +75,7 @@ class ServerProcess:
         log: Path,
         host: str = LOOPBACK,
         program: str = "the server",
-        environment: Callable[[], Mapping[str, str]] = lambda: os.environ,
+        environment: Mapping[str, str] | None = None,
         say: Callable[[str], object] = logger.info,
         start_s: float = START_S,
     ) -> None:
@@ -75,7 +87,7 @@ class ServerProcess:
             log: receives its output, after what the file holds.
             host: its address.
             program: its name, for messages.
-            environment: returns its environment at each start.
+            environment: its environment; None: that of this process.
             say: receives its progress while it starts, one line at a time.
             start_s: maximum time until it answers, seconds.
         """
@@ -101,6 +113,11 @@ class ServerProcess:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed.is_set()
+
+    @property
     def pid(self) -> int | None:
         """Number of the guardian's process and of the group of all; None: none was started."""
         return None if self._process is None else self._process.pid
@@ -116,7 +133,7 @@ class ServerProcess:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=self._environment(),
+                env=self._environment,
                 start_new_session=True,
             )
 
@@ -155,6 +172,11 @@ class ServerProcess:
         self.start()
         self.wait()
 
+    def join(self) -> None:
+        """Wait until the process has ended."""
+        if self._process is not None:
+            self._process.wait()
+
     def close(self) -> None:
         """Stop the server and everything that it started."""
         self._closed.set()
@@ -192,32 +214,41 @@ class ServerProcess:
         self._process = None
 
 
-def vllm_process(
-    command: Command,
+@contextmanager
+def kept_running(
+    servers: Sequence[ServerProcess],
     *,
-    port: int = 0,
-    log: Path,
-    host: str = LOOPBACK,
-    api_key: str | None = None,
-    say: Callable[[str], object] = logger.info,
-) -> ServerProcess:
-    """A vLLM server, with the environment that it needs here; see ``ServerProcess``.
+    most: int,
+    again: Callable[[ServerProcess], object] = lambda _: None,
+) -> Generator[None]:
+    """Within the block, servers that end are started again; afterwards all are closed.
 
     Args:
-        command: see ``vllm_command``.
-        port: its port; 0: a free one.
-        log: receives its output.
-        host: its address.
-        api_key: key that it asks for.
-        say: receives its progress while it starts.
+        servers: servers that have been started.
+        most: how often each is started again; a fault that comes back more often needs a person.
+        again: called with each server that answers again, on a thread.
     """
-    key = {} if api_key is None else {"VLLM_API_KEY": api_key}
-    return ServerProcess(
-        command,
-        port=port,
-        log=log,
-        host=host,
-        program="vllm serve",
-        environment=lambda: vllm_environment(os.environ, command(port)) | key,
-        say=say,
-    )
+
+    def keep(server: ServerProcess) -> None:
+        for _ in range(most):
+            server.join()
+            if server.closed:
+                return
+            logger.warning("the server at %s has ended, and is started again", server.url)
+            try:
+                server.restart()
+                again(server)
+            except LegosError as error:
+                logger.warning("%s", error)
+        server.join()
+        if not server.closed:
+            logger.error("the server at %s has ended too often and stays down", server.url)
+
+    with ThreadPoolExecutor(len(servers), thread_name_prefix="legos-servers") as threads:
+        for server in servers:
+            threads.submit(keep, server)
+        try:
+            yield
+        finally:
+            for server in servers:
+                server.close()
