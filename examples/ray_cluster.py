@@ -1,4 +1,4 @@
-"""A Ray cluster with players, generation workers and scoring workers; it runs on one machine.
+"""A Ray cluster with players, servers and scoring workers; it runs on one machine.
 
     uv run --extra ray python examples/ray_cluster.py
 
@@ -7,48 +7,42 @@ is, with an arena from this file, the command
     uv run --extra ray legos train --ray local --players 2 --engines 2 \
         --arena examples/ray_cluster.py:Letters
 
-Two processes play, two generate, two score, and the trainer is the process that was started. With
+Two processes play, two generate, one scores, and the trainer is the process that was started. With
 ``--ray HOST:PORT`` the same processes stand on the nodes of a cluster. Two CPU cores, about two
 minutes for 60 steps. The reward is the share of the letter b in the answer.
 """
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from random import Random
-from typing import TYPE_CHECKING
+from typing import Any
 
 from legos import Arena, Table, Task
 from legos.cli import main
 
-if TYPE_CHECKING:
-    from legos.remote.ray.scoring import ScoringWorkers
-
 
 class ShareOfB:
-    """A reward model; it may be as slow or as large as it likes, since each worker has its own."""
+    """A reward model; it may be as slow or as large as it likes, in a process of its own."""
 
-    def score(
-        self, prompts: Sequence[str], completions: Sequence[str], answers: Sequence[object]
-    ) -> list[float]:
-        """[N] shares of the letter b in N completions."""
-        return [text.count("b") / max(1, len(text)) for text in completions]
+    def score(self, text: str) -> float:
+        """The share of the letter b in a text."""
+        return text.count("b") / max(1, len(text))
 
 
 class Letters(Arena):
-    """One answer of eight tokens, which workers elsewhere score."""
+    """One answer of eight tokens, which another process scores."""
 
     tasks_per_step, group_size, max_tokens = 8, 8, 8
 
     @cached_property
-    def workers(self) -> "ScoringWorkers":
-        """Two processes in the cluster, which all players share."""
-        from legos.remote.ray.scoring import (
-            ScoringWorkers,  # needs Ray, whose absence `main` reports
-        )
+    def judge(self) -> Any:
+        """A process in the cluster, which all players share; Ray starts it again if it dies."""
+        import ray  # pyright: ignore - the extra ray
 
-        return ScoringWorkers(ShareOfB(), name="share-of-b", workers=2)
+        options = {"get_if_exists": True, "max_restarts": -1, "max_task_retries": 3, "num_cpus": 0}
+        return ray.remote(ShareOfB).options(name="share-of-b", **options).remote()
 
     def tasks(self, rng: Random) -> Iterator[Task]:
         """Tasks that differ in nothing but their name."""
@@ -58,8 +52,7 @@ class Letters(Arena):
     async def play(self, t: Table) -> Mapping[str, float]:
         """Ask for an answer, and have it scored."""
         reply = await t.ask("player", "Write b.")
-        [reward] = await self.workers.score(["Write b."], [reply.text], [None])
-        return {"player": reward}
+        return {"player": await self.judge.score.remote(reply.text)}
 
 
 if __name__ == "__main__":

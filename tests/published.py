@@ -1,13 +1,16 @@
-"""A small adapter to publish, and the wait for a server that lags."""
+"""A small adapter to publish, publishers of servers, and the wait for a server that lags."""
 
 import asyncio
+from collections.abc import Sequence
 
 import numpy as np
 
 from legos.remote.publish.broadcast import Broadcaster
+from legos.remote.publish.carriers import Carrier
+from legos.remote.publish.http import HttpPublisher
 from legos.weights.adapter import Adapter, LoraShape
 
-__all__ = ["caught_up", "small_adapter"]
+__all__ = ["caught_up", "publishers", "small_adapter"]
 
 
 def small_adapter(version: int, *, name: str = "policy", size: float = 1.0) -> Adapter:
@@ -27,3 +30,9 @@ async def caught_up(broadcaster: Broadcaster, index: int, adapter: str) -> None:
     async with asyncio.timeout(10):
         while not broadcaster.holds(index, adapter):  # noqa: ASYNC110 - it is not ours
             await asyncio.sleep(0.01)
+
+
+def publishers(urls: Sequence[str], carrier: Carrier | None = None) -> list[HttpPublisher]:
+    """A publisher for each server, for which each adapter is prepared once."""
+    shared = carrier or Carrier()
+    return [HttpPublisher(url, carrier=shared) for url in urls]

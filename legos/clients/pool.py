@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
 from legos.clients.busy import BusyClock
-from legos.errors import EndpointError, EngineError
+from legos.errors import EndpointError, EngineError, RequestError
 
 __all__ = ["Pooled", "ServerPool", "all_done"]
 
@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 STAY = 1.25  # how busy the server of a conversation may be, in loads of the least busy one
 CHECK_S = 2.0  # a server that has answered nothing for so long is checked, and so often
+MOST_EJECTIONS = 10  # of a request from servers that stopped answering; it may be the cause
 
 
 class Pooled(Protocol):
@@ -100,9 +101,11 @@ class ServerPool(Generic[ServerT]):
             chosen: called with the index of each server that is asked.
 
         Raises:
+            RequestError: one server after the other stopped answering while it had the request.
             EngineError: every server has failed it.
         """
         failures: dict[int, Exception] = {}
+        ejections = 0
         while len(failures) < len(self.servers):
             index = self._choose(fits, failures)
             if home is not None and home not in failures and self._may_stay(home, index, fits):
@@ -122,6 +125,12 @@ class ServerPool(Generic[ServerT]):
             except TimeoutError:
                 if not ejected.expired():
                     raise
+                ejections += 1
+                if ejections == MOST_EJECTIONS:
+                    raise RequestError(
+                        f"servers stopped answering {ejections} times while they had this request; "
+                        f"the last one is {self.servers[index].name}"
+                    ) from None
                 if index in self._given_up:
                     failures[index] = EndpointError(
                         f"{self.servers[index].name} has answered nothing for "

@@ -8,12 +8,14 @@ import asyncio
 import math
 import os
 import secrets
+import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from legos.arena.registry import is_arena_file
 from legos.chat.tokenizer import load_tokenizer
 from legos.chat.tools import ToolFormat
 from legos.clients.engine import EngineClient
@@ -66,10 +68,7 @@ def ray_engine(
         say(f"starting {num} engines on the Ray cluster {config.ray!r}")
         parts = 1 + math.ceil(num / nodes)  # of a node: its engines, and a player or the trainer
         key = secrets.token_urlsafe()
-        options: dict[str, object] = {
-            "max-batch": config.generation.max_batch,
-            "decode-ahead": config.generation.decode_ahead,
-        }
+        options: dict[str, object] = {"max-batch": config.generation.max_batch}
         if config.training.memory_limit_gib is not None:
             options["memory-limit-gib"] = config.training.memory_limit_gib
         command = partial(serve_command, config.model, options)
@@ -177,6 +176,8 @@ class _PlayPlace:
 
     def make(self) -> "MadeArena":
         """Make the arena and its client in this process."""
+        from legos.remote.ray.library import ray
+
         config, (vocabulary, context) = self.config, self.limits
         engine = RemoteEngine(
             self._servers(), None, num_vocabulary=vocabulary, context=context, patience_s=WAIT_S
@@ -194,6 +195,9 @@ class _PlayPlace:
             generation=config.generation,
             seed=config.seed,
         )
+        module = sys.modules[type(arena).__module__]
+        if is_arena_file(module):  # whose classes no other process can import by their names
+            ray.cloudpickle.register_pickle_by_value(module)
         quiet_collector()
 
         async def sampled() -> int:

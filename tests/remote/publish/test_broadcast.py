@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from published import caught_up, small_adapter
+from published import caught_up, publishers, small_adapter
 from run_world import Duel, step_settings
 
 from legos.credit import RAECredit
@@ -28,7 +28,6 @@ from legos.loop.loop import training_loop
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.records.step import PassResult
 from legos.remote.publish.broadcast import AGAIN_S, Broadcaster, Reader
-from legos.remote.publish.http import http_publishers
 from legos.weights.adapter import Adapter, AdapterInfo
 from legos.weights.packed import unpack_adapter
 
@@ -228,7 +227,7 @@ def test_over_http_a_stopped_server_is_left_out_until_it_has_the_newest_version(
     others = [ScriptedServer(live) for _ in range(7)]
 
     async def story(urls: list[str]) -> None:
-        broadcaster = Broadcaster(zip(urls, http_publishers(urls), strict=True))
+        broadcaster = Broadcaster(zip(urls, publishers(urls), strict=True))
         loop = asyncio.get_running_loop()
         try:
             await broadcaster.publish(small_adapter(0))

@@ -9,14 +9,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from published import caught_up, small_adapter
+from published import caught_up, publishers, small_adapter
 
 from legos.errors import CheckpointError, ConfigError, EngineError
 from legos.fakes import HttpAnswer, HttpAsked, ScriptedServer, serving
 from legos.remote.publish import broadcast
 from legos.remote.publish.broadcast import Broadcaster
-from legos.remote.publish.carriers import SLOTS, SharedFolder
-from legos.remote.publish.http import http_publishers
+from legos.remote.publish.carriers import SLOTS, Carrier
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
 
@@ -50,10 +49,10 @@ def copies(parent: Path) -> Sequence[str]:
 
 def test_one_copy_serves_all_and_the_newest_stay(tmp_path: Path) -> None:
     servers = [FolderServer(tmp_path) for _ in range(3)]
-    carrier = SharedFolder(tmp_path)
+    carrier = Carrier(tmp_path)
 
     async def story(urls: list[str]) -> None:
-        readers = http_publishers(urls, carrier=carrier)
+        readers = publishers(urls, carrier)
         broadcaster = Broadcaster(zip(urls, readers, strict=True))
         written: set[str] = set()
         try:
@@ -81,10 +80,10 @@ def test_one_copy_serves_all_and_the_newest_stay(tmp_path: Path) -> None:
 
 def test_what_a_stopped_server_may_be_reading_stays(tmp_path: Path) -> None:
     servers = [FolderServer(tmp_path) for _ in range(2)]
-    carrier = SharedFolder(tmp_path)
+    carrier = Carrier(tmp_path)
 
     async def story(urls: list[str]) -> None:
-        broadcaster = Broadcaster(zip(urls, http_publishers(urls, carrier=carrier), strict=True))
+        broadcaster = Broadcaster(zip(urls, publishers(urls, carrier), strict=True))
         try:
             await broadcaster.publish(small_adapter(0))
             servers[1].runs.clear()
@@ -110,8 +109,8 @@ def test_a_folder_that_appears_late_is_asked_for_again(
     servers = [FolderServer(tmp_path), FolderServer(tmp_path)]
 
     async def story(urls: list[str]) -> None:
-        carrier = SharedFolder(tmp_path)
-        broadcaster = Broadcaster(zip(urls, http_publishers(urls, carrier=carrier), strict=True))
+        carrier = Carrier(tmp_path)
+        broadcaster = Broadcaster(zip(urls, publishers(urls, carrier), strict=True))
         try:
             await broadcaster.publish(small_adapter(0))
             servers[1].blind = 3
@@ -120,7 +119,7 @@ def test_a_folder_that_appears_late_is_asked_for_again(
         finally:
             await broadcaster.aclose()
         servers[1].blind = 1 << 30
-        never = Broadcaster(zip(urls, http_publishers(urls, carrier=carrier), strict=True))
+        never = Broadcaster(zip(urls, publishers(urls, carrier), strict=True))
         try:
             with pytest.raises(EngineError, match=r"--adapter-folder must be the adapter_folder"):
                 await never.publish(small_adapter(2))
@@ -134,8 +133,8 @@ def test_a_folder_that_appears_late_is_asked_for_again(
 
 def test_a_folder_where_nothing_can_be_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="which is no folder; create it"):
-        SharedFolder(tmp_path / "absent")
-    carrier = SharedFolder(tmp_path)
+        Carrier(tmp_path / "absent")
+    carrier = Carrier(tmp_path)
     (own,) = tmp_path.iterdir()
 
     async def write(given: Adapter) -> None:

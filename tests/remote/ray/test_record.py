@@ -67,10 +67,6 @@ def test_without_ray_the_extra_is_named_before_anything_is_written(
             ["--ray", "auto", "--engines", "2", "--server", "http://localhost:1"],
             "engines is 2 but server is 'http://localhost:1'",
         ),
-        (
-            ["--ray", "local", "--generation.in-flight", "pin"],
-            "generation.in_flight is 'pin' but ray is 'local'",
-        ),
     ],
 )
 def test_settings_that_exclude_each_other_are_refused(
