@@ -4,8 +4,9 @@ import asyncio
 import json
 import signal
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import closing
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from legos.builtin import BUILTIN, EXAMPLE
 from legos.errors import AdapterError, EngineError
-from legos.remote.process import ServerProcess
+from legos.remote.process import ServerProcess, kept_running
 from legos.remote.vllm.api import VllmApi
 from legos.remote.vllm.command import VllmOptions, find_vllm, vllm_command, vllm_process
 from legos.weights.adapter import Adapter
@@ -24,7 +25,6 @@ from legos.wiring.serving import base_of
 __all__ = ["serve_vllm"]
 
 PROMPT = tuple(range(40, 72))  # token ids on which an adapter's effect is looked for
-CHECK_S = 1.0
 MOST_RESTARTS = 5
 LEAST_RANK, SPARE_SLOTS = 16, 4  # room for adapters that a trainer loads later
 
@@ -80,38 +80,47 @@ def serve_vllm(
         process = vllm_process(
             command, port=port, host=host, log=folder / "vllm.log", say=say, api_key=api_key
         )
+        ended = threading.Event()
+        failures: list[ServerProcess] = []
+
+        def load(server: ServerProcess) -> None:
+            asyncio.run(_load(server.url, options.name, adapters, folder, api_key=api_key))
+
+        def again(server: ServerProcess) -> None:
+            load(server)
+            say("vLLM had ended and was started again")
+
+        def gave_up(server: ServerProcess) -> None:
+            failures.append(server)
+            ended.set()
+
         with closing(process):
             process.start()
             process.wait()
-            load = partial(_load, process.url, options.name, adapters, folder, api_key=api_key)
-            message = _message(process.url, options.name, adapters, keyed=api_key is not None)
-            asyncio.run(_serve(process, load, say, message))
+            load(process)
+            with (
+                _set_by_signals(ended),
+                kept_running([process], most=MOST_RESTARTS, again=again, gave_up=gave_up),
+            ):
+                say(_message(process.url, options.name, adapters, keyed=api_key is not None))
+                ended.wait()
+        if failures:
+            raise EngineError(f"vLLM has ended {MOST_RESTARTS + 1} times.\n{process.end_of_log()}")
 
 
-async def _serve(
-    process: ServerProcess,
-    load: Callable[[], Awaitable[None]],
-    say: Callable[[str], None],
-    message: str,
-) -> None:
-    """Load the adapters, and start the server again when it ends, until a signal comes."""
-    ended, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ended.set)
-    for restarts in range(MOST_RESTARTS + 1):
-        await load()
-        if not restarts:
-            say(message)
-        while process.running:
-            try:
-                await asyncio.wait_for(ended.wait(), CHECK_S)
-            except TimeoutError:
-                continue
-            return
-        if restarts < MOST_RESTARTS:
-            say(f"vLLM has ended and is started again.\n{process.end_of_log()}")
-            await asyncio.to_thread(process.restart)
-    raise EngineError(f"vLLM has ended {MOST_RESTARTS + 1} times.\n{process.end_of_log()}")
+@contextmanager
+def _set_by_signals(event: threading.Event) -> Generator[None]:
+    """Within the block, SIGINT and SIGTERM set an event."""
+
+    def end(*_: object) -> None:
+        event.set()
+
+    handlers = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 async def _load(

@@ -65,6 +65,7 @@ class ServerProcess:
     Attributes:
         url: address of the server.
         log: file that receives the server's output.
+        program: its name, for messages.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class ServerProcess:
         self.url = f"http://{LOOPBACK if host == '0.0.0.0' else host}:{port}"
         self.log = log
         self._command = list(command(port))
-        self._program = program
+        self.program = program
         self._environment = environment
         self._say = say
         self._start_s = start_s
@@ -148,19 +149,19 @@ class ServerProcess:
         while not self._answers():
             now = time.monotonic()
             if self._closed.wait(CHECK_S):
-                raise EngineError(f"{self._program} at {self.url} was stopped while it started")
+                raise EngineError(f"{self.program} at {self.url} was stopped while it started")
             if not self.running:
-                raise EngineError(f"{self._program} ended before it answered.\n{self.end_of_log()}")
+                raise EngineError(f"{self.program} ended before it answered.\n{self.end_of_log()}")
             if now - started > self._start_s:
-                self._end()
+                self.end()
                 raise EngineError(
-                    f"{self._program} did not answer within {self._start_s:g} s.\n"
+                    f"{self.program} did not answer within {self._start_s:g} s.\n"
                     f"{self.end_of_log()}"
                 )
             if now - reported > REPORT_S:
                 reported = now
                 so_far = f", {now - started:.0f} s so far" if now - started > REPORT_S else ""
-                self._say(f"{self._program} is starting{so_far} (log: {self.log})")
+                self._say(f"{self.program} is starting{so_far} (log: {self.log})")
 
     def restart(self) -> None:
         """Stop what is left of the process, start it again, and wait until it answers.
@@ -168,7 +169,7 @@ class ServerProcess:
         Raises:
             EngineError: it ended or did not answer in time, or ``close`` was called.
         """
-        self._end()
+        self.end()
         self.start()
         self.wait()
 
@@ -180,7 +181,7 @@ class ServerProcess:
     def close(self) -> None:
         """Stop the server and everything that it started."""
         self._closed.set()
-        self._end()
+        self.end()
         if self._held is not None:
             self._held.close()
 
@@ -200,7 +201,8 @@ class ServerProcess:
         except httpx.HTTPError:
             return False
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End the process, which may be started again."""
         process = self._process
         if process is None:
             return
@@ -220,13 +222,16 @@ def kept_running(
     *,
     most: int,
     again: Callable[[ServerProcess], object] = lambda _: None,
+    gave_up: Callable[[ServerProcess], object] = lambda _: None,
 ) -> Generator[None]:
     """Within the block, servers that end are started again; afterwards all are closed.
 
     Args:
-        servers: servers that have been started.
+        servers: servers that answer.
         most: how often each is started again; a fault that comes back more often needs a person.
-        again: called with each server that answers again, on a thread.
+        again: called with a server that answers again, on a thread; where it raises a
+            ``LegosError``, the server is started once more.
+        gave_up: called with a server that stays down, on a thread.
     """
 
     def keep(server: ServerProcess) -> None:
@@ -234,21 +239,27 @@ def kept_running(
             server.join()
             if server.closed:
                 return
-            logger.warning("the server at %s has ended, and is started again", server.url)
+            logger.warning("%s at %s has ended, and is started again", server.program, server.url)
             try:
                 server.restart()
                 again(server)
             except LegosError as error:
                 logger.warning("%s", error)
+                server.end()
         server.join()
         if not server.closed:
-            logger.error("the server at %s has ended too often and stays down", server.url)
+            logger.error("%s at %s has ended too often and stays down", server.program, server.url)
+            gave_up(server)
 
-    with ThreadPoolExecutor(len(servers), thread_name_prefix="legos-servers") as threads:
-        for server in servers:
-            threads.submit(keep, server)
-        try:
-            yield
-        finally:
+    try:
+        with ThreadPoolExecutor(len(servers), thread_name_prefix="legos-servers") as threads:
             for server in servers:
-                server.close()
+                threads.submit(keep, server)
+            try:
+                yield
+            finally:
+                for server in servers:  # which ends what the threads wait for
+                    server.close()
+    finally:
+        for server in servers:
+            server.close()
