@@ -10,20 +10,12 @@ from pydantic import model_validator
 from legos.config.setting import Settings, knob
 from legos.errors import ConfigError
 from legos.losses.kl import KlEstimator
-from legos.losses.objective import (
-    CLIP_RANGES,
-    RATIO_OF,
-    Anchor,
-    ImportanceSampling,
-    PolicyLoss,
-    check_ratio,
-)
+from legos.losses.objective import Anchor, check_ratio
+from legos.losses.policy import LOSSES, ImportanceSampling, LossSpec, PolicyLoss
 from legos.records.schedule import Schedule
 
 __all__ = ["ObjectiveSettings"]
 
-GSPO_SKIP = 0.9  # gspo clips whole samples, so that a larger share of the tokens is clipped
-_NOISY = ("reinforce", "ppo", "gspo", "gmpo")  # no ratio of their own, or a narrow clip range
 # Setting -> coefficients; the setting has an effect only where one of them is above 0.
 _READ_WITH: Mapping[str, tuple[str, ...]] = {
     "kl_estimator": ("kl_coef", "ema_kl_coef"),
@@ -104,7 +96,7 @@ class ObjectiveSettings(Settings):
     @property
     def skip_threshold(self) -> float:
         """Largest share of clipped tokens of a step whose update is applied."""
-        return GSPO_SKIP if self.policy_loss == "gspo" else self.clip_skip_threshold
+        return LOSSES[self.policy_loss].max_clipped or self.clip_skip_threshold
 
     @property
     def ratio_anchor(self) -> Anchor:
@@ -127,7 +119,7 @@ class ObjectiveSettings(Settings):
         Args:
             dtype: the narrowest float type of the base's weights.
         """
-        noisy = dtype in ("float16", "bfloat16") and self.policy_loss in _NOISY
+        noisy = dtype in ("float16", "bfloat16") and LOSSES[self.policy_loss].noisy
         return self.replace(anchor=self.anchor or ("proximal" if noisy else "behaviour"))
 
     @property
@@ -151,10 +143,9 @@ class ObjectiveSettings(Settings):
     @model_validator(mode="after")
     def _check_objective(self) -> Self:
         check_ratio(self.loss, self.importance_sampling)
-        name = self.policy_loss
-        self._refuse(name not in CLIP_RANGES, f"loss {name!r}", "clip_range", "clip_range_high")
-        unskipped = name in ("gspo", "reinforce")
-        self._refuse(unskipped, f"loss {name!r}", "clip_skip_threshold")
+        name, spec = self.policy_loss, LOSSES[self.policy_loss]
+        self._refuse(spec.clip_range is None, f"loss {name!r}", "clip_range", "clip_range_high")
+        self._refuse(spec.max_clipped is not None, f"loss {name!r}", "clip_skip_threshold")
         for name in ("kl_reference", "kl_refresh_steps"):
             if not self.kl_coef and getattr(self, name) is not None:
                 raise ConfigError(
@@ -207,7 +198,7 @@ class ObjectiveSettings(Settings):
 
 def _with_ratio(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values, with the ``importance_sampling`` that ``loss`` implies where it is missing."""
-    ratios: Mapping[Any, ImportanceSampling] = RATIO_OF
+    specs: Mapping[Any, LossSpec] = LOSSES
     loss = values.get("loss")
-    implied = ratios.get(loss) if isinstance(loss, str) else None
-    return {"importance_sampling": implied, **values} if implied else dict(values)
+    spec = specs.get(loss) if isinstance(loss, str) else None
+    return dict(values) if spec is None else {"importance_sampling": spec.ratio, **values}

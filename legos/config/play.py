@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from pydantic import field_validator
+
 from legos.arena.curriculum import CurriculumName
 from legos.arena.playable import IllegalMove
 from legos.config.objective import ObjectiveSettings
@@ -43,6 +45,17 @@ class PlayConfig(Settings):
     options: dict[str, Any] = knob({})
     """Arguments of the arena's constructor, by name (--play.options.NAME VALUE)."""
 
+    @field_validator("credit")
+    @classmethod
+    def _check_credit(cls, credit: str | None) -> str | None:
+        if credit is None or credit in RULES or ":" in credit:
+            return credit
+        hint = did_you_mean(credit, RULES)
+        raise ConfigError(
+            f"credit is {credit!r}, which is no credit rule{hint}; expected one of "
+            f"{', '.join(RULES)}, or FILE.py:Rule"
+        )
+
 
 class MixedArena(PlayConfig):
     """One arena of a mix; what it leaves out is as in ``play`` and ``generation``."""
@@ -71,12 +84,6 @@ def check_play(play: PlayConfig, training: ObjectiveSettings, where: str) -> Non
     Raises:
         ConfigError: two contradict each other; the message names both.
     """
-    if play.credit is not None and play.credit not in RULES and ":" not in play.credit:
-        hint = did_you_mean(play.credit, RULES)
-        raise ConfigError(
-            f"{where}.credit is {play.credit!r}, which is no credit rule{hint}; expected one of "
-            f"{', '.join(RULES)}, or FILE.py:Rule"
-        )
     if play.group_size == 1 and play.credit in RULES.keys() - WITHOUT_GROUPS:
         raise ConfigError(
             f"{where}.group_size is 1 but {where}.credit {play.credit!r} compares the plays of a "

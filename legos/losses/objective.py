@@ -7,42 +7,11 @@ from typing import Literal, get_args
 
 from legos.errors import ConfigError
 from legos.losses.kl import KlEstimator
+from legos.losses.policy import LOSSES, ImportanceSampling, PolicyLoss
 
-__all__ = [
-    "CLIP_RANGES",
-    "RATIO_OF",
-    "Anchor",
-    "ImportanceSampling",
-    "KlEstimator",
-    "Objective",
-    "PolicyLoss",
-    "check_ratio",
-]
+__all__ = ["Anchor", "ImportanceSampling", "KlEstimator", "Objective", "PolicyLoss", "check_ratio"]
 
-ImportanceSampling = Literal["token", "sequence"]
-PolicyLoss = Literal["reinforce", "ppo", "gspo", "cispo", "dppo_tv", "dppo_kl", "gmpo", "sapo"]
 Anchor = Literal["behaviour", "proximal"]
-
-RATIO_OF: Mapping[PolicyLoss, ImportanceSampling] = {
-    "reinforce": "token",
-    "ppo": "token",
-    "gspo": "sequence",
-    "cispo": "token",
-    "dppo_tv": "token",
-    "dppo_kl": "token",
-    "gmpo": "sequence",
-    "sapo": "token",
-}
-# Default clip ranges, down and up: of the ratio around 1 (PPO, GSPO, CISPO), of its logarithm
-# (GMPO), of the probability (DPPO-TV), in nats (DPPO-KL).
-CLIP_RANGES: Mapping[PolicyLoss, tuple[float, float]] = {
-    "ppo": (0.2, 0.2),  # arXiv:1707.06347
-    "gspo": (3e-4, 4e-4),  # arXiv:2507.18071, section 5.1
-    "cispo": (1.0, 4.0),  # no lower bound and a cap of 5: arXiv:2510.13786
-    "dppo_tv": (0.2, 0.2),  # arXiv:2602.04879
-    "dppo_kl": (0.05, 0.05),
-    "gmpo": (0.4, 0.4),  # arXiv:2507.20673
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +22,7 @@ class Objective:
     loss: PolicyLoss | None = None  # policy loss; None: importance_sampling selects it
     anchor: Anchor = "behaviour"  # policy of the ratios: "proximal" is the current one
     icepop: tuple[float, float] | None = None  # keep a token only if pi / mu is in this range
-    clip_low: float | None = None  # lower size of the clip range; None: CLIP_RANGES
+    clip_low: float | None = None  # lower size of the clip range; None: LOSSES
     clip_high: float | None = None  # upper size of the clip range, in the same unit
     kl_estimator: KlEstimator = "k2"  # of the chosen tokens, or "exact": whole distributions
     kl_coef: float = 0.0  # weight of KL(policy || reference); default reference: the base model
@@ -94,7 +63,7 @@ class Objective:
     @property
     def clip_range(self) -> tuple[float, float]:
         """The clip range, down and up; (0, 0) where the loss has none."""
-        low, high = CLIP_RANGES.get(self.policy_loss, (0.0, 0.0))
+        low, high = LOSSES[self.policy_loss].clip_range or (0.0, 0.0)
         return (
             low if self.clip_low is None else self.clip_low,
             high if self.clip_high is None else self.clip_high,
@@ -103,7 +72,7 @@ class Objective:
 
 _WORDS: Mapping[str, tuple[object, ...]] = {
     "importance_sampling": (None, *get_args(ImportanceSampling)),
-    "loss": (None, *get_args(PolicyLoss)),
+    "loss": (None, *LOSSES),
     "anchor": get_args(Anchor),
     "kl_estimator": get_args(KlEstimator),
 }
@@ -115,8 +84,8 @@ def check_ratio(loss: PolicyLoss | None, importance_sampling: str | None) -> Non
     Raises:
         ConfigError: they contradict each other; the message names both.
     """
-    if loss is not None and importance_sampling not in (None, RATIO_OF[loss]):
+    if loss is not None and importance_sampling not in (None, LOSSES[loss].ratio):
         raise ConfigError(
-            f"loss is {loss!r}, which takes the ratio of each {RATIO_OF[loss]}, but "
+            f"loss is {loss!r}, which takes the ratio of each {LOSSES[loss].ratio}, but "
             f"importance_sampling is {importance_sampling!r}; leave importance_sampling out"
         )

@@ -1,4 +1,4 @@
-"""The policy losses of the chosen tokens: one function for each, all with the same arguments.
+"""The policy losses of the chosen tokens, in one table: a loss is a function and a line.
 
 ``xp`` is ``numpy``, ``mlx.core`` or a module with the same functions; arrays are float32 (float64
 in the finite-difference tests). S samples, A chosen tokens of the longest sample.
@@ -10,12 +10,14 @@ batch, so no loss depends on how an optimiser step was split.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from legos.losses.objective import Objective, PolicyLoss
-from legos.losses.ratio import detach, log_ratio, sequence_log_ratio
+from legos.losses.ratio import log_ratio, sequence_log_ratio
 
-__all__ = ["policy_loss"]
+__all__ = ["LOSSES", "ChosenTokens", "ImportanceSampling", "LossSpec", "PolicyLoss"]
+
+ImportanceSampling = Literal["token", "sequence"]
+PolicyLoss = Literal["reinforce", "ppo", "gspo", "cispo", "dppo_tv", "dppo_kl", "gmpo", "sapo"]
 
 DUAL_CLIP = 3.0  # ppo, gspo: bound on the ratio where the advantage is negative
 MAX_DPPO_RATIO = 20.0
@@ -24,11 +26,11 @@ SURE = 1e-7  # minimum distance of probabilities from 0 and 1 before the logarit
 
 
 @dataclass(frozen=True, slots=True)
-class _Tokens:
-    """What the losses read of the chosen tokens; all arrays are [S, A]."""
+class ChosenTokens:
+    """What a loss reads of the chosen tokens of a batch; all arrays are [S, A]."""
 
     xp: Any
-    objective: Objective
+    clip_range: tuple[float, float]  # down and up, in the unit of the loss
     logprob: Any  # nats under the policy being trained
     frozen: Any  # ``logprob`` without gradient
     anchor: Any  # nats under the anchor policy
@@ -46,46 +48,18 @@ class _Tokens:
         return log_ratio(self.xp, self.frozen, self.anchor)
 
 
-Loss = Callable[[_Tokens], tuple[Any, Any]]
+class LossSpec(NamedTuple):
+    """A policy loss, and how it is used."""
+
+    loss: Callable[[ChosenTokens], tuple[Any, Any]]  # [S, A] loss, [S, A] True where clipped
+    ratio: ImportanceSampling  # whether tokens of a sample are independent ("token")
+    clip_range: tuple[float, float] | None = None  # default, down and up; None: it has none
+    noisy: bool = False  # whether rounding of a 16-bit base moves its ratios out of the range
+    max_clipped: float | None = None  # share of clipped tokens above which a step is skipped; None:
+    # training.clip_skip_threshold
 
 
-def policy_loss(
-    xp: Any,
-    logprob: Any,
-    objective: Objective,
-    *,
-    behaviour_logprob: Any,
-    advantage: Any,
-    mask: Any,
-    frozen: Any = None,
-) -> tuple[Any, Any]:
-    """Compute the policy loss of ``objective``, with ratios to its anchor.
-
-    The anchor is the policy that sampled (behaviour), or the policy before this optimiser step
-    (proximal). One step makes one update, so the proximal policy is the current policy without
-    gradient: it needs no extra forward pass, and every ratio is 1.
-
-    Args:
-        xp: array namespace.
-        logprob: [S, A] log-probabilities (nats) under the policy being trained.
-        objective: the loss, its anchor and its clip range.
-        behaviour_logprob: [S, A] log-probabilities (nats) under the policy that sampled.
-        advantage: [S, A].
-        mask: [S, A] 1.0 where a token was chosen.
-        frozen: [S, A] ``logprob`` without gradient; None: detached from ``logprob``. Finite
-            differences must give it, because there it must stay constant.
-
-    Returns:
-        [S, A] loss per token, and [S, A] 1.0 where the loss clipped the token; both 0 where masked.
-    """
-    frozen = detach(xp, logprob) if frozen is None else frozen
-    anchor = behaviour_logprob if objective.anchor == "behaviour" else frozen
-    tokens = _Tokens(xp, objective, logprob, frozen, anchor, advantage, mask)
-    loss, cut = _LOSSES[objective.policy_loss](tokens)
-    return loss * mask, cut * mask
-
-
-def _reinforce(t: _Tokens) -> tuple[Any, Any]:
+def _reinforce(t: ChosenTokens) -> tuple[Any, Any]:
     """L = -A log pi: the plain policy gradient, which treats all samples as on-policy.
 
     Source: Williams 1992, doi:10.1007/BF00992696.
@@ -93,7 +67,7 @@ def _reinforce(t: _Tokens) -> tuple[Any, Any]:
     return -t.advantage * t.logprob, t.xp.zeros_like(t.advantage) > 0
 
 
-def _ppo(t: _Tokens) -> tuple[Any, Any]:
+def _ppo(t: ChosenTokens) -> tuple[Any, Any]:
     """L = -min(x A, clip(x, 1 - low, 1 + high) A), bounded by -c A where A < 0 (dual clip).
 
     Source: PPO, arXiv:1707.06347; asymmetric range, DAPO, arXiv:2503.14476; dual clip with c = 3,
@@ -102,7 +76,7 @@ def _ppo(t: _Tokens) -> tuple[Any, Any]:
     return _clipped_surrogate(t, t.log_x)
 
 
-def _gspo(t: _Tokens) -> tuple[Any, Any]:
+def _gspo(t: ChosenTokens) -> tuple[Any, Any]:
     """PPO's loss of s = exp(mean_t log x_t), the ratio of the whole sample.
 
     All tokens of a sample whose advantages have one sign are clipped together; with one token it
@@ -116,9 +90,9 @@ def _gspo(t: _Tokens) -> tuple[Any, Any]:
     return _clipped_surrogate(t, sequence_log_ratio(t.xp, frozen, t.mask) + (t.log_x - frozen))
 
 
-def _clipped_surrogate(t: _Tokens, log_x: Any) -> tuple[Any, Any]:
+def _clipped_surrogate(t: ChosenTokens, log_x: Any) -> tuple[Any, Any]:
     """PPO's loss for the log-ratios [S, A] of tokens or of samples."""
-    xp, advantage, (low, high) = t.xp, t.advantage, t.objective.clip_range
+    xp, advantage, (low, high) = t.xp, t.advantage, t.clip_range
     ratio, upper, lower = xp.exp(log_x), 1.0 + high, 1.0 - low
     loss = -xp.minimum(ratio * advantage, xp.clip(ratio, lower, upper) * advantage)
     cut = ((advantage > 0) & (ratio > upper)) | ((advantage < 0) & (ratio < lower))
@@ -127,7 +101,7 @@ def _clipped_surrogate(t: _Tokens, log_x: Any) -> tuple[Any, Any]:
     return xp.where(advantage < 0, xp.minimum(loss, bound), loss), cut
 
 
-def _cispo(t: _Tokens) -> tuple[Any, Any]:
+def _cispo(t: ChosenTokens) -> tuple[Any, Any]:
     """L = -sg(clip(x, 1 - low, 1 + high)) A log pi: the weight is capped, no token is dropped.
 
     With low >= 1 and high infinite it is REINFORCE with the importance weight x.
@@ -135,40 +109,47 @@ def _cispo(t: _Tokens) -> tuple[Any, Any]:
     Source: MiniMax-M1, arXiv:2506.13585, equation 4; no lower bound and a cap of 5 as in ScaleRL,
     arXiv:2510.13786.
     """
-    low, high = t.objective.clip_range
+    low, high = t.clip_range
     ratio = t.xp.exp(t.frozen_log_x)
     weight = t.xp.clip(ratio, 1.0 - low, 1.0 + high)
     return -weight * t.advantage * t.logprob, weight != ratio
 
 
-def _dppo(t: _Tokens) -> tuple[Any, Any]:
+def _dppo_tv(t: ChosenTokens) -> tuple[Any, Any]:
     """L = -keep x A, where a token is kept if its probability has not moved too far.
 
     With p = pi_theta and q = anchor, a token is dropped where its advantage pushes it further
-    away and
-
-        dppo_tv   total variation   p - q > high (A > 0), or q - p > low (A < 0)
-        dppo_kl   Bernoulli KL      D(q || p) > high (A > 0, p > q), or > low (A < 0, p < q)
-
-    So a rare token is never dropped only for its large ratio. x is capped at 20 in the gradient.
+    away and the total variation is out of range: p - q > high (A > 0), or q - p > low (A < 0). So
+    a rare token is never dropped only for its large ratio. x is capped at 20 in the gradient.
 
     Source: DPPO, arXiv:2602.04879.
     """
-    xp, advantage, (low, high) = t.xp, t.advantage, t.objective.clip_range
-    p, q = (xp.exp(xp.minimum(each, 0.0)) for each in (t.frozen, t.anchor))
-    if t.objective.policy_loss == "dppo_kl":
-        p, q = (xp.clip(each, SURE, 1.0 - SURE) for each in (p, q))
-        moved = q * xp.log(q / p) + (1.0 - q) * xp.log((1.0 - q) / (1.0 - p))
-        up, down = (p > q) & (moved > high), (p < q) & (moved > low)
-    else:
-        up, down = p - q > high, q - p > low
+    low, high = t.clip_range
+    p, q = (t.xp.exp(t.xp.minimum(each, 0.0)) for each in (t.frozen, t.anchor))
+    return _kept_surrogate(t, p - q > high, q - p > low)
+
+
+def _dppo_kl(t: ChosenTokens) -> tuple[Any, Any]:
+    """DPPO with the Bernoulli KL divergence D(q || p) in place of the total variation.
+
+    A token is dropped where D(q || p) > high (A > 0, p > q), or > low (A < 0, p < q).
+    """
+    xp, (low, high) = t.xp, t.clip_range
+    p, q = (xp.clip(xp.exp(each), SURE, 1.0 - SURE) for each in (t.frozen, t.anchor))
+    moved = q * xp.log(q / p) + (1.0 - q) * xp.log((1.0 - q) / (1.0 - p))
+    return _kept_surrogate(t, (p > q) & (moved > high), (p < q) & (moved > low))
+
+
+def _kept_surrogate(t: ChosenTokens, up: Any, down: Any) -> tuple[Any, Any]:
+    """DPPO's loss; ``up`` and ``down`` are [S, A] True where a probability has moved too far."""
+    xp, advantage = t.xp, t.advantage
     cut = ((advantage > 0) & up) | ((advantage < 0) & down)
     ratio = xp.minimum(xp.exp(t.frozen_log_x), MAX_DPPO_RATIO)
     surrogate = ratio * xp.exp(log_ratio(xp, t.logprob, t.frozen)) * advantage
     return -xp.where(cut, 0.0, surrogate), cut
 
 
-def _gmpo(t: _Tokens) -> tuple[Any, Any]:
+def _gmpo(t: ChosenTokens) -> tuple[Any, Any]:
     """L_t = -A_t exp(mean_t l_t): the geometric mean of the clipped ratios of the tokens.
 
         l_t = min(log x_t, high) where A > 0, max(log x_t, -low) where A < 0
@@ -179,7 +160,7 @@ def _gmpo(t: _Tokens) -> tuple[Any, Any]:
 
     Source: GMPO, arXiv:2507.20673, equation 4.
     """
-    xp, advantage, (low, high) = t.xp, t.advantage, t.objective.clip_range
+    xp, advantage, (low, high) = t.xp, t.advantage, t.clip_range
     frozen = t.frozen_log_x
     inside = xp.where(advantage >= 0, xp.minimum(frozen, high), frozen)
     inside = xp.where(advantage <= 0, xp.maximum(inside, -low), inside)
@@ -189,7 +170,7 @@ def _gmpo(t: _Tokens) -> tuple[Any, Any]:
     return loss, cut & (advantage != 0)
 
 
-def _sapo(t: _Tokens) -> tuple[Any, Any]:
+def _sapo(t: ChosenTokens) -> tuple[Any, Any]:
     """L = -(4 / tau) sigmoid(tau (x - 1)) A: a soft gate instead of a clip.
 
     tau differs between positive and other advantages. The gate's derivative is 1 at x = 1. As tau
@@ -204,13 +185,17 @@ def _sapo(t: _Tokens) -> tuple[Any, Any]:
     return -(4.0 / tau) * gate * t.advantage, (derivative < 0.5) & (t.advantage != 0)
 
 
-_LOSSES: Mapping[PolicyLoss, Loss] = {
-    "reinforce": _reinforce,
-    "ppo": _ppo,
-    "gspo": _gspo,
-    "cispo": _cispo,
-    "dppo_tv": _dppo,
-    "dppo_kl": _dppo,
-    "gmpo": _gmpo,
-    "sapo": _sapo,
+# Clip ranges: of the ratio around 1 (PPO, GSPO, CISPO), of its logarithm (GMPO), of the probability
+# (DPPO-TV), in nats (DPPO-KL). Sources of the functions are in their docstrings.
+LOSSES: Mapping[PolicyLoss, LossSpec] = {
+    "reinforce": LossSpec(_reinforce, "token", noisy=True, max_clipped=1.0),
+    "ppo": LossSpec(_ppo, "token", (0.2, 0.2), noisy=True),
+    # Section 5.1 of the paper; it clips whole samples, and so a larger share of the tokens.
+    "gspo": LossSpec(_gspo, "sequence", (3e-4, 4e-4), noisy=True, max_clipped=0.9),
+    "cispo": LossSpec(_cispo, "token", (1.0, 4.0)),  # no lower bound and a cap of 5
+    "dppo_tv": LossSpec(_dppo_tv, "token", (0.2, 0.2)),
+    "dppo_kl": LossSpec(_dppo_kl, "token", (0.05, 0.05)),
+    "gmpo": LossSpec(_gmpo, "sequence", (0.4, 0.4), noisy=True),
+    "sapo": LossSpec(_sapo, "token"),
 }
+"""Name in ``training.loss`` -> the loss."""

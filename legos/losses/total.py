@@ -8,7 +8,7 @@ from legos.losses.corrections import correct
 from legos.losses.kl import KlEstimator, loss_kl
 from legos.losses.metrics import SUMS, token_sums
 from legos.losses.objective import Objective
-from legos.losses.policy import policy_loss
+from legos.losses.policy import LOSSES, ChosenTokens
 from legos.losses.positions import (
     Positions,
     chosen_logprobs,
@@ -19,7 +19,15 @@ from legos.losses.positions import (
 from legos.losses.ratio import detach, log_ratio
 from legos.records.batch import Batch
 
-__all__ = ["SUMS", "BatchArrays", "Terms", "token_loss", "token_terms", "total_loss"]
+__all__ = [
+    "SUMS",
+    "BatchArrays",
+    "Terms",
+    "policy_loss",
+    "token_loss",
+    "token_terms",
+    "total_loss",
+]
 
 Terms = Mapping[str, Any]
 """Name -> [S, A] values of the chosen tokens; ``token_loss`` lists them."""
@@ -156,6 +164,42 @@ def token_loss(
         entropy=token_entropy,
     )
     return xp.sum(per_token * arrays.weight), sums
+
+
+def policy_loss(
+    xp: Any,
+    logprob: Any,
+    objective: Objective,
+    *,
+    behaviour_logprob: Any,
+    advantage: Any,
+    mask: Any,
+    frozen: Any = None,
+) -> tuple[Any, Any]:
+    """Compute the policy loss of ``objective``, with ratios to its anchor.
+
+    The anchor is the policy that sampled (behaviour), or the policy before this optimiser step
+    (proximal). One step makes one update, so the proximal policy is the current policy without
+    gradient: it needs no extra forward pass, and every ratio is 1.
+
+    Args:
+        xp: array namespace.
+        logprob: [S, A] log-probabilities (nats) under the policy being trained.
+        objective: the loss, its anchor and its clip range.
+        behaviour_logprob: [S, A] log-probabilities (nats) under the policy that sampled.
+        advantage: [S, A].
+        mask: [S, A] 1.0 where a token was chosen.
+        frozen: [S, A] ``logprob`` without gradient; None: detached from ``logprob``. Finite
+            differences must give it, because there it must stay constant.
+
+    Returns:
+        [S, A] loss per token, and [S, A] 1.0 where the loss clipped the token; both 0 where masked.
+    """
+    frozen = detach(xp, logprob) if frozen is None else frozen
+    anchor = behaviour_logprob if objective.anchor == "behaviour" else frozen
+    tokens = ChosenTokens(xp, objective.clip_range, logprob, frozen, anchor, advantage, mask)
+    loss, cut = LOSSES[objective.policy_loss].loss(tokens)
+    return loss * mask, cut * mask
 
 
 def _reference(xp: Any, given: Any, computed: Any, estimator: KlEstimator) -> Any:

@@ -7,7 +7,7 @@ from legos.arena.arena import Arena, GameArena
 from legos.arena.registry import find_arena
 from legos.config.resolve import knobs, settings_of
 from legos.config.schema import RunConfig, TrainingConfig
-from legos.losses.objective import CLIP_RANGES
+from legos.losses.policy import LOSSES
 from legos.wiring.arena import DEFAULT_CREDIT
 
 __all__ = ["computed"]
@@ -35,8 +35,8 @@ def computed(config: RunConfig) -> dict[str, str]:
 def _of_objective(training: TrainingConfig) -> Iterator[tuple[str, str]]:
     loss = training.policy_loss
     yield "training.loss", loss
-    if loss in CLIP_RANGES:
-        low, high = CLIP_RANGES[loss]
+    if (usual := LOSSES[loss].clip_range) is not None:
+        low, high = usual
         yield "training.clip_range", f"{low:g}"
         yield "training.clip_range_high", f"{training.clip_range or high:g}"
 

@@ -9,7 +9,8 @@ import pytest
 from legos.config.resolve import resolve
 from legos.config.schema import PlayConfig, RunConfig, TrainingConfig
 from legos.errors import ConfigError
-from legos.losses.objective import CLIP_RANGES, RATIO_OF, Objective
+from legos.losses.objective import Objective
+from legos.losses.policy import LOSSES
 from legos.records.select import Selection
 from legos.wiring.trainer import step_settings
 
@@ -18,13 +19,13 @@ def objective(**settings: Any) -> Objective:
     return step_settings(TrainingConfig(**settings)).objective(0, 10)
 
 
-@pytest.mark.parametrize("loss", list(RATIO_OF))
+@pytest.mark.parametrize("loss", list(LOSSES))
 def test_a_loss_brings_its_ratio_and_its_papers_range(loss: Any) -> None:
     config = TrainingConfig(loss=loss)
-    assert config.importance_sampling == RATIO_OF[loss]
+    assert config.importance_sampling == LOSSES[loss].ratio
     found = objective(loss=loss)
     assert found.policy_loss == loss
-    assert found.clip_range == CLIP_RANGES.get(loss, (0.0, 0.0))
+    assert found.clip_range == (LOSSES[loss].clip_range or (0.0, 0.0))
     assert TrainingConfig().replace(loss=loss).policy_loss == loss
 
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from legos.losses.objective import CLIP_RANGES, Objective
-from legos.losses.policy import policy_loss
+from legos.losses.objective import Objective
+from legos.losses.policy import LOSSES
+from legos.losses.total import policy_loss
 
 Floats = NDArray[np.float64]
 STEP = 1e-6
@@ -74,7 +75,7 @@ def test_ppo_by_hand() -> None:
 
 
 def test_cispo_by_hand() -> None:
-    low, high = CLIP_RANGES["cispo"]
+    low, high = LOSSES["cispo"].clip_range or (0.0, 0.0)
     objective = Objective(loss="cispo", clip_low=low, clip_high=high)
     loss, cut = loss_of(objective, LOGPROB, MIXED)
     weight = np.array([[1.5, 0.5, 5.0], [1.1, 0.9, 0.0]])

@@ -8,8 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from legos.losses.objective import Objective
-from legos.losses.policy import policy_loss
 from legos.losses.ratio import log_ratio, sequence_log_ratio
+from legos.losses.total import policy_loss
 
 MASK = np.array([[1.0, 1.0], [1.0, 0.0]])
 RATIOS = np.array([[1.5, 0.5], [0.5, 9.0]])

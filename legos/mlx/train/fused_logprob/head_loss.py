@@ -14,7 +14,8 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
-from legos.losses.objective import RATIO_OF, Objective
+from legos.losses.objective import Objective
+from legos.losses.policy import LOSSES
 from legos.losses.total import BatchArrays, Terms, token_loss, token_terms
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.train.fused_logprob.open_terms import open_terms
@@ -210,7 +211,7 @@ class _Chunked:
 
 def _is_by_token(objective: Objective) -> bool:
     """Whether each token's loss is independent of the other tokens of its sample."""
-    return RATIO_OF[objective.policy_loss] == "token"
+    return LOSSES[objective.policy_loss].ratio == "token"
 
 
 def _terms(logits: mx.array, others: Terms, arrays: BatchArrays, objective: Objective) -> Terms:
