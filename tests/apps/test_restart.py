@@ -10,7 +10,6 @@ from short_runs import NIM
 
 from legos.apps import restart
 from legos.cli import main
-from legos.records.turns import TurnWatch
 
 BROKEN = """
 import os, sys, time
@@ -93,11 +92,3 @@ def test_restarts_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv(restart.RESTARTS)
     restart.restart(tmp_path / "elsewhere", "the device failed", most=3)  # without a checkpoint
     assert len(started) == 2
-
-
-def test_only_checks_that_find_the_same_turn_count() -> None:
-    watch = TurnWatch()
-    assert [watch.check(turn) for turn in (None, None, 1, 1, 1, 2, 2, None, 2)] == [
-        0, 0, 0, 1, 2, 0, 1, 0, 0,
-    ]  # fmt: skip
-    assert watch.longest == 2

@@ -14,6 +14,7 @@ Unless their docstrings say otherwise, methods named ``_x`` run on the worker th
 """
 
 import logging
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -88,6 +89,7 @@ class MlxEngine:
         self.capabilities = self._scheduler.capabilities
         self._inbox: deque[Message] = deque()
         self._inside: set[SequenceState] = set()
+        self._claiming = threading.Lock()  # every request has one final result, on either thread
         self._closed = False
         self._checked = 0.0
         self.swaps = self._accepted = self._answered = 0
@@ -174,15 +176,6 @@ class MlxEngine:
         """All live adapters."""
         return self._scheduler.adapters.loaded.values()
 
-    def unanswered(self, deliver: Deliver) -> set[int]:
-        """The numbers of a receiver's requests that are queued or inside; callable on any thread.
-
-        A request that is being accepted at this moment may be missing.
-        """
-        waiting = [m for m in tuple(self._inbox) if not isinstance(m, Score) and m[0] == deliver]
-        coming = {n for _, asked in waiting if not isinstance(asked, frozenset) for n, _ in asked}
-        return coming | {m.number for m in tuple(self._inside) if m.deliver == deliver}
-
     def score(
         self,
         prompts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]],
@@ -222,16 +215,20 @@ class MlxEngine:
             self._worker.call(self._end).result()
             self._worker.close()
 
-    def abandon(self) -> None:
+    def abandon(self, reason: str = "the engine was given up") -> None:
         """Give up an engine whose thread no longer responds, without waiting for it.
 
-        Pending scores, loads and drops fail with ``EngineError``, and so do later requests. The
-        caller answers the pending completions, or submits them to another engine.
+        Everything pending fails with ``EngineError``, and so do later requests; what the thread
+        computes later is ignored.
         """
         self._closed = True
         self._worker.abandon()
-        self._scheduler.fail_scores(EngineError("the engine was given up"))
-        self._refuse_inbox()
+        error = EngineError(reason)
+        self._scheduler.fail_scores(error)
+        with self._claiming:
+            left, self._inside = self._inside, set()
+        self._deliver([(sequence, error) for sequence in left])
+        self._refuse_inbox(reason)
 
     def _tokens_drawn(self, adapter: str) -> int:
         inside = (m for m in self._inside if adapter_name(m.request.adapter) == adapter)
@@ -340,23 +337,33 @@ class MlxEngine:
 
     def _answer(self, outcomes: Sequence[Outcome]) -> None:
         """Deliver results; a sequence with a final result leaves the engine."""
-        by_receiver: dict[Deliver, list[tuple[int, Result]]] = {}
-        for sequence, result in outcomes:
-            if sequence in self._inside:
+        with self._claiming:
+            claimed: list[Outcome] = []
+            for sequence, result in outcomes:
+                if sequence not in self._inside:
+                    continue
+                claimed.append((sequence, result))
                 if not isinstance(result, Progress):
                     self._inside.remove(sequence)
                     self._answered += 1
                     adapter = adapter_name(sequence.request.adapter)
                     self._drawn[adapter] += len(sequence.tokens)
                     self._scheduler.left(sequence)
-                by_receiver.setdefault(sequence.deliver, []).append((sequence.number, result))
+        self._deliver(claimed)
+        if self._scheduler.adapters.any_retired:
+            self._scheduler.tidy(self._inside)
+
+    @staticmethod
+    def _deliver(outcomes: Sequence[Outcome]) -> None:
+        """Give each receiver its results; callable on any thread."""
+        by_receiver: dict[Deliver, list[tuple[int, Result]]] = {}
+        for sequence, result in outcomes:
+            by_receiver.setdefault(sequence.deliver, []).append((sequence.number, result))
         for deliver, results in by_receiver.items():
             try:
                 deliver(results)
             except Exception:
                 logger.exception("a receiver of results failed; the engine goes on")
-        if self._scheduler.adapters.any_retired:
-            self._scheduler.tidy(self._inside)
 
     def _find_lost(self) -> None:
         """Answer with an error every request that the scheduler has lost, which is a defect."""
@@ -381,9 +388,9 @@ class MlxEngine:
         self._answer([(sequence, closed) for sequence in self._inside])
         self._refuse_inbox()
 
-    def _refuse_inbox(self) -> None:
+    def _refuse_inbox(self, reason: str = "the engine was closed") -> None:
         """Answer all queued messages with an error; callable on any thread."""
-        closed = EngineError("the engine was closed")
+        closed = EngineError(reason)
         for message in self._messages():
             if isinstance(message, Score):
                 answer(message.future, closed)

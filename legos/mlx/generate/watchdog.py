@@ -1,13 +1,10 @@
-"""The watchdog: replaces an engine whose thread has died or hangs, and loads its adapters again.
+"""An engine that is replaced when its thread dies or hangs; the new one loads its adapters again.
 
-A thread that hangs in device code cannot be ended from outside, so it is abandoned: pending
-requests get an error, a new engine is made on a new thread, and late results of the old thread are
-ignored. The watchdog also checks that the engine still has every request that it accepted.
+A thread that hangs in device code cannot be ended from outside, so it is abandoned: all requests
+get an error, a new engine is made on a new thread, and late results of the old thread are ignored.
 """
 
-import itertools
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
@@ -15,8 +12,8 @@ from legos.errors import EngineError
 from legos.mlx.generate.engine import MlxEngine
 from legos.protocols import Deliver
 from legos.records.names import POLICY
-from legos.records.request import Progress, Request, Result
-from legos.records.turns import TurnWatch
+from legos.records.request import Request
+from legos.stalls import Watchdog
 from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = ["WatchedEngine"]
@@ -26,7 +23,7 @@ MAX_RESTARTS = 3  # per ``WatchedEngine``; a fault that comes back more often ne
 
 
 class WatchedEngine:
-    """An ``MlxEngine`` that is replaced when its thread dies or hangs.
+    """An ``MlxEngine`` that is replaced when its thread dies or hangs; its methods are the same.
 
     Attributes:
         restarts: number of engines replaced so far.
@@ -34,12 +31,7 @@ class WatchedEngine:
     """
 
     def __init__(
-        self,
-        make: Callable[[], MlxEngine],
-        *,
-        stuck_after_s: float = 300.0,
-        lost_after_s: float = 30.0,
-        check_every_s: float = 1.0,
+        self, make: Callable[[], MlxEngine], *, stuck_after_s: float = 300.0, every_s: float = 1.0
     ) -> None:
         """Make the first engine and watch it.
 
@@ -47,42 +39,24 @@ class WatchedEngine:
             make: makes an engine on its own thread.
             stuck_after_s: a step, load or drop that takes longer counts as a hang; seconds in
                 which this process runs.
-            lost_after_s: a request that the engine has lost is answered with an error after this
-                many seconds.
-            check_every_s: seconds between two checks.
+            every_s: seconds between two checks.
         """
         self._make = make
         self._stuck_after_s = stuck_after_s
-        self._lost_after_s = lost_after_s
-        self._check_every_s = check_every_s
         self._engine = make()
-        self._numbers = itertools.count()
-        self._pending: dict[int, tuple[Deliver, int]] = {}
-        self._given: dict[tuple[Deliver, int], int] = {}
-        self._missed: dict[int, int] = {}  # number -> consecutive checks that did not find it
-        self._lock = threading.Lock()  # guards the two tables of requests
-        self._closed = threading.Event()
+        self._closed = False
         self.restarts = 0
         self.trouble: str | None = None
-        self._watcher = threading.Thread(target=self._watch, name="legos-watchdog", daemon=True)
-        self._watcher.start()
+        self._dog = Watchdog(self._check, name="legos-engine-watchdog", every_s=every_s)
+        self._dog.__enter__()
 
     def submit(self, requests: Sequence[tuple[int, Request]], deliver: Deliver) -> None:
         """See ``MlxEngine``."""
-        taken: list[tuple[int, Request]] = []
-        with self._lock:
-            for number, request in requests:
-                own = next(self._numbers)
-                self._pending[own] = deliver, number
-                self._given[deliver, number] = own
-                taken.append((own, request))
-        self._engine.submit(taken, self._deliver)
+        self._engine.submit(requests, deliver)
 
     def cancel(self, numbers: Sequence[int], deliver: Deliver) -> None:
         """See ``MlxEngine``."""
-        with self._lock:
-            own = [self._given[deliver, n] for n in numbers if (deliver, n) in self._given]
-        self._engine.cancel(own, self._deliver)
+        self._engine.cancel(numbers, deliver)
 
     def load_adapter(self, adapter: Adapter) -> "Future[AdapterInfo]":
         """See ``MlxEngine``; a replacement engine loads the adapter again."""
@@ -127,67 +101,29 @@ class WatchedEngine:
 
     def close(self) -> None:
         """Stop; every waiting request is answered with ``EngineError``."""
-        if not self._closed.is_set():
-            self._closed.set()
-            self._watcher.join()
+        if not self._closed:
+            self._closed = True
+            self._dog.__exit__()
             if self.trouble is None:
                 self._engine.close()
 
-    def _deliver(self, results: Sequence[tuple[int, Result]]) -> None:
-        """Pass results on to their receivers, under the receivers' own numbers."""
-        by_receiver: dict[Deliver, list[tuple[int, Result]]] = {}
-        with self._lock:
-            for own, result in results:
-                asked = self._pending.get(own)
-                if asked is None:  # answered when an engine died
-                    continue
-                if not isinstance(result, Progress):
-                    del self._pending[own]
-                    self._given.pop(asked, None)  # absent where one number was submitted twice
-                by_receiver.setdefault(asked[0], []).append((asked[1], result))
-        for deliver, own_results in by_receiver.items():
-            try:
-                deliver(own_results)
-            except Exception:
-                logger.exception("a receiver of results failed; the others get theirs")
-
-    def _watch(self) -> None:
-        turns = TurnWatch()
-        while not self._closed.wait(self._check_every_s):
-            engine = self._engine
-            checks = turns.check(engine.turn)
-            if not engine.alive:
-                self._replace("its thread has died")
-            elif checks * self._check_every_s > self._stuck_after_s:
-                self._replace(f"a step has taken more than {self._stuck_after_s:.0f} s")
-            else:
-                self._find_lost(engine)
-                continue
-            turns = TurnWatch()  # the new engine counts its turns from 1 again
-            if self.trouble is not None:
-                return
-
-    def _find_lost(self, engine: MlxEngine) -> None:
-        """Answer with an error requests that the engine has lost, which is a defect."""
-        with self._lock:
-            pending = set(self._pending)
-        missing = pending - engine.unanswered(self._deliver) if pending else ()
-        self._missed = {own: self._missed.get(own, 0) + 1 for own in missing}
-        limit = self._lost_after_s / self._check_every_s
-        lost = [own for own, checks in self._missed.items() if checks > limit]
-        if lost:
-            error = EngineError(f"the engine lost {len(lost)} of its requests; ask again")
-            logger.error("%s", error)
-            self._deliver([(own, error) for own in lost])
+    def _check(self, dog: Watchdog) -> None:
+        engine = self._engine
+        if self.restarts > MAX_RESTARTS or self._closed:
+            return
+        if not engine.alive:
+            self._replace("its thread has died")
+        elif dog.still_s(f"engine {self.restarts}", engine.turn) > self._stuck_after_s:
+            self._replace(f"a step has taken more than {self._stuck_after_s:.0f} s")
 
     def _replace(self, reason: str) -> None:
         """Answer all requests with an error, make a new engine, and load the live adapters."""
         self.trouble = f"the engine is being made again: {reason}"
         logger.error("the engine is given up: %s", reason)
-        self._engine.abandon()
-        self._fail_all(reason)
-        if self.restarts >= MAX_RESTARTS:
-            self.trouble = f"the engine died {self.restarts + 1} times; at last: {reason}"
+        self._engine.abandon(f"the engine died: {reason}; ask again in a moment")
+        self.restarts += 1
+        if self.restarts > MAX_RESTARTS:
+            self.trouble = f"the engine died {self.restarts} times; at last: {reason}"
             return
         try:
             engine = self._make()
@@ -196,14 +132,7 @@ class WatchedEngine:
         except Exception as error:
             logger.exception("no other engine could be made")
             self.trouble = f"the engine died ({reason}) and could not be made again: {error!r}"
+            self.restarts = MAX_RESTARTS + 1
             return
         self._engine = engine
-        self.restarts += 1
-        self._fail_all(reason)  # requests submitted to the old engine in the meantime
         self.trouble = None
-
-    def _fail_all(self, reason: str) -> None:
-        error = EngineError(f"the engine died: {reason}; ask again in a moment")
-        with self._lock:
-            owned = list(self._pending)
-        self._deliver([(own, error) for own in owned])

@@ -36,9 +36,7 @@ class House:
         self.answers: dict[int, Result] = {}
         self.heard = threading.Condition()
         self.adapter = adapter
-        self.guarded = WatchedEngine(
-            self.make, stuck_after_s=0.5, lost_after_s=0.2, check_every_s=0.02
-        )
+        self.guarded = WatchedEngine(self.make, stuck_after_s=0.5, every_s=0.02)
         self.guarded.load_adapter(adapter(0)).result()
         self.guarded.load_adapter(adapter(4)).result()
 
@@ -187,7 +185,6 @@ def test_a_request_that_the_engine_has_no_more_becomes_an_error(
 ) -> None:
     def forget(_: object) -> None:
         house.made[0]._scheduler.clear()
-        house.made[0]._inside.clear()
 
     held = threading.Event()
     house.made[0].run(lambda _: held.wait(0.2))
@@ -228,7 +225,7 @@ def make():
     build = lambda: MlxEngine(worker, load_tree(Path(sys.argv[1])), num_vocabulary=358, context=256)
     return worker.call(build).result()
 
-guarded = WatchedEngine(make, stuck_after_s=2.0, check_every_s=0.05)
+guarded = WatchedEngine(make, stuck_after_s=2.0, every_s=0.05)
 sampler = guarded._engine._scheduler.sampler
 draw, answers = sampler.draw, []
 
