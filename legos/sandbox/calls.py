@@ -13,10 +13,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib import import_module
 from importlib.machinery import PathFinder
 from typing import Any
@@ -27,6 +25,7 @@ from legos.errors import ArenaError, RunError, text_of
 from legos.records.numbers import brief, number
 from legos.sandbox import worker
 from legos.sandbox.worker import BEGAN, HEADER, message
+from legos.stalls import Watchdog
 
 __all__ = ["CallLimits", "CallPool"]
 
@@ -59,7 +58,8 @@ class CallLimits(Struct, frozen=True, kw_only=True):
 class CallPool:
     """Processes for calls, one call at a time each; started when they are needed.
 
-    A thread checks the limits, so that they hold also while the event loop is blocked.
+    A watchdog checks the limits, so that they hold also while the event loop is blocked, and only
+    time in which this process runs counts.
     """
 
     def __init__(self, size: int | None = None) -> None:
@@ -71,9 +71,8 @@ class CallPool:
         self._free = asyncio.Semaphore(size or os.cpu_count() or 1)
         self._idle: list[_Process] = []
         self._busy: set[_Process] = set()
-        self._working = threading.Event()
-        self._closed = False
-        self._thread: threading.Thread | None = None
+        self._started = False
+        self._watched = ExitStack()  # holds the watchdog, from the first call on
 
     async def call(
         self, function: Callable[..., Any], args: Sequence[Any], limits: CallLimits
@@ -89,7 +88,6 @@ class CallPool:
         packed = _packed(function, args, name)
         async with self._free:
             process = self._next()
-            self._watch(process)
             try:
                 kind, value, usable = await process.call(packed, limits)
             except (OSError, EOFError):
@@ -117,51 +115,27 @@ class CallPool:
 
     def close(self) -> None:
         """Kill all processes."""
-        self._closed = True
-        self._working.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._watched.close()
         for process in (*self._idle, *self._busy):
             process.kill()
 
     def _next(self) -> "_Process":
-        """A process that waits for a call."""
-        while self._idle:
-            process = self._idle.pop()
-            if process.alive:
-                return process
-            process.kill()
-        return _Process()
-
-    def _watch(self, process: "_Process") -> None:
-        """Check the limits of a process from now on."""
+        """A process that waits for a call, with its limits checked from now on."""
+        if not self._started:
+            self._started = True
+            self._watched.enter_context(Watchdog(self._check, name="legos-calls", every_s=TICK_S))
+        while self._idle and not self._idle[-1].alive:
+            self._idle.pop().kill()
+        process = self._idle.pop() if self._idle else _Process()
         self._busy.add(process)
-        self._working.set()
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._keep_limits, name="legos-calls", daemon=True
-            )
-            self._thread.start()
+        return process
 
-    def _keep_limits(self) -> None:
-        """In the thread: kill the processes of calls beyond a limit.
-
-        Only time in which this process ran counts, so a call survives the sleep of a laptop.
-        """
-        last = time.monotonic()
-        while not self._closed:
-            time.sleep(TICK_S)
-            now = time.monotonic()
-            passed, last = min(now - last, 2 * TICK_S), now
-            busy = tuple(self._busy)
-            groups = _groups(process.pid for process in busy)
-            for process in busy:
-                process.check(passed, groups[process.pid])
-            if not busy:
-                self._working.clear()
-                if not self._busy and not self._closed:
-                    self._working.wait()
-                last = time.monotonic()
+    def _check(self, dog: Watchdog) -> None:
+        """Kill the processes of calls beyond a limit."""
+        busy = tuple(self._busy)
+        groups = _groups(process.pid for process in busy)
+        for process in busy:
+            process.check(dog, groups[process.pid])
 
 
 class _Process:
@@ -179,8 +153,8 @@ class _Process:
                 start_new_session=True,
             )
         self.pid = self._popen.pid
-        self._age_s = 0.0
-        self._limits = CallLimits(timeout_s=LOAD_S, memory_mb=1.0, output_mb=1.0)
+        self._limits = CallLimits(timeout_s=LOAD_S, memory_mb=MIB, output_mb=1.0)
+        self._turn: object = None  # another one when a call begins, and when its function does
         self._loading = True
         self._exceeded: str | None = None
 
@@ -206,27 +180,26 @@ class _Process:
             OSError, EOFError: the process has ended.
         """
         output = int(limits.output_mb * MIB)
-        self._age_s, self._loading, self._limits = 0.0, True, limits
+        self._turn, self._loading, self._limits = object(), True, limits
         request = pickle.dumps((sys.path, output, int(limits.memory_mb * MIB / 2), packed))
         await asyncio.get_running_loop().sock_sendall(self._socket, message(request))
         answer = await self._receive()
         if answer == BEGAN:
-            self._age_s, self._loading = 0.0, False
+            self._turn, self._loading = object(), False
             answer = await self._receive()
         return pickle.loads(answer)
 
-    def check(self, passed: float, members: Sequence[int]) -> None:
+    def check(self, dog: Watchdog, members: Sequence[int]) -> None:
         """Kill the process if its call is beyond a limit.
 
         Args:
-            passed: seconds since the last check.
+            dog: counts for how long the function is loaded, and runs.
             members: the processes of its group.
         """
-        self._age_s += passed
         limits = self._limits
-        if self._age_s > (LOAD_S if self._loading else limits.timeout_s):
+        limit = LOAD_S if self._loading else limits.timeout_s
+        if dog.still_s(str(self.pid), self._turn) > limit:
             what = "starting its process and importing its module" if self._loading else "it"
-            limit = LOAD_S if self._loading else limits.timeout_s
             self._exceeded = f"{what} took longer than {limit:g} s and was stopped"
         elif len(members) > MAX_PROCESSES:
             self._exceeded = f"it had more than {MAX_PROCESSES} processes and was stopped"
