@@ -81,6 +81,7 @@ class Watchdog:
         """End the thread, after the check that runs."""
         self._ended.set()
         self._thread.join()
+        del self._check  # it may refer to whoever holds this, which would wait for the collector
 
     def still_s(self, what: str, turn: object) -> float:
         """Seconds for which ``what`` has been in the same turn; to be asked at every check.

@@ -341,20 +341,13 @@ class GameArena(Arena):
 
     async def play(self, t: Table) -> Mapping[str, float]:
         """Ask the seats that move, and draw what chance decides, until the game ends."""
-        game, state = self.game, t.task.data
-        if game.has_chance:
-            state = game.after_chance(state, t.rng)
+        game = self.game
+        state = game.after_chance(t.task.data, t.rng)
         while (turn := game.turn(state)) is not None:
-            if isinstance(turn, str):
-                legal = tuple(game.legal(state, turn))
-                reply = await t.ask(turn, game.prompt(state, turn), choices=legal)
-                assert reply.move is not None, "ask returns a legal move or raises Forfeit"
-                state = game.play(state, reply.move)
-            else:
-                prompts = {role: game.prompt(state, role) for role in turn}
-                legal = {role: game.legal(state, role) for role in turn}
-                replies = await t.ask_all(prompts, choices=legal)
-                state = game.play_all(state, {role: replies[role].move or "" for role in turn})
-            if game.has_chance:
-                state = game.after_chance(state, t.rng)
+            roles = (turn,) if isinstance(turn, str) else turn
+            prompts = {role: game.prompt(state, role) for role in roles}
+            legal = {role: game.legal(state, role) for role in roles}
+            replies = await t.ask_all(prompts, choices=legal)
+            moves = {role: str(reply.move) for role, reply in replies.items()}
+            state = game.after_chance(game.after_moves(state, turn, moves), t.rng)
         return checked_rewards(game.payoff(state), self.roles, f"payoff() of game {self.name!r}")

@@ -128,6 +128,14 @@ class Game(ABC):
             "from turn()"
         )
 
+    def after_moves(
+        self, state: State, turn: str | Sequence[str] | None, moves: Mapping[str, str]
+    ) -> State:
+        """The state after the legal moves, role -> move, of the roles that ``turn`` named."""
+        return (
+            self.play(state, moves[turn]) if isinstance(turn, str) else self.play_all(state, moves)
+        )
+
     @abstractmethod
     def payoff(self, state: State) -> Mapping[str, float]:
         """The reward of every role at an end state."""

@@ -7,7 +7,7 @@ from math import isclose
 from statistics import fmean
 
 from legos.arena.arena import GameArena
-from legos.arena.game import Game, State
+from legos.arena.game import Game
 from legos.errors import ArenaError, GameSizeError
 from legos.fakes.client import Asked
 from legos.fakes.players import (
@@ -106,7 +106,7 @@ def _views(game: Game, plays: Sequence[tuple[Task, int]]) -> Finding:
                 if before != offered:
                     return finding("views", False, "", _differ(role, view, before, offered))
                 moves[role] = rng.choice(legal)
-            state = game.after_chance(_moved(game, state, turn, moves), rng)
+            state = game.after_chance(game.after_moves(state, turn, moves), rng)
     text = (
         f"{again} of {seen} positions of {len(plays)} random plays had a view that was seen "
         "before, and offered the same moves"
@@ -126,11 +126,6 @@ def _differ(
         f"{role} {what} with one view {view!r}; a role must have the same moves and the same "
         "prompt where it cannot tell states apart"
     )
-
-
-def _moved(game: Game, state: State, turn: str | Sequence[str], moves: Mapping[str, str]) -> State:
-    """The state after the moves of all roles to move."""
-    return game.play(state, moves[turn]) if isinstance(turn, str) else game.play_all(state, moves)
 
 
 def _computed(tree: GameTree, best: Policy | None) -> dict[str, float]:

@@ -15,15 +15,15 @@ from legos.errors import Stopped
 from legos.loop.batcher import Batcher
 from legos.loop.pace import EngineFigures, Pace, Slots
 from legos.loop.trainer import References
+from legos.play.context import PlayContext, play_context
 from legos.play.cursor import Split
-from legos.play.stage import Stage, stage_of
 from legos.play.step import finish_group, play_each, required_credit
 from legos.records.episode import Episode, Task
 from legos.records.sample import Group
 
 __all__ = ["PlayGroup", "Player"]
 
-PlayGroup = Callable[[Stage, Arena, Sequence[tuple[Task, int]]], Awaitable[list[Episode]]]
+PlayGroup = Callable[[PlayContext, Arena, Sequence[tuple[Task, int]]], Awaitable[list[Episode]]]
 """Plays the tasks of a group, each with the seed of its play, as ``play_each`` does."""
 
 
@@ -85,27 +85,27 @@ class Player:
         A group that is interrupted stays unfinished, and a resumed run plays it again.
         """
         try:
-            with stage_of(self._arena, self._slots) as stage:
+            with play_context(self._arena, self._slots) as context:
                 async with asyncio.TaskGroup() as plays:
-                    await self._admit_groups(stage, plays)
+                    await self._admit_groups(context, plays)
         except* Exception as errors:
             await self._batcher.end(errors.exceptions[0])
         finally:
             for group in self._unfinished.values():
                 self._arena.cursor.give_back(group)
 
-    async def _admit_groups(self, stage: Stage, plays: asyncio.TaskGroup) -> None:
+    async def _admit_groups(self, context: PlayContext, plays: asyncio.TaskGroup) -> None:
         try:
             while True:
                 group = self._arena.cursor.next_group(self._split)
                 self._unfinished[group.round, group.numbers] = group
                 admitted = await self._batcher.admit(group, at_once=self._tasks_at_once)
-                plays.create_task(self._play(stage, admitted))
+                plays.create_task(self._play(context, admitted))
         except Stopped:
             return  # running plays may finish, or are cancelled with the player
 
-    async def _play(self, stage: Stage, group: Group) -> None:
-        episodes = await self._play_group(stage, self._arena, group.plays)
+    async def _play(self, context: PlayContext, group: Group) -> None:
+        episodes = await self._play_group(context, self._arena, group.plays)
         played = finish_group(self._arena, self._arena.cursor, group, episodes, self._credit)
         playing = sum(len(each.plays) for each in self._unfinished.values())
         del self._unfinished[group.round, group.numbers]

@@ -15,7 +15,6 @@ from legos.chat.tools import arguments_of
 from legos.errors import EndpointError, NoEndpointError, RequestError
 from legos.play.play_state import PlayState
 from legos.protocols import Seat
-from legos.records.episode import Turn
 from legos.records.message import Completion, Continuation, Message, Prompt, Sampling
 from legos.records.names import POLICY
 from legos.records.request import Progress
@@ -47,7 +46,7 @@ class EndpointHost(Protocol):
         ...
 
     def offered(self, offer: Any) -> AbstractContextManager[None]:
-        """Within the block, a program can start the play of an ``Offer``.
+        """Within the block, a program can start the play of an ``ExternalEpisode``.
 
         Raises:
             ArenaError: no server offers plays.
@@ -78,8 +77,9 @@ class AgentSeat:
     the conversation's tokens. Any other request starts another conversation of the same seat.
 
     Attributes:
-        adapter: the adapter that answers.
-        ended: whether the seat answers no more.
+        state: the seat in its play.
+        used: whether it has answered a request.
+        ended: whether it answers no more.
         deadlines: timeouts of the running requests, which expire when the seat is closed.
     """
 
@@ -95,19 +95,17 @@ class AgentSeat:
         """
         self._play = play
         self._role = role
-        self._chair = play.chair(role)
-        self._heard: dict[_Key, Completion] = {}  # conversation up to an answer -> the answer
+        self._answers: dict[_Key, Completion] = {}  # conversation up to an answer -> the answer
         self._refusal: str | None = None
         self._unfinished = 0  # requests that were running when the seat was closed
-        self._answered = 0
-        self.adapter = self._chair.seat.adapter
-        self.ended = False
+        self.state = play.seat_state(role)
+        self.used = self.ended = False
         self.deadlines: set[asyncio.Timeout] = set()
 
     @property
-    def used(self) -> bool:
-        """Whether it has answered a request."""
-        return self._answered > 0
+    def adapter(self) -> str:
+        """The adapter that answers."""
+        return self.state.seat.adapter
 
     def question(
         self, messages: Sequence[Message], tools: str | None, *, continues: bool = True
@@ -120,24 +118,58 @@ class AgentSeat:
             continues: False: the prompt is rendered anew in any case.
         """
         keys = tuple(map(_key, messages))
-        last, num_new = None, 0
-        if continues and self._play.arena.continue_tokens:
-            for end in range(len(messages) - 1, 0, -1):
-                last = self._heard.get((tools, *keys[:end]))
-                if last is not None:
-                    num_new = len(messages) - end
-                    break
-        return Question(self, tuple(messages), tools, last, num_new)
+        ends = range(len(messages) - 1, 0, -1)
+        for end in ends if continues and self._play.arena.continue_tokens else ():
+            if (last := self._answers.get((tools, *keys[:end]))) is not None:
+                known = Continuation(
+                    last=last, messages=tuple(messages), num_new=len(messages) - end
+                )
+                return Question(self, tuple(messages), tools, known)
+        return Question(self, tuple(messages), tools, None)
+
+    def answer(
+        self, question: "Question", completion: Completion, sampling: Sampling, asked_at: float
+    ) -> None:
+        """Record the answer to a question.
+
+        Raises:
+            RequestError: the play has ended.
+        """
+        self.check_open()
+        self.used = True
+        self.state.add_turn(
+            question.messages,
+            completion,
+            choices=sampling.choices,
+            sampling=sampling,
+            asked_at=asked_at,
+        )
+        if completion.prompt_ids and completion.token_ids:
+            _, answer = split_thinking(completion.text)
+            said = Message("assistant", answer, completion.tool_calls)
+            self._answers[question.tools, *map(_key, (*question.messages, said))] = completion
+
+    def check_open(self) -> None:
+        """Raise ``RequestError`` if the play has ended."""
+        if self.ended:
+            raise RequestError(ENDED)
 
     def refused(self, reason: str) -> None:
         """Count a request that was answered with an error."""
         self._refusal = reason
         self._count("endpoint_refused")
 
+    def replaced(self, settings: str) -> None:
+        """Count a request whose sampling parameters were replaced by those of the seat."""
+        self._count("endpoint_replaced")
+        note = f"requests of {self._role!r} had other settings: {settings}"
+        if note not in self._play.notes:
+            self._play.notes.append(note)
+
     def close(self) -> None:
         """Answer no more; requests that are still running are ended and not recorded."""
         self.ended = True
-        self._unfinished = self._play.waiting[self._chair.seat.role]
+        self._unfinished = self._play.waiting[self._role]
         if self._unfinished:
             self._play.notes.append(
                 f"requests of {self._role!r} that were running when its endpoint was closed: "
@@ -156,107 +188,25 @@ class AgentSeat:
         Raises:
             EndpointError: it has not; the message gives the last error, if there is one.
         """
-        if self.used:
-            return
+        reason = None
         if self._unfinished:
-            raise EndpointError(
+            reason = (
                 f"the endpoint was closed before a request of {self._role!r} was answered; leave "
                 "the block only when the program has ended"
             )
-        if self._refusal is not None:
-            raise EndpointError(
+        elif self._refusal is not None:
+            reason = (
                 f"no request to the endpoint of {self._role!r} was answered; the last error: "
                 f"{self._refusal}"
             )
-        if not required:
-            return
-        raise EndpointError(
-            f"no request came to the endpoint of {self._role!r}; give its base_url and api_key to "
-            "the program (Endpoint.env has them as OPENAI_BASE_URL and OPENAI_API_KEY), and leave "
-            "the block only when the program has ended"
-        )
-
-    def sampling(self, asked: Sampling, temperature: float | None) -> Sampling:
-        """How an answer is sampled: as the policy is trained, whatever the request asks for.
-
-        Args:
-            asked: the request's sampling settings.
-            temperature: the request's temperature; None: it has none.
-        """
-        own = self._chair.seat.sampling
-        limits = [limit for limit in (asked.max_tokens, own.max_tokens) if limit is not None]
-        replaced: list[str] = []
-        if temperature is not None and temperature != own.temperature:
-            replaced.append(f"temperature {temperature:g} (the seat has {own.temperature:g})")
-        if asked.filters is not None:
-            replaced.append("penalties, logit_bias, top_p, top_k or min_p")
-        if replaced:
-            self._count("endpoint_replaced")
-            note = f"requests of {self._role!r} had other settings: {', '.join(replaced)}"
-            if note not in self._play.notes:
-                self._play.notes.append(note)
-        return replace(
-            asked,
-            temperature=own.temperature,
-            filters=None,
-            seed=self._chair.next_seed(),
-            max_tokens=min(limits, default=None),
-            stop=asked.stop or own.stop,
-        )
-
-    async def ask(self, question: "Question", prompt: Prompt, sampling: Sampling) -> Completion:
-        """Sample the answer to a question, and record the turn.
-
-        Raises:
-            RequestError: the play has ended, or the request cannot be served.
-        """
-        asked_at = time.time()
-        self._check_open()
-        with self._chair.asking():
-            client = self._chair.seat.client
-            completion = await client.complete(prompt, sampling, adapter=self.adapter)
-        self._record(question, completion, sampling, asked_at)
-        return completion
-
-    async def stream(
-        self, question: "Question", prompt: Prompt, sampling: Sampling
-    ) -> AsyncGenerator[Progress | Completion]:
-        """As ``ask``, but yield the tokens as they are sampled, then the completion."""
-        asked_at = time.time()
-        client: Any = self._chair.seat.client  # it has an EndpointHost, so it can stream
-        self._check_open()
-        with self._chair.asking():
-            async with aclosing(client.stream(prompt, sampling, adapter=self.adapter)) as stream:
-                async for news in stream:
-                    if isinstance(news, Completion):
-                        self._record(question, news, sampling, asked_at)
-                    yield news
-
-    def _check_open(self) -> None:
-        if self.ended:
-            raise RequestError(ENDED)
-
-    def _record(
-        self, question: "Question", completion: Completion, sampling: Sampling, asked_at: float
-    ) -> None:
-        self._check_open()
-        self._answered += 1
-        self._chair.turns.append(
-            Turn(
-                messages=question.messages,
-                completion=completion,
-                choices=sampling.choices,
-                sampling=sampling,
-                order=next(self._chair.answered),
-                asked_at=asked_at,
-                answered_at=time.time(),
+        elif required:
+            reason = (
+                f"no request came to the endpoint of {self._role!r}; give its base_url and api_key "
+                "to the program (Endpoint.env has them as OPENAI_BASE_URL and OPENAI_API_KEY), and "
+                "leave the block only when the program has ended"
             )
-        )
-        if completion.prompt_ids and completion.token_ids:
-            _, answer = split_thinking(completion.text)
-            said = Message("assistant", answer, completion.tool_calls)
-            keys = map(_key, (*question.messages, said))
-            self._heard[(question.tools, *keys)] = completion
+        if reason is not None and not self.used:
+            raise EndpointError(reason)
 
     def _count(self, name: str) -> None:
         metrics = self._play.metrics
@@ -270,31 +220,66 @@ class Question:
     seat: AgentSeat
     messages: tuple[Message, ...]
     tools: str | None
-    last: Completion | None  # the answer that the messages extend; None: a new conversation
-    num_new: int  # number of messages after that answer
-
-    @property
-    def continuation(self) -> Continuation | None:
-        """The prompt in tokens so far and new messages; None: render all messages."""
-        if self.last is None:
-            return None
-        return Continuation(last=self.last, messages=self.messages, num_new=self.num_new)
+    continuation: Continuation | None  # tokens so far and new messages; None: render all messages
 
     def sampling(self, asked: Sampling, temperature: float | None) -> Sampling:
-        """How the answer is sampled; see ``AgentSeat.sampling``."""
-        return replace(self.seat.sampling(asked, temperature), tools=self.tools)
+        """How the answer is sampled: as the policy is trained, whatever the request asks for.
+
+        Args:
+            asked: the request's sampling parameters.
+            temperature: the request's temperature; None: it has none.
+        """
+        own = self.seat.state.seat.sampling
+        limits = [limit for limit in (asked.max_tokens, own.max_tokens) if limit is not None]
+        replaced: list[str] = []
+        if temperature is not None and temperature != own.temperature:
+            replaced.append(f"temperature {temperature:g} (the seat has {own.temperature:g})")
+        if asked.filters is not None:
+            replaced.append("penalties, logit_bias, top_p, top_k or min_p")
+        if replaced:
+            self.seat.replaced(", ".join(replaced))
+        return replace(
+            asked,
+            temperature=own.temperature,
+            filters=None,
+            seed=self.seat.state.next_seed(),
+            max_tokens=min(limits, default=None),
+            stop=asked.stop or own.stop,
+            tools=self.tools,
+        )
 
     async def complete(
         self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
     ) -> Completion:
-        """Sample and record one answer."""
-        return await self.seat.ask(self, prompt, sampling)
+        """Sample one answer, and record the turn.
 
-    def stream(
+        Raises:
+            RequestError: the play has ended, or the request cannot be served.
+        """
+        self.seat.check_open()
+        asked_at, state = time.time(), self.seat.state
+        with state.asking():
+            completion = await state.seat.client.complete(
+                prompt, sampling, adapter=state.seat.adapter
+            )
+        self.seat.answer(self, completion, sampling, asked_at)
+        return completion
+
+    async def stream(
         self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
     ) -> AsyncGenerator[Progress | Completion]:
-        """Sample and record one answer, and yield its tokens as they are sampled."""
-        return self.seat.stream(self, prompt, sampling)
+        """As ``complete``, but yield the tokens as they are sampled, then the completion."""
+        self.seat.check_open()
+        asked_at, state = time.time(), self.seat.state
+        client: Any = state.seat.client  # it has an EndpointHost, so it can stream
+        with state.asking():
+            async with aclosing(
+                client.stream(prompt, sampling, adapter=state.seat.adapter)
+            ) as stream:
+                async for news in stream:
+                    if isinstance(news, Completion):
+                        self.seat.answer(self, news, sampling, asked_at)
+                    yield news
 
 
 def _key(message: Message) -> _Key:

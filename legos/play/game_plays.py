@@ -17,10 +17,10 @@ from legos.arena.game import Game, State
 from legos.arena.playable import Playable
 from legos.chat.reply import split_thinking
 from legos.play.completion_queue import Ask, CompletionQueue
+from legos.play.context import PlayContext
 from legos.play.outcome import episode_after, episode_of, rewards_of
-from legos.play.play_state import Chair, PlayState
+from legos.play.play_state import PlayState, SeatState
 from legos.play.positions import Position, Question
-from legos.play.stage import Stage
 from legos.play.watch import Watched
 from legos.records.episode import Episode, Task
 from legos.records.message import Completion, Message
@@ -45,7 +45,7 @@ class _Turn(Struct, eq=False):
 
     play: _GamePlay
     question: Question
-    chair: Chair  # the seat that is asked
+    seat: SeatState  # the seat that is asked
     messages: tuple[Message, ...] = ()  # the conversation that is asked
     tries: int = 0  # number of illegal answers so far
     asked_at: float = 0.0  # Unix time, seconds
@@ -57,17 +57,17 @@ class GamePlays:
 
     def __init__(
         self,
-        stage: Stage,
+        context: PlayContext,
         arena: Playable,
         game: Game,
         plays: Sequence[tuple[Task, int]],
     ) -> None:
         """Prepare the plays of tasks, each with the seed of its play."""
-        self._stage = stage
+        self._context = context
         self._arena = arena
         self._game = game
         self._has_chance = game.has_chance
-        self._positions = stage.positions(arena, game)
+        self._positions = context.positions(arena, game)
         self._plays = plays
         self._queue = CompletionQueue[_Turn]()
         self._episodes: list[Episode | None] = [None] * len(plays)
@@ -88,7 +88,7 @@ class GamePlays:
             async with asyncio.TaskGroup() as group:
                 answers = group.create_task(self._receive())
                 for index, (task, seed) in enumerate(self._plays):
-                    await self._stage.slots.acquire()
+                    await self._context.slots.acquire()
                     self._start(index, task, seed)
                 await self._all_ended.wait()
                 answers.cancel()
@@ -107,16 +107,16 @@ class GamePlays:
         """Start a play, which has a slot."""
         arena = self._arena
         try:
-            seats = self._stage.seats(arena, task, seed)
+            seats = self._context.seats(arena, task, seed)
             play = _GamePlay(index, arena, task, seats, seed=seed)
         except Exception as raised:
             try:
                 self._end(index, episode_after(raised, arena, task, seed, None))
             finally:
-                self._stage.slots.release()
+                self._context.slots.release()
             return
         play.watched = Watched(play, lambda: self._time_out(play), lambda: "between two moves")
-        self._stage.watch.add(play.watched)
+        self._context.watch.add(play.watched)
         self._running.add(play)
         self._advance(play)
 
@@ -128,7 +128,7 @@ class GamePlays:
                 play.state = game.after_chance(play.state, play.rng)
             position = play.position = self._positions.find(play.state)
             if position.questions:
-                play.turns = [_Turn(play, q, play.chair(q.role)) for q in position.questions]
+                play.turns = [_Turn(play, q, play.seat_state(q.role)) for q in position.questions]
                 for turn in play.turns:
                     self._ask(turn, turn.question.messages)
                 return
@@ -141,21 +141,20 @@ class GamePlays:
         self._end(play.index, episode_of(play, rewards))
 
     def _ask(self, turn: _Turn, messages: tuple[Message, ...]) -> None:
-        question, chair = turn.question, turn.chair
-        if chair.memory or messages is not question.messages:
-            messages = (*chair.memory, *messages)
-            sampling = chair.sampling(self._arena, question.legal)
-            ask = Ask(chair.seat, chair.prompt(messages), sampling)
+        question, seat = turn.question, turn.seat
+        if seat.memory or messages is not question.messages:
+            messages = (*seat.memory, *messages)
+            ask = Ask(seat.seat, seat.prompt(messages), seat.sampling(question.legal))
         else:
-            ask = question.ask(self._arena, chair)
+            ask = question.ask(seat)
         turn.messages, turn.asked_at = messages, time.time()
-        chair.waiting[chair.seat.role] += 1
-        self._queue.ask(turn, ask, chair.next_seed())
+        seat.waiting[seat.seat.role] += 1
+        self._queue.ask(turn, ask, seat.next_seed())
 
     def _hear(self, turn: _Turn, answer: Completion | Exception) -> None:
         """Read an answer; the play moves on when all questions of its position are answered."""
         play = turn.play
-        turn.chair.waiting[turn.chair.seat.role] -= 1
+        turn.seat.waiting[turn.seat.seat.role] -= 1
         failure: Exception | None = None
         try:
             turn.outcome = answer if isinstance(answer, Exception) else self._move(turn, answer)
@@ -164,8 +163,9 @@ class GamePlays:
                     return
                 if isinstance(other.outcome, Exception):
                     failure = failure or other.outcome
-            if failure is None:
-                play.state = self._moved(play)
+            if failure is None and play.position is not None:
+                moves = {each.question.role: str(each.outcome) for each in play.turns}
+                play.state = self._game.after_moves(play.state, play.position.turn, moves)
         except Exception as raised:
             failure = raised
         if failure is None:
@@ -173,41 +173,31 @@ class GamePlays:
         else:
             self._fail(play, failure)
 
-    def _moved(self, play: _GamePlay) -> State:
-        """The state after the moves of all turns."""
-        if play.position is not None and play.position.at_once:
-            moves = {turn.question.role: str(turn.outcome) for turn in play.turns}
-            return self._game.play_all(play.state, moves)
-        return self._game.play(play.state, str(play.turns[0].outcome))
-
     def _move(self, turn: _Turn, completion: Completion) -> str | Exception | None:
         """The move of an answer; None if an illegal one was asked again."""
-        question, arena, chair = turn.question, self._arena, turn.chair
-        legal, answer, reason = question.legal, completion.text, None
-        move: str | None = answer
-        if answer not in legal:
+        question, seat, answer = turn.question, turn.seat, completion.text
+        move, reason = (answer if answer in question.legal else None), None
+        if move is None:
             _, answer = split_thinking(answer)
-            move, _, reason = read_answer(answer, legal, None)
-        chair.keep(
-            arena,
+            move, _, reason = read_answer(answer, question.legal, None)
+        seat.keep(
             turn.messages,
             completion,
-            legal,
             answer,
             move=move,
             legal=reason is None,
+            choices=question.legal,
             asked_at=turn.asked_at,
         )
         if reason is None:
             return move
+        left = self._arena.retries - turn.tries
         turn.tries += 1
-        if arena.illegal == "retry" and turn.tries <= arena.retries:
-            text = f"{reason} Answer again.\n{question.messages[-1].content}"
-            self._ask(turn, (Message("user", text),))
-            return None
-        if arena.illegal == "random":
-            return chair.random_move(question.legal)
-        return Forfeit(question.role, reason)
+        after = seat.after_illegal(question.prompt, reason, question.legal, left)
+        if isinstance(after, str | Forfeit):
+            return after
+        self._ask(turn, (after,))
+        return None
 
     def _time_out(self, play: _GamePlay) -> None:
         """Cancel a play at its time limit."""
@@ -229,9 +219,9 @@ class GamePlays:
             self._queue.cancel(turn)
         play.turns = []
         if play.watched is not None:
-            self._stage.watch.discard(play.watched)
+            self._context.watch.discard(play.watched)
             play.watched = None
-        self._stage.slots.release()
+        self._context.slots.release()
 
     def _end(self, index: int, episode: Episode) -> None:
         self._episodes[index] = episode

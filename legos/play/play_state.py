@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from legos.arena.answer import Reply, read_answer
+from legos.arena.endings import Forfeit
 from legos.arena.playable import Playable
 from legos.arena.reward_parts import Parts
 from legos.chat.reply import split_thinking
@@ -23,14 +24,15 @@ from legos.records.episode import Episode, Rollout, Task, Turn
 from legos.records.message import Completion, Continuation, Message, Prompt, Sampling
 from legos.records.seeds import absorb
 
-__all__ = ["Chair", "PlayState"]
+__all__ = ["PlayState", "SeatState"]
 
 STREAM = 1 << 32  # random numbers reserved for one seat; the next seat's start after them
 
 
-class Chair(Struct):
+class SeatState(Struct):
     """The state of one seat during a play."""
 
+    arena: Playable
     seat: Seat
     seed_state: int  # hash state that has absorbed the seed of the play
     draws: int  # random numbers drawn so far, from the start of the seat's stream
@@ -40,14 +42,14 @@ class Chair(Struct):
     answered: Iterator[int]  # numbers the answers of all seats
     waiting: Counter[str]  # role -> number of questions that are not answered yet, of the play
     last: Completion | None = None  # newest completion, if the conversation continues its tokens
-    heard: int = 0  # number of messages in the memory up to that completion
+    num_read: int = 0  # number of messages in the memory up to that completion
     tools: str | None = None  # tools that the tokens of the conversation describe
 
-    def remembering(self) -> "Chair":
+    def remembering(self) -> "SeatState":
         """The same seat with a conversation of its own, which keeps questions and answers."""
         return replace(self, memory=list(self.memory), remembers=True)
 
-    def afresh(self) -> "Chair":
+    def afresh(self) -> "SeatState":
         """The same seat with only its system message, and without a memory of what it is asked."""
         system = [message for message in self.memory[:1] if message.role == "system"]
         return replace(self, memory=system, remembers=False, last=None)
@@ -59,8 +61,7 @@ class Chair(Struct):
 
     def sampling(
         self,
-        arena: Playable,
-        legal: tuple[str, ...],
+        legal: tuple[str, ...] = (),
         *,
         seed: int = 0,
         max_tokens: int | None = None,
@@ -69,57 +70,47 @@ class Chair(Struct):
         """The sampling parameters of a question.
 
         Args:
-            arena: its settings say whether only legal answers are sampled.
             legal: the legal answers; empty: any answer is legal.
             seed: seed of the draws.
             max_tokens: maximum length of the answer, tokens; None: that of the seat.
             stop: texts that end the answer; None: those of the seat.
         """
         base = self.seat.sampling
-        restrict = bool(legal) and arena.restrict_choices
-        limit = None if restrict else base.max_tokens  # no choice is cut short
+        constrained = bool(legal) and self.arena.restrict_choices
+        limit = None if constrained else base.max_tokens  # no choice is cut short
         return Sampling(
             temperature=base.temperature,
             max_tokens=limit if max_tokens is None else max_tokens,
             stop=base.stop if stop is None else stop,
             seed=seed,
             choices=legal,
-            restrict=restrict,
+            restrict=constrained,
         )
 
-    def random_move(self, legal: Sequence[str]) -> str:
-        """A random legal move of this seat."""
-        return legal[self.next_seed() % len(legal)]
+    def after_illegal(
+        self, prompt: str, reason: str, legal: Sequence[str], retries: int
+    ) -> Message | str | Forfeit:
+        """What an illegal answer leads to: another question, a random legal move, or a forfeit.
+
+        Args:
+            prompt: the first question.
+            reason: why the answer is not legal.
+            legal: the legal moves; empty: none are given.
+            retries: how often the seat may still be asked again.
+        """
+        if self.arena.illegal == "retry" and retries > 0:
+            return Message("user", f"{reason} Answer again.\n{prompt}")
+        if self.arena.illegal == "random" and legal:
+            return legal[self.next_seed() % len(legal)]
+        return Forfeit(self.seat.role, reason)
 
     def prompt(self, messages: tuple[Message, ...]) -> Prompt:
         """What to ask the client: all messages, or the tokens so far and the new messages."""
         if self.last is None:
             return messages
-        return Continuation(last=self.last, messages=messages, num_new=len(messages) - self.heard)
-
-    def asked(
-        self, question: Message | tuple[int, ...]
-    ) -> tuple["Chair", tuple[Message, ...], Prompt]:
-        """Who records the answer to a question, the messages to record, and what to ask the client.
-
-        Token ids are the whole prompt; they neither use nor join the conversation.
-        """
-        if isinstance(question, Message):
-            messages = (*self.memory, question)
-            return self, messages, self.prompt(messages)
-        alone = replace(self, memory=[], remembers=False, last=None)
-        return alone, (Message("user", str(list(question))),), question
-
-    def _differs(self, sampling: Sampling) -> bool:
-        """Whether a request of the table had settings other than the seat's and its choices."""
-        base = self.seat.sampling
-        limit = None if sampling.restrict else base.max_tokens
-        return (sampling.max_tokens, sampling.stop, sampling.tools) != (limit, base.stop, None)
-
-    async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
-        """Ask the client, and count the question as waiting meanwhile."""
-        with self.asking():
-            return await self.seat.client.complete(prompt, sampling, adapter=self.seat.adapter)
+        return Continuation(
+            last=self.last, messages=messages, num_new=len(messages) - self.num_read
+        )
 
     @contextmanager
     def asking(self) -> Generator[None]:
@@ -130,82 +121,80 @@ class Chair(Struct):
         finally:
             self.waiting[self.seat.role] -= 1
 
-    def record(
+    async def ask_once(
         self,
-        arena: Playable,
-        messages: tuple[Message, ...],
-        completion: Completion,
-        choices: Sequence[str],
+        question: Message | tuple[int, ...],
+        sampling: Sampling,
         parse: Callable[[str], Any] | None = None,
-        *,
-        asked_at: float,
-        sampling: Sampling | None = None,
     ) -> tuple[Reply, str | None]:
-        """Record the answer to a question, or a call of tools before it.
+        """Make one model call and record it.
 
         Args:
-            arena: its settings say whether conversations continue their tokens.
-            messages: the conversation that was asked; the last message is the question.
-            completion: the client's answer.
-            choices: the legal answers; empty: none are given.
+            question: the question; token ids neither use nor join the conversation.
+            sampling: sampling parameters, with the legal answers as its choices.
             parse: turns the answer into a value, if there are no choices.
-            asked_at: Unix time of the question, seconds.
-            sampling: settings of the request; None: those of the seat, and the choices.
 
         Returns:
             The reply, and why it is not legal, or None.
         """
+        if isinstance(question, Message):
+            recorded = self
+            messages = (*self.memory, question)
+            prompt: Prompt = self.prompt(messages)
+        else:
+            recorded = replace(self, memory=[], remembers=False, last=None)
+            messages, prompt = (Message("user", str(list(question))),), question
+        asked_at = time.time()
+        with self.asking():
+            client = self.seat.client
+            completion = await client.complete(prompt, sampling, adapter=self.seat.adapter)
         parse = None if completion.tool_calls else parse
         _, answer = split_thinking(completion.text)
-        move, parsed, reason = read_answer(answer, choices, parse)
-        legal = reason is None if choices or parse else None
-        if sampling is not None and not self._differs(sampling):
-            sampling = None
-        self.keep(
-            arena,
+        move, parsed, reason = read_answer(answer, sampling.choices, parse)
+        base = self.seat.sampling
+        limit = None if sampling.restrict else base.max_tokens
+        own = (sampling.max_tokens, sampling.stop, sampling.tools) == (limit, base.stop, None)
+        recorded.keep(
             messages,
             completion,
-            tuple(choices),
             answer,
             move=move,
-            legal=legal,
+            legal=reason is None if sampling.choices or parse else None,
+            choices=sampling.choices,
             asked_at=asked_at,
-            sampling=sampling,
+            sampling=None if own else sampling,
         )
         return Reply(completion=completion, move=move, parsed=parsed), reason
 
     def keep(
-        self,
-        arena: Playable,
-        messages: tuple[Message, ...],
-        completion: Completion,
-        choices: tuple[str, ...],
-        answer: str,
-        *,
-        move: str | None,
-        legal: bool | None,
-        asked_at: float,
-        sampling: Sampling | None = None,
+        self, messages: tuple[Message, ...], completion: Completion, answer: str, **turn: Any
     ) -> None:
-        """Keep an answer that was read: the text without its thinking, and what it means."""
+        """Record a turn, and add question and answer to the conversation if it is kept.
+
+        Args:
+            messages: the conversation that was asked; the last message is the question.
+            completion: the client's answer.
+            answer: its text without the thinking.
+            turn: further fields of the ``Turn``.
+        """
         if self.remembers:
             all_read = len(self.memory) < len(messages)  # no message arrived during the answer
             whole = all_read and completion.prompt_ids and completion.token_ids
             said = Message("assistant", answer, completion.tool_calls)
             self.memory += (messages[-1], said)
-            self.last = completion if whole and arena.continue_tokens else None
-            self.heard = len(self.memory)
+            self.last = completion if whole and self.arena.continue_tokens else None
+            self.num_read = len(self.memory)
+        self.add_turn(messages, completion, **turn)
+
+    def add_turn(self, messages: tuple[Message, ...], completion: Completion, **turn: Any) -> None:
+        """Record a turn outside of the seat's own conversation; see ``keep``."""
         self.turns.append(
             Turn(
                 messages=messages,
                 completion=completion,
-                move=move,
-                legal=legal,
-                choices=choices,
-                sampling=sampling,
                 order=next(self.answered),
-                asked_at=asked_at,
                 answered_at=time.time(),
+                **turn,
             )
         )
 
@@ -235,8 +224,9 @@ class PlayState:
         self.seats = seats
         seed_state, answered = absorb(0, seed), count()
         self.waiting = Counter[str]()
-        self.chairs = {
-            role: Chair(
+        self.seat_states = {
+            role: SeatState(
+                arena,
                 seat,
                 seed_state,
                 number * STREAM,
@@ -287,18 +277,18 @@ class PlayState:
     @property
     def waits_for(self) -> list[str]:
         """The roles that were asked and have not answered yet."""
-        return [role for role, chair in self.chairs.items() if self.waiting[chair.seat.role]]
+        return [role for role, state in self.seat_states.items() if self.waiting[state.seat.role]]
 
-    def chair(self, role: str) -> Chair:
+    def seat_state(self, role: str) -> SeatState:
         """The state of a role's seat.
 
         Raises:
             ArenaError: no seat has this role.
         """
         try:
-            return self.chairs[role]
+            return self.seat_states[role]
         except KeyError:
-            hint = did_you_mean(role, self.chairs)
+            hint = did_you_mean(role, self.seat_states)
             raise ArenaError(f"no role {role!r} at this table{hint}") from None
 
     def rollouts(self) -> tuple[Rollout, ...]:
@@ -306,10 +296,10 @@ class PlayState:
         return tuple(
             Rollout(
                 role=role,
-                seat=chair.seat.name,
-                policy=chair.seat.policy,
-                turns=tuple(chair.turns),
-                sampling=chair.seat.sampling,
+                seat=state.seat.name,
+                policy=state.seat.policy,
+                turns=tuple(state.turns),
+                sampling=state.seat.sampling,
             )
-            for role, chair in self.chairs.items()
+            for role, state in self.seat_states.items()
         )

@@ -17,12 +17,12 @@ from legos.credit.means import with_children
 from legos.errors import (
     ArenaError,
 )
+from legos.play.context import PlayContext, play_context
 from legos.play.cursor import TaskCursor
 from legos.play.descent import Descent
 from legos.play.game_plays import GamePlays
 from legos.play.outcome import episode_after, episode_of, rewards_of
 from legos.play.slot import Slot
-from legos.play.stage import Stage, stage_of
 from legos.play.table import Table
 from legos.protocols import CreditAssigner
 from legos.records.episode import Episode, Task
@@ -163,12 +163,14 @@ async def play_all(
         ArenaError: an attribute of the arena is invalid, or a play breaks the rules for plays.
         EngineError: the engine has died.
     """
-    with stage_of(arena, slots, temperature=temperature, adapters=adapters, stores=stores) as stage:
-        return await play_each(stage, arena, plays)
+    with play_context(
+        arena, slots, temperature=temperature, adapters=adapters, stores=stores
+    ) as context:
+        return await play_each(context, arena, plays)
 
 
 async def play_each(
-    stage: Stage,
+    context: PlayContext,
     arena: Playable,
     plays: Sequence[tuple[Task, int]],
     descent: Descent | None = None,
@@ -176,7 +178,7 @@ async def play_each(
     """Play the tasks of a group, or the children of one play.
 
     Args:
-        stage: what the plays share.
+        context: what the plays share.
         arena: the arena to play.
         plays: tasks and seeds.
         descent: the place of children in the tree of plays; None: nobody spawned them.
@@ -187,10 +189,10 @@ async def play_each(
     """
     try:
         if (game := arena.pure_game) is not None:
-            return await GamePlays(stage, arena, game, plays).run()
+            return await GamePlays(context, arena, game, plays).run()
         async with asyncio.TaskGroup() as group:
             running = [
-                group.create_task(_play_one(stage, arena, task, seed, descent or Descent()))
+                group.create_task(_play_one(context, arena, task, seed, descent or Descent()))
                 for task, seed in plays
             ]
     except BaseExceptionGroup as errors:
@@ -199,7 +201,7 @@ async def play_each(
 
 
 async def _play_one(
-    stage: Stage, arena: Playable, task: Task, seed: int, descent: Descent
+    context: PlayContext, arena: Playable, task: Task, seed: int, descent: Descent
 ) -> Episode:
     """Play one task; an error inside the play becomes the episode's ``error``.
 
@@ -208,22 +210,20 @@ async def _play_one(
             does not exist, a prompt that is not text), which would fail in other plays too.
         EngineError: the engine has died, so no other play can continue either.
     """
-    async with Slot(stage.slots) as slot:
+    async with Slot(context.slots) as slot:
         source = f"play() of arena {arena.name!r}"
         table: Table | None = None
         try:
             table = Table(
                 arena,
                 task,
-                stage.seats(arena, task, seed),
                 seed=seed,
                 slot=slot,
-                spawn=partial(play_each, stage),
+                spawn=partial(play_each, context),
                 descent=descent,
-                calls=stage.calls,
-                stores=stage.stores or arena.stores,
+                context=context,
             )
-            returned = await stage.watch.run(table, _awaitable(arena.play(table), source))
+            returned = await context.watch.run(table, _awaitable(arena.play(table), source))
             return episode_of(table, rewards_of(table, returned, source))
         except Exception as raised:  # a failed play is counted and shown, but never trained on
             return episode_after(raised, arena, task, seed, table)

@@ -1,9 +1,9 @@
 """The table: everything that a play can use, and the only way information reaches a seat."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -18,21 +18,21 @@ from legos.arena.checks import (
 from legos.arena.endings import Forfeit
 from legos.arena.judge import JudgeTally, Verdict, comparison, verdict_of
 from legos.arena.playable import Playable, Rewards
-from legos.arena.store import Store, Stores
+from legos.arena.store import Store
 from legos.credit.means import RESERVED
 from legos.errors import ArenaError, text_of
+from legos.play.context import PlayContext
 from legos.play.descent import Descent
 from legos.play.endpoint import AgentSeat, Endpoint, host_of
-from legos.play.offer import Offer
-from legos.play.play_state import Chair, PlayState
+from legos.play.external_episode import ExternalEpisode
+from legos.play.play_state import PlayState
 from legos.play.slot import Slot
-from legos.play.tools import Tool, Toolbox, ToolRounds
-from legos.protocols import Seat
+from legos.play.tools import Tool, Toolbox
 from legos.records.episode import Episode, Task
-from legos.records.message import Message, Sampling
+from legos.records.message import Message
 from legos.records.numbers import MAX_METRIC, MAX_REWARD, bounded, brief, shown
 from legos.records.seeds import mix
-from legos.sandbox.calls import CallLimits, CallPool
+from legos.sandbox.calls import CallLimits
 
 __all__ = ["Table"]
 
@@ -48,22 +48,19 @@ class Table(PlayState):
         self,
         arena: Playable,
         task: Task,
-        seats: Mapping[str, Seat],
         *,
         seed: int,
         slot: Slot,
         spawn: Spawn,
         descent: Descent,
-        calls: CallPool,
-        stores: Stores,
+        context: PlayContext,
     ) -> None:
-        super().__init__(arena, task, seats, seed=seed)
+        super().__init__(arena, task, context.seats(arena, task, seed), seed=seed)
         self._children_seeds = 0
         self._slot = self.slot = slot
         self._spawn = spawn
         self._descent = descent
-        self._calls = calls
-        self._stores = stores
+        self._context = context
         self._judged = JudgeTally()
 
     async def ask(
@@ -103,36 +100,33 @@ class Table(PlayState):
             ArenaError: the role does not exist, the prompt is neither text nor token ids, a choice
                 is not text, tools are given with token ids, or the play has ended.
         """
-        chair = self.chair(role)
+        state = self.seat_state(role)
         await self.goes_on(f"ask({role!r}, ...)")
         question = checked_question(prompt, role)
         if choices is not None and parse is not None:
             raise ArenaError(f"ask({role!r}, ...) has choices and parse; give one of them")
         legal = () if choices is None else checked_choices(choices, role)
         stops = None if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
-        sampling = chair.sampling(
-            self.arena, legal, seed=chair.next_seed(), max_tokens=max_tokens, stop=stops
-        )
-        ask = self._ask_once
+        sampling = state.sampling(legal, seed=state.next_seed(), max_tokens=max_tokens, stop=stops)
+        ask = state.ask_once
         if tools is not None:
             toolbox = Toolbox(tools, role, choices)
             sampling = replace(sampling, tools=toolbox.described)
-            ask = ToolRounds(toolbox, tool_rounds, self._slot, ask)
-        reply, reason = await ask(chair, question, sampling, parse)
-        if reason is None:
-            return reply
-        retries = self.arena.retries if retries is None else retries
-        for _ in range(retries if self.arena.illegal == "retry" else 0):
-            sampling = replace(sampling, seed=chair.next_seed())
+            ask = partial(toolbox.ask, state, slot=self._slot, rounds=tool_rounds)
+        left = self.arena.retries if retries is None else retries
+        reply, reason = await ask(question, sampling, parse)
+        while reason is not None:
+            after = state.after_illegal(str(prompt), reason, legal, left)
+            if isinstance(after, Forfeit):
+                raise after
+            if isinstance(after, str):
+                return replace(reply, move=after, parsed=after)
+            left -= 1
+            sampling = replace(sampling, seed=state.next_seed())
             if isinstance(question, Message):
-                question = Message("user", f"{reason} Answer again.\n{prompt}")
-            reply, reason = await ask(chair, question, sampling, parse)
-            if reason is None:
-                return reply
-        if self.arena.illegal == "random" and legal:
-            move = chair.random_move(legal)
-            return replace(reply, move=move, parsed=move)
-        raise Forfeit(role, reason)
+                question = after  # token ids are asked again as they are
+            reply, reason = await ask(question, sampling, parse)
+        return reply
 
     async def ask_all(
         self,
@@ -176,10 +170,10 @@ class Table(PlayState):
 
     def tell(self, text: str, to: str | Sequence[str] | None = None) -> None:
         """Show a text to one seat, several, or all; it comes before their next question."""
-        roles = list(self.chairs) if to is None else [to] if isinstance(to, str) else list(to)
+        roles = list(self.seat_states) if to is None else [to] if isinstance(to, str) else list(to)
         for role in roles:
             check_text(text, f"the text for {role!r}")
-            self.chair(role).memory.append(Message("user", text))
+            self.seat_state(role).memory.append(Message("user", text))
 
     def reward(self, role: str, value: float) -> None:
         """Give the seat's latest turn a reward, in addition to the reward of the play.
@@ -188,7 +182,7 @@ class Table(PlayState):
             ArenaError: the seat has not been asked yet.
             ValueError: the reward, or the turn's sum of them, is no number within bounds.
         """
-        turns = self.chair(role).turns
+        turns = self.seat_state(role).turns
         if not turns:
             raise ArenaError(f"reward({role!r}, ...) before {role!r} was asked anything; ask first")
         what = f"reward({role!r}, {brief(value)})"
@@ -280,7 +274,7 @@ class Table(PlayState):
         await self.goes_on("run(...)")
         limits = CallLimits(timeout_s=timeout_s, memory_mb=memory_mb, output_mb=output_mb)
         async with self._slot.released(paused=True):
-            return await self._calls.call(function, args, limits)
+            return await self._context.calls.call(function, args, limits)
 
     @asynccontextmanager
     async def endpoint(self, role: str, *, required: bool = True) -> AsyncGenerator[Endpoint]:
@@ -324,7 +318,7 @@ class Table(PlayState):
             ArenaError: the run has no server (``legos train --serve``).
         """
         await self.goes_on("offer(...)")
-        offer = Offer(self, timeout_s=timeout_s)
+        offer = ExternalEpisode(self, timeout_s=timeout_s)
         with host_of(next(iter(self.seats.values()))).offered(offer):
             async with self._slot.released(paused=True):
                 await offer.taken.wait()
@@ -360,12 +354,12 @@ class Table(PlayState):
             check_text(text, f"what {role!r} is to judge")
         if truth is not None:
             truth = bounded(truth, f"judge({role!r}, ..., truth={brief(truth)})", 1.0, least=0.0)
-        chair, replies = self.chair(role), list[Reply]()
+        state, replies = self.seat_state(role), list[Reply]()
         for first, second in ((one, other), (other, one))[: 1 + both_orders]:
             prompt = Message("user", comparison(question, first, second))
-            sampling = chair.sampling(self.arena, (), seed=chair.next_seed(), max_tokens=max_tokens)
+            sampling = state.sampling(seed=state.next_seed(), max_tokens=max_tokens)
             async with self._slot.released(paused=False):
-                reply, _ = await self._ask_once(chair.afresh(), prompt, sampling, None)
+                reply, _ = await state.afresh().ask_once(prompt, sampling)
             replies.append(reply)
         verdict, shown_first = verdict_of(replies)
         self.metrics |= self._judged.add(verdict, shown_first, truth)
@@ -376,25 +370,4 @@ class Table(PlayState):
 
         Plays of an evaluation change a copy. Above ``limit`` keys the oldest are removed.
         """
-        return self._stores.get(name, limit)
-
-    async def _ask_once(
-        self,
-        chair: Chair,
-        question: Message | tuple[int, ...],
-        sampling: Sampling,
-        parse: Callable[[str], Any] | None,
-    ) -> tuple[Reply, str | None]:
-        """Make one model call; returns the reply and why it is not legal, or None."""
-        speaker, messages, prompt = chair.asked(question)
-        asked_at = time.time()
-        completion = await chair.complete(prompt, sampling)
-        return speaker.record(
-            self.arena,
-            messages,
-            completion,
-            sampling.choices,
-            parse,
-            asked_at=asked_at,
-            sampling=sampling,
-        )
+        return (self._context.stores or self.arena.stores).get(name, limit)

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,18 +14,15 @@ from pydantic_core import to_json
 
 from legos.arena.answer import UNREADABLE, Reply
 from legos.errors import ArenaError, LegosError, RunError, did_you_mean, text_of
-from legos.play.play_state import Chair
+from legos.play.play_state import SeatState
 from legos.play.slot import Slot
 from legos.records.message import Message, Sampling, ToolCall
 from legos.records.numbers import shown
 
-__all__ = ["Tool", "ToolRounds", "Toolbox"]
+__all__ = ["Tool", "Toolbox"]
 
 Tool = Callable[..., Any]
 """A function, or coroutine function, whose parameters have types; its docstring describes it."""
-
-Parse = Callable[[str], Any]
-Ask = Callable[[Chair, Message, Sampling, Parse | None], Awaitable[tuple[Reply, str | None]]]
 
 LONGEST_RESULT = 16_000  # characters of a result that the model sees
 
@@ -93,69 +90,58 @@ class Toolbox:
             return f"{text[:LONGEST_RESULT]}... ({len(text)} characters, cut)"
         return text
 
-
-class ToolRounds:
-    """Asks a seat until its reply calls no tool; the results of calls are the next question."""
-
-    def __init__(self, toolbox: Toolbox, rounds: int, slot: Slot, ask: Ask) -> None:
-        """Prepare one question.
-
-        Args:
-            toolbox: the tools.
-            rounds: maximum number of replies that call them.
-            slot: the play's slot, released while tools run.
-            ask: makes one model call.
-        """
-        self._toolbox = toolbox
-        self._rounds = rounds
-        self._slot = slot
-        self._ask = ask
-
-    async def __call__(
+    async def ask(
         self,
-        chair: Chair,
+        state: SeatState,
         question: Message | tuple[int, ...],
         sampling: Sampling,
-        parse: Parse | None,
+        parse: Callable[[str], Any] | None,
+        *,
+        slot: Slot,
+        rounds: int,
     ) -> tuple[Reply, str | None]:
-        """Ask; returns the reply that calls no tool, and why it is not legal, or None.
+        """Ask a seat until its reply calls no tool; the results of calls are the next question.
+
+        Args:
+            state: the seat.
+            question: the question.
+            sampling: sampling parameters, with these tools.
+            parse: turns the answer into a value.
+            slot: the play's slot, released while tools run.
+            rounds: maximum number of replies that call tools.
+
+        Returns:
+            The reply that calls no tool, and why it is not legal, or None.
 
         Raises:
             ArenaError: the question is token ids, into which no tools can be written.
         """
         if not isinstance(question, Message):
             raise ArenaError(
-                f"{chair.seat.role!r} is asked with tools and token ids; tools are written into a "
+                f"{state.seat.role!r} is asked with tools and token ids; tools are written into a "
                 "prompt of text"
             )
-        toolbox = self._toolbox
-        talk = chair if chair.remembers else chair.remembering()
-        if talk.tools != toolbox.described:  # the conversation's tokens do not describe these
-            talk.tools, talk.last = toolbox.described, None
+        talk = state if state.remembers else state.remembering()
+        if talk.tools != self.described:  # the conversation's tokens do not describe these
+            talk.tools, talk.last = self.described, None
         made: tuple[ToolCall, ...] = ()
-        rounds_left = self._rounds
-        while True:
-            reply, reason = await self._ask(talk, question, sampling, parse)
-            calls = reply.completion.tool_calls
-            if not calls:
-                return replace(reply, tool_calls=made), reason
-            if rounds_left < 1:
-                break
-            rounds_left -= 1
+        left = rounds
+        reply, reason = await talk.ask_once(question, sampling, parse)
+        while (calls := reply.completion.tool_calls) and left > 0:
+            left -= 1
             made += calls
-            async with self._slot.released(paused=False):
-                results = [await self._result(call) for call in calls]
+            async with slot.released(paused=False):
+                results = [
+                    Message("tool", await self.call(call), tool_call_id=call.id) for call in calls
+                ]
             talk.memory += results[:-1]
-            question = results[-1]
-            sampling = replace(sampling, seed=chair.next_seed())
-        if parse is None:
-            return replace(reply, tool_calls=made), None
+            sampling = replace(sampling, seed=state.next_seed())
+            reply, reason = await talk.ask_once(results[-1], sampling, parse)
+        if not calls or parse is None:
+            return replace(reply, tool_calls=made), reason
         talk.turns[-1] = replace(talk.turns[-1], legal=False)
-        most = f"no more than {self._rounds} replies may call tools"
+        most = f"no more than {rounds} replies may call tools"
         return reply, f"The answer is a tool call, and {most}."
-
-    async def _result(self, call: ToolCall) -> Message:
-        return Message("tool", await self._toolbox.call(call), tool_call_id=call.id)
 
 
 def _checked(function: Any) -> Tool:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 
-from legos.play.offer import Offer
+from legos.play.external_episode import ExternalEpisode
 from legos.server.problems import Problem
 from legos.server.seat_keys import SeatKeys
 
@@ -22,8 +22,8 @@ class Lobby:
     def __init__(self, keys: SeatKeys) -> None:
         self.keys = keys
         self.serving = False
-        self._waiting: dict[str, Offer] = {}  # by id, oldest first
-        self._running: dict[str, Offer] = {}
+        self._waiting: dict[str, ExternalEpisode] = {}  # by id, oldest first
+        self._running: dict[str, ExternalEpisode] = {}
         self._arrived = asyncio.Event()
 
     @contextmanager
@@ -37,7 +37,7 @@ class Lobby:
             self.serving = False
 
     @contextmanager
-    def offered(self, offer: Offer) -> Generator[None]:
+    def offered(self, offer: ExternalEpisode) -> Generator[None]:
         """Within the block, a program can start this play."""
         with ExitStack() as keys:
             offer.keys = {
@@ -52,7 +52,7 @@ class Lobby:
                 self._waiting.pop(offer.id, None)
                 self._running.pop(offer.id, None)
 
-    async def start(self, wait_s: float) -> Offer:
+    async def start(self, wait_s: float) -> ExternalEpisode:
         """Start the play that has waited longest.
 
         Args:
@@ -79,7 +79,7 @@ class Lobby:
         offer.taken.set()
         return offer
 
-    def find(self, name: str) -> Offer:
+    def find(self, name: str) -> ExternalEpisode:
         """A play that a program has started.
 
         Raises:

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 
 from legos.errors import ArenaError
 from legos.play.endpoint import AgentSeat, Endpoint
-from legos.play.offer import Offer
+from legos.play.external_episode import ExternalEpisode
 from legos.server.listen import bind, serve_app
 from legos.server.lobby import Lobby
 
@@ -49,7 +49,7 @@ class SeatHost:
                 self._server = None
                 await server.close()
 
-    def offered(self, offer: Offer) -> AbstractContextManager[None]:
+    def offered(self, offer: ExternalEpisode) -> AbstractContextManager[None]:
         """Within the block, a program can start the play of the offer.
 
         Raises:

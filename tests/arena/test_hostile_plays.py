@@ -26,7 +26,7 @@ from misbehaving_plays import (
 from legos.arena.arena import Arena
 from legos.credit import GRPOCredit
 from legos.errors import ArenaError
-from legos.play.stage import MAX_GAMES
+from legos.play.context import MAX_GAMES
 from legos.play.step import play_all
 from legos.play.table import Table
 from legos.records.episode import Task

@@ -14,7 +14,7 @@ from typing import Any
 
 from legos.arena.arena import Arena
 from legos.errors import ArenaError, EngineError
-from legos.play.stage import Stage, stage_of
+from legos.play.context import PlayContext, play_context
 from legos.play.step import play_each
 from legos.records.episode import Episode
 from legos.remote.ray.cluster import end
@@ -47,7 +47,7 @@ class PlayerActor:
         self._kit, self._make, self._concurrency = kit, make, concurrency
         self._making = asyncio.Lock()
         self._open = ExitStack()
-        self._made: tuple[MadeArena, Stage] | None = None
+        self._made: tuple[MadeArena, PlayContext] | None = None
 
     async def prepare(self) -> int:
         """Make the arena if there is none; returns the id of this process.
@@ -61,7 +61,7 @@ class PlayerActor:
                 check_kit(self._kit)
                 made = await asyncio.to_thread(self._make)
                 slots = asyncio.Semaphore(self._concurrency)
-                self._made = made, self._open.enter_context(stage_of(made[0], slots))
+                self._made = made, self._open.enter_context(play_context(made[0], slots))
         return os.getpid()
 
     async def play(self, plays: Plays, seating: Mapping[str, Any]) -> bytes:
@@ -77,10 +77,10 @@ class PlayerActor:
         """
         await self.prepare()
         assert self._made is not None
-        (arena, _), stage = self._made
+        (arena, _), context = self._made
         if seating != arena.matchmaker.state():
             arena.matchmaker.restore(seating)
-        episodes = await play_each(stage, arena, plays)
+        episodes = await play_each(context, arena, plays)
         if kept := [name for name, items in arena.stores.state().items() if items]:
             raise ArenaError(
                 f"arena {arena.name!r} keeps {kept[0]!r} for later plays (Table.store), which "
@@ -136,7 +136,7 @@ class Players:
         self.deaths = 0
         self._players = [_Player(actor) for actor in actors]
 
-    async def play(self, stage: Stage, arena: Arena, plays: Plays) -> list[Episode]:
+    async def play(self, context: PlayContext, arena: Arena, plays: Plays) -> list[Episode]:
         """Have a group played by the player with the fewest plays; see ``play_each``.
 
         Raises:

@@ -12,10 +12,10 @@ from legos.play.outcome import rewards_of
 from legos.play.play_state import PlayState
 from legos.records.numbers import brief, number
 
-__all__ = ["Offer"]
+__all__ = ["ExternalEpisode"]
 
 
-class Offer:
+class ExternalEpisode:
     """One play that waits for a program, or that a program plays.
 
     Attributes:
@@ -28,7 +28,7 @@ class Offer:
     """
 
     def __init__(self, play: PlayState, *, timeout_s: float) -> None:
-        """Offer a play.
+        """Wait for a program that starts a play.
 
         Raises:
             ArenaError: the time is not a finite number above 0.

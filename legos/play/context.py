@@ -1,0 +1,83 @@
+"""The resources that simultaneous plays share: time limits, slots, adapters and a temperature."""
+
+import asyncio
+from collections.abc import Generator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+
+from msgspec.structs import replace as changed
+
+from legos.arena.checks import check_attributes
+from legos.arena.game import Game
+from legos.arena.playable import Playable
+from legos.arena.store import Stores
+from legos.play.positions import Positions
+from legos.play.watch import Watch
+from legos.protocols import Seat
+from legos.records.episode import Task
+from legos.sandbox.calls import CallPool
+
+__all__ = ["PlayContext", "play_context"]
+
+MAX_GAMES = 8  # games whose positions are kept; plays may spawn a new one each
+
+
+@dataclass(slots=True, eq=False)
+class PlayContext:
+    """Resources that simultaneous plays share, spawned plays included."""
+
+    watch: Watch  # checks the time limits
+    slots: asyncio.Semaphore  # limits the number of simultaneous plays
+    calls: CallPool  # processes for ``Table.run``
+    temperature: float | None = None  # of trained seats; None: that of each seat
+    adapters: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Policy -> adapter that answers for its trained seats; none: that of each seat."""
+    stores: Stores | None = None  # that plays use; None: those of each arena
+    _positions: list[tuple[Playable, Positions]] = field(
+        default_factory=list[tuple[Playable, Positions]]
+    )
+
+    def positions(self, arena: Playable, game: Game) -> Positions:
+        """The positions of an arena's game; its plays share them, unless many games came since."""
+        for other, found in self._positions:
+            if other is arena and found.game is game:
+                return found
+        self._positions.append((arena, Positions(game)))
+        del self._positions[:-MAX_GAMES]
+        return self._positions[-1][1]
+
+    def seats(self, arena: Playable, task: Task, seed: int) -> Mapping[str, Seat]:
+        """The seats of one play, with the adapters and the temperature of the context."""
+        seats = arena.seated(task, seed)
+        if self.temperature is None and not self.adapters:
+            return seats
+        return {role: self._changed(seat) for role, seat in seats.items()}
+
+    def _changed(self, seat: Seat) -> Seat:
+        """Apply the adapter and the temperature to a trained seat."""
+        if seat.policy is None:
+            return seat
+        temperature = seat.sampling.temperature if self.temperature is None else self.temperature
+        return replace(
+            seat,
+            adapter=self.adapters.get(seat.policy, seat.adapter),
+            sampling=changed(seat.sampling, temperature=temperature),
+        )
+
+
+@contextmanager
+def play_context(
+    arena: Playable,
+    slots: asyncio.Semaphore,
+    temperature: float | None = None,
+    adapters: Mapping[str, str] | None = None,
+    stores: Stores | None = None,
+) -> Generator[PlayContext]:
+    """Within the block, plays of an arena can run, under its time limits.
+
+    Raises:
+        ArenaError: an attribute of the arena is invalid.
+    """
+    check_attributes(arena)
+    with Watch(arena) as watch, closing(CallPool()) as calls:
+        yield PlayContext(watch, slots, calls, temperature, adapters or {}, stores)
