@@ -344,10 +344,13 @@ class GameArena(Arena):
         game = self.game
         state = game.after_chance(t.task.data, t.rng)
         while (turn := game.turn(state)) is not None:
-            roles = (turn,) if isinstance(turn, str) else turn
-            prompts = {role: game.prompt(state, role) for role in roles}
-            legal = {role: game.legal(state, role) for role in roles}
-            replies = await t.ask_all(prompts, choices=legal)
+            if isinstance(turn, str):
+                legal = tuple(game.legal(state, turn))
+                replies = {turn: await t.ask(turn, game.prompt(state, turn), choices=legal)}
+            else:
+                prompts = {role: game.prompt(state, role) for role in turn}
+                choices = {role: game.legal(state, role) for role in turn}
+                replies = await t.ask_all(prompts, choices=choices)
             moves = {role: str(reply.move) for role, reply in replies.items()}
             state = game.after_chance(game.after_moves(state, turn, moves), t.rng)
         return checked_rewards(game.payoff(state), self.roles, f"payoff() of game {self.name!r}")
