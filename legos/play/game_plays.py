@@ -193,8 +193,11 @@ class GamePlays:
             return move
         left = self._arena.retries - turn.tries
         turn.tries += 1
-        after = seat.after_illegal(question.prompt, reason, question.legal, left)
-        if isinstance(after, str | Forfeit):
+        try:
+            after = seat.after_illegal(question.prompt, reason, question.legal, left)
+        except Forfeit as forfeit:  # without the frames, which refer to the turn that keeps it
+            return forfeit.with_traceback(None)
+        if isinstance(after, str):
             return after
         self._ask(turn, (after,))
         return None

@@ -89,20 +89,23 @@ class SeatState(Struct):
 
     def after_illegal(
         self, prompt: str, reason: str, legal: Sequence[str], retries: int
-    ) -> Message | str | Forfeit:
-        """What an illegal answer leads to: another question, a random legal move, or a forfeit.
+    ) -> Message | str:
+        """What an illegal answer leads to: another question, or a random legal move as text.
 
         Args:
             prompt: the first question.
             reason: why the answer is not legal.
             legal: the legal moves; empty: none are given.
             retries: how often the seat may still be asked again.
+
+        Raises:
+            Forfeit: the arena allows neither.
         """
         if self.arena.illegal == "retry" and retries > 0:
             return Message("user", f"{reason} Answer again.\n{prompt}")
         if self.arena.illegal == "random" and legal:
             return legal[self.next_seed() % len(legal)]
-        return Forfeit(self.seat.role, reason)
+        raise Forfeit(self.seat.role, reason)
 
     def prompt(self, messages: tuple[Message, ...]) -> Prompt:
         """What to ask the client: all messages, or the tokens so far and the new messages."""

@@ -15,7 +15,6 @@ from legos.arena.checks import (
     checked_choices,
     checked_question,
 )
-from legos.arena.endings import Forfeit
 from legos.arena.judge import JudgeTally, Verdict, comparison, verdict_of
 from legos.arena.playable import Playable, Rewards
 from legos.arena.store import Store
@@ -117,8 +116,6 @@ class Table(PlayState):
         reply, reason = await ask(question, sampling, parse)
         while reason is not None:
             after = state.after_illegal(str(prompt), reason, legal, left)
-            if isinstance(after, Forfeit):
-                raise after
             if isinstance(after, str):
                 return replace(reply, move=after, parsed=after)
             left -= 1
