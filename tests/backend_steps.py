@@ -11,9 +11,9 @@ from safetensors.numpy import load_file
 
 from legos.errors import Stopped, TrainerError
 from legos.losses.metrics import skip_reason, step_metrics
+from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
 from legos.protocols import Backend
-from legos.records.batch import normalisation_weights
 from legos.records.sample import Sample
 from legos.records.step import PassResult, Stop, Update, never
 

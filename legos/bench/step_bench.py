@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from legos.device import ModelHandle
 from legos.fakes.records import make_sample
+from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
-from legos.records.batch import normalisation_weights
 from legos.records.step import BackendConfig, Update
 from legos.wiring.device import Split
 from legos.wiring.model import apply_lora

@@ -15,9 +15,9 @@ from typing import Any, Protocol, TypeVar
 
 from legos.clients.pool import Pooled, ServerPool, all_done
 from legos.clients.prefixes import PrefixHomes
+from legos.clients.request_check import RequestCheck
 from legos.errors import EngineError, LegosError, RequestError
 from legos.protocols import Deliver
-from legos.records.check import RequestCheck
 from legos.records.names import LAG, POLICY, adapter_name
 from legos.records.request import Generated, Progress, Request, Result
 from legos.weights.adapter import Adapter, AdapterInfo

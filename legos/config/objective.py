@@ -7,12 +7,12 @@ from typing import Any, Literal, Self, cast
 
 from pydantic import model_validator
 
+from legos.config.schedule import Schedule
 from legos.config.setting import Settings, knob
 from legos.errors import ConfigError
 from legos.losses.kl import KlEstimator
 from legos.losses.objective import Anchor, check_ratio
 from legos.losses.policy import LOSSES, ImportanceSampling, LossSpec, PolicyLoss
-from legos.records.schedule import Schedule
 
 __all__ = ["ObjectiveSettings"]
 

@@ -15,8 +15,8 @@ from legos.config.places import check_places
 from legos.config.play import MixedArena, PlayConfig, check_play
 from legos.config.setting import Settings, knob
 from legos.errors import ConfigError
+from legos.loop.deficits import Spill, check_shares
 from legos.records.limits import EngineLimits
-from legos.records.shares import Spill, check_shares
 from legos.records.step import MICRO_BATCH_TOKENS
 
 __all__ = [

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from legos.credit.means import with_children
 from legos.losses.alarms import PAGE, Alarm, alarms
-from legos.records.names import arenas_in
 from legos.records.sample import Sample, TrainingBatch
 
 __all__ = ["AlarmLog"]
@@ -63,7 +62,7 @@ class AlarmLog:
             batches: what it was trained on.
             policies: name of each policy -> what the names of its metrics begin with.
         """
-        arenas = arenas_in(metrics)
+        arenas = {batch.arena: None for batch in batches if batch.arena}
         prefixes = [*policies.values()]
         if len(arenas) > 1:
             prefixes += [f"batches/{arena}/" for arena in arenas]

@@ -40,7 +40,6 @@ from legos.loop.deficits import Deficits
 from legos.loop.trainer import References
 from legos.play.step import warn_of
 from legos.records.sample import Group
-from legos.records.shares import Shares
 
 __all__ = ["Batcher"]
 
@@ -63,7 +62,7 @@ class Batcher:
         *,
         min_samples: int,
         staleness_limit: int,
-        shares: Shares | None = None,
+        deficits: Deficits | None = None,
     ) -> None:
         """Make a batcher.
 
@@ -72,14 +71,14 @@ class Batcher:
             min_samples: minimum number of samples for one optimiser step without a token budget.
             staleness_limit: maximum staleness of a token, in optimiser steps; 0 alternates between
                 play and training.
-            shares: the token budget of a step and the share of each arena; None: the only arena
+            deficits: the token budget of a step and the share of each arena; None: the only arena
                 gives its tasks.
         """
         self.buffers = {buffer.arena: buffer for buffer in buffers}
         self.training = self.stopping = False
         self._min_samples = min_samples
         self._limit = staleness_limit
-        self._deficits = Deficits(shares) if shares else None
+        self._deficits = deficits
         self._changed = asyncio.Condition()
         self._playing: Counter[tuple[str, int]] = Counter()  # tasks, by arena and version
         self._taken: dict[str, list[Group]] = {}  # the groups that are being trained on

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from legos.loop.failures import MAX_FAILED_SHARE, FailureWindow
 from legos.loop.ledger import Ledger
+from legos.loop.select import KEEP_ALL, Selection, only
 from legos.loop.trainer import References
 from legos.records.sample import Group, Sample
-from legos.records.select import KEEP_ALL, Selection, only
 
 __all__ = ["Buffer"]
 

@@ -8,11 +8,18 @@ its share by one group at most.
 Source: Shreedhar and Varghese 1995, with groups in place of packets.
 """
 
+import math
 from collections.abc import Mapping
+from typing import Literal
 
-from legos.records.shares import Shares
+from legos.errors import ConfigError
 
-__all__ = ["Deficits"]
+__all__ = ["TOKENS_PER_STEP", "Deficits", "Spill", "check_shares"]
+
+TOKENS_PER_STEP = 2048  # chosen tokens of a step of several arenas, where nobody sets the number
+Spill = Literal["block", "lend"]
+"""When an arena has too few tokens for a step: wait for it, or fill the step from the others."""
+_ROUNDING = 1e-6
 
 
 class Deficits:
@@ -24,11 +31,18 @@ class Deficits:
         tokens: name of each arena -> its deficit.
     """
 
-    def __init__(self, shares: Shares) -> None:
-        self.tokens_per_step = shares.tokens_per_step
-        self.borrow = shares.spill == "lend"
-        self.tokens = dict.fromkeys(shares.of_arena, 0.0)
-        self._shares = shares.of_arena
+    def __init__(self, shares: Mapping[str, float], *, tokens_per_step: int, spill: Spill) -> None:
+        """Begin without deficits.
+
+        Args:
+            shares: name of each arena -> its share of the trained tokens; they add up to 1.
+            tokens_per_step: the budget of a step, in chosen tokens.
+            spill: whether a step waits for an arena that has too few tokens.
+        """
+        self.tokens_per_step = tokens_per_step
+        self.borrow = spill == "lend"
+        self.tokens = dict.fromkeys(shares, 0.0)
+        self._shares = shares
         self._before = dict(self.tokens)
 
     def part(self, arena: str) -> float:
@@ -72,3 +86,26 @@ class Deficits:
     def undo(self) -> None:
         """Take the last charge back."""
         self.tokens = dict(self._before)
+
+
+def check_shares(shares: Mapping[str, float]) -> None:
+    """Refuse shares that do not add up to 1.
+
+    Args:
+        shares: name of each arena -> its share.
+
+    Raises:
+        ConfigError: they do not, there are none, or one is no share; it names the shares.
+    """
+    if not shares:
+        raise ConfigError("the mix has no arena; name at least one, such as --mix nim=1")
+    for name, share in shares.items():
+        if not 0 <= share <= 1:
+            raise ConfigError(f"share of arena {name!r} in the mix is {share:g}; expected 0 to 1")
+    total = math.fsum(shares.values())
+    if abs(total - 1.0) > _ROUNDING:
+        listed = ", ".join(f"{name}={share:g}" for name, share in shares.items())
+        raise ConfigError(
+            f"the values of share in the mix add up to {total:g}: {listed}; change them so that "
+            "they add up to 1"
+        )

@@ -1,7 +1,6 @@
 """End a run whose plays fail, or leave no samples to train on."""
 
 from collections import deque
-from typing import NamedTuple
 
 from legos.errors import ArenaError, LegosError, TrainerError
 from legos.loop.ledger import Ledger
@@ -16,42 +15,32 @@ WINDOW = 10  # steps; failures are counted over the tasks of this many steps
 MAX_FAILED_SHARE = 0.9  # default for the maximum share of failed plays in this window
 
 
-class _Played(NamedTuple):
-    """How the plays of one batch ended."""
-
-    num_tasks: int
-    num_plays: int
-    failed: list[Episode]
-
-
 class _Newest:
-    """The newest batches that have at least a number of tasks together, and their sums."""
+    """The newest groups that have at least a number of tasks together, and their sums."""
 
     def __init__(self, num_tasks: int) -> None:
         self._least = num_tasks
-        self._batches: deque[_Played] = deque()  # oldest first
+        self._groups: deque[tuple[int, int, list[Episode]]] = deque()  # tasks, plays, failed plays
         self.num_tasks = self.num_plays = self.num_failed = 0
 
-    def add(self, played: _Played) -> None:
-        """Add a batch; the oldest that are not needed for the number of tasks are removed."""
-        self._batches.append(played)
-        self._count(played, 1)
-        while self.num_tasks - self._batches[0].num_tasks >= self._least:
-            self._count(self._batches.popleft(), -1)
+    def add(self, num_tasks: int, num_plays: int, failed: list[Episode]) -> None:
+        """Add a group; the oldest that are not needed for the number of tasks are removed."""
+        self._groups.append((num_tasks, num_plays, failed))
+        self._count(1, *self._groups[-1])
+        while self.num_tasks - self._groups[0][0] >= self._least:
+            self._count(-1, *self._groups.popleft())
 
     @property
-    def full(self) -> bool:
-        """Whether there are that many tasks yet."""
-        return self.num_tasks >= self._least
-
     def failed(self) -> list[Episode]:
-        """The failed plays, oldest first."""
-        return [episode for played in self._batches for episode in played.failed]
+        """The failed plays, oldest first; none while there are fewer tasks."""
+        if self.num_tasks < self._least:
+            return []
+        return [episode for _, _, failed in self._groups for episode in failed]
 
-    def _count(self, played: _Played, sign: int) -> None:
-        self.num_tasks += sign * played.num_tasks
-        self.num_plays += sign * played.num_plays
-        self.num_failed += sign * len(played.failed)
+    def _count(self, sign: int, num_tasks: int, num_plays: int, failed: list[Episode]) -> None:
+        self.num_tasks += sign * num_tasks
+        self.num_plays += sign * num_plays
+        self.num_failed += sign * len(failed)
 
 
 class FailureWindow:
@@ -66,8 +55,7 @@ class FailureWindow:
         """
         self._window = WINDOW * tasks_per_step
         self._max_failed_share = max_failed_share
-        self._newest_step = _Newest(tasks_per_step)
-        self._newest = _Newest(self._window)
+        self._newest_step, self._newest = _Newest(tasks_per_step), _Newest(self._window)
         self._empty = 0  # number of consecutive tasks without a kept sample
 
     def judge(
@@ -81,38 +69,26 @@ class FailureWindow:
             ledger: counts the tokens left out so far.
         """
         failed = [episode for episode in played.episodes if episode.error]
-        ended = _Played(played.num_tasks, len(played.episodes), failed)
-        self._newest_step.add(ended)
-        self._newest.add(ended)
+        for window in (self._newest_step, self._newest):
+            window.add(played.num_tasks, len(played.episodes), failed)
         self._empty = 0 if kept.samples else self._empty + kept.num_tasks
-        error = self._all_failed() or self._too_many_failed()
-        if error is None and self._empty >= self._window:
+        step, newest = self._newest_step, self._newest
+        if step.num_failed == step.num_plays:  # every play of the step, because of its own code
+            failed = step.failed
+            if failed and all(episode.failure == "failed" for episode in failed):
+                return ArenaError(failures(step.num_plays, failed))
+        if newest.num_failed > self._max_failed_share * newest.num_plays and newest.failed:
+            return ArenaError(
+                f"{newest.num_failed} of the last {newest.num_plays} plays failed, more than the "
+                f"share of {self._max_failed_share:g} that loop.max_failed_share allows; the "
+                f"first:\n{newest.failed[0].error}"
+            )
+        if self._empty >= self._window:
             return TrainerError(
                 f"the plays of {WINDOW} steps in a row ({self._empty} tasks) left nothing to train "
                 f"on: {_why_empty(kept, ledger)}"
             )
-        return error
-
-    def _all_failed(self) -> ArenaError | None:
-        """The error if every play of the newest step failed because of its own code."""
-        newest = self._newest_step
-        if not newest.full or newest.num_failed < newest.num_plays:
-            return None
-        failed = newest.failed()
-        if not failed or any(episode.failure != "failed" for episode in failed):
-            return None
-        return ArenaError(failures(newest.num_plays, failed))
-
-    def _too_many_failed(self) -> ArenaError | None:
-        newest = self._newest
-        most = self._max_failed_share * newest.num_plays
-        if not newest.full or newest.num_failed <= most:
-            return None
-        return ArenaError(
-            f"{newest.num_failed} of the last {newest.num_plays} plays failed, more than the share "
-            f"of {self._max_failed_share:g} that loop.max_failed_share allows; the first:\n"
-            f"{newest.failed()[0].error}"
-        )
+        return None
 
 
 def _why_empty(newest: TrainingBatch, ledger: Ledger) -> str:

@@ -147,7 +147,7 @@ def batcher_of(
         for name, arena in mix.arenas.items()
     ]
     return Batcher(
-        buffers, min_samples=settings.min_samples, staleness_limit=limit, shares=mix.shares
+        buffers, min_samples=settings.min_samples, staleness_limit=limit, deficits=mix.deficits
     )
 
 

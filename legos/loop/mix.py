@@ -5,7 +5,7 @@ from typing import Any
 
 from legos.arena.arena import Arena
 from legos.errors import ConfigError
-from legos.records.shares import TOKENS_PER_STEP, Shares, Spill, check_shares
+from legos.loop.deficits import TOKENS_PER_STEP, Deficits, Spill, check_shares
 
 __all__ = ["Mix", "mix_of"]
 
@@ -15,7 +15,7 @@ class Mix:
 
     Attributes:
         arenas: name -> arena.
-        shares: how arenas share the tokens of a step; None: the only arena gives its tasks.
+        deficits: how arenas share the tokens of a step; None: the only arena gives its tasks.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class Mix:
         if tokens_per_step is not None and tokens_per_step < 1:
             raise ConfigError(f"tokens_per_step is {tokens_per_step}; expected at least 1")
         self.arenas = dict(zip(names, shares, strict=True))
-        self.shares: Shares | None = None
+        self.deficits: Deficits | None = None
         if tokens_per_step is not None or len(names) > 1:
-            self.shares = Shares(
-                tokens_per_step=tokens_per_step or TOKENS_PER_STEP, spill=spill, of_arena=by_name
+            self.deficits = Deficits(
+                by_name, tokens_per_step=tokens_per_step or TOKENS_PER_STEP, spill=spill
             )
 
     @property

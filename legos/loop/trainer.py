@@ -17,13 +17,13 @@ from legos.errors import TrainerError
 from legos.loop.alarm_log import AlarmLog
 from legos.loop.by_arena import play_metrics
 from legos.loop.ledger import Ledger
+from legos.loop.select import KEEP_ALL, Selection, only
 from legos.losses.metrics import skip_reason, step_metrics
+from legos.losses.normalisation import LossNormalisation, normalisation_weights
 from legos.losses.objective import Objective
 from legos.protocols import Backend, Publisher
-from legos.records.batch import LossNormalisation, normalisation_weights
 from legos.records.names import POLICY
 from legos.records.sample import Sample, TrainingBatch
-from legos.records.select import KEEP_ALL, Selection, only
 from legos.records.step import PassResult, Stop, Update, never
 from legos.weights.adapter import Adapter, AdapterInfo
 

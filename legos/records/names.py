@@ -1,9 +1,8 @@
-"""Names of adapters with a fixed meaning, and names that metrics hold."""
+"""Names of adapters with a fixed meaning."""
 
-from collections.abc import Iterable
 from functools import lru_cache
 
-__all__ = ["BASE", "LAG", "MODEL_HEADER", "POLICY", "adapter_name", "arenas_in", "evaluated_name"]
+__all__ = ["BASE", "LAG", "MODEL_HEADER", "POLICY", "adapter_name", "evaluated_name"]
 
 POLICY = "policy"  # the adapter that is trained, unless another name is given
 BASE = "base"  # the model without an adapter
@@ -20,13 +19,3 @@ def adapter_name(asked: str) -> str:
 def evaluated_name(policy: str) -> str:
     """Name of the adapter with a policy's weights of the step that is being evaluated."""
     return f"{policy}-evaluated"
-
-
-def arenas_in(metrics: Iterable[str]) -> list[str]:
-    """The arenas of a step, by its metrics ``batches/ARENA/token_share``."""
-    begin, end = "batches/", "/token_share"
-    return [
-        name[len(begin) : -len(end)]
-        for name in metrics
-        if name.startswith(begin) and name.endswith(end)
-    ]

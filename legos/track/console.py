@@ -9,8 +9,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from legos.records.names import arenas_in
-
 __all__ = ["COLUMNS", "Column", "ConsoleTracker"]
 
 Metrics = Mapping[str, float | int | None]
@@ -196,7 +194,9 @@ class ConsoleTracker:
             form = column.metric.replace("eval/", "eval/{}/")
         if "{}" not in form:
             return []
-        arenas = arenas_in(sorted(self._seen))
+        begin, end = "batches/", "/token_share"
+        names = (name for name in sorted(self._seen) if name.startswith(begin))
+        arenas = [name[len(begin) : -len(end)] for name in names if name.endswith(end)]
         if len(arenas) < 2:
             return []
         return [

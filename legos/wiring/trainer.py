@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from legos.clients.engine import EngineClient
 from legos.clients.pool import all_done
+from legos.config.schedule import linear
 from legos.config.schema import RunConfig, TrainingConfig
 from legos.device import LocalEngine, ModelHandle
 from legos.errors import AdapterError, ConfigError
+from legos.loop.select import Selection
 from legos.loop.trainer import PolicyTrainer, StepSettings
 from legos.losses.objective import Objective
 from legos.records.limits import EngineLimits, TrainingSize
 from legos.records.names import POLICY
-from legos.records.schedule import linear
-from legos.records.select import Selection
 from legos.records.step import BackendConfig, Update
 from legos.remote.publish.carriers import Carrier
 from legos.remote.publish.engine import ManyPublishers

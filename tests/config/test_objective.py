@@ -9,9 +9,9 @@ import pytest
 from legos.config.resolve import resolve
 from legos.config.schema import PlayConfig, RunConfig, TrainingConfig
 from legos.errors import ConfigError
+from legos.loop.select import Selection
 from legos.losses.objective import Objective
 from legos.losses.policy import LOSSES
-from legos.records.select import Selection
 from legos.wiring.trainer import step_settings
 
 

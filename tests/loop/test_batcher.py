@@ -12,10 +12,10 @@ from legos.errors import ConfigError
 from legos.fakes import make_sample
 from legos.loop.batcher import Batcher
 from legos.loop.buffer import Buffer
+from legos.loop.deficits import Deficits, Spill, check_shares
 from legos.loop.ledger import Ledger
 from legos.records.names import POLICY
 from legos.records.sample import Group
-from legos.records.shares import Shares, Spill, check_shares
 
 BUDGET = 100
 
@@ -32,8 +32,8 @@ def mixed(
     ledger: Ledger, shares: Mapping[str, float], *, spill: Spill = "block", limit: int = 3
 ) -> Batcher:
     buffers = [Buffer(name, ledger, staleness_limit=limit) for name in shares]
-    of_step = Shares(tokens_per_step=BUDGET, spill=spill, of_arena=shares)
-    return Batcher(buffers, min_samples=1, staleness_limit=limit, shares=of_step)
+    deficits = Deficits(shares, tokens_per_step=BUDGET, spill=spill)
+    return Batcher(buffers, min_samples=1, staleness_limit=limit, deficits=deficits)
 
 
 async def put(batcher: Batcher, *groups: Group) -> None:

@@ -18,13 +18,13 @@ from legos.fakes import FakeBackend, FakePublisher, ScriptedClient, make_sample
 from legos.loop.ledger import Ledger
 from legos.loop.loop import batcher_of, synchronous_training_loop, training_loop
 from legos.loop.mix import mix_of
+from legos.loop.select import Selection
 from legos.loop.trainer import PolicyTrainer, StepSettings
 from legos.losses.objective import Objective
 from legos.play.table import Table
 from legos.records.episode import Task
 from legos.records.names import POLICY
 from legos.records.sample import Group, Sample
-from legos.records.select import Selection
 from legos.records.step import PassResult, Update
 
 

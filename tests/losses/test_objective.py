@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from legos.config.schedule import linear
 from legos.errors import ConfigError
 from legos.losses.objective import Objective
-from legos.records.schedule import linear
 
 
 def test_a_range_that_nobody_gives_is_that_of_the_loss() -> None:

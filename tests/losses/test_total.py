@@ -13,9 +13,10 @@ from random_samples import Support, float64, random_samples
 
 from legos.fakes import make_sample
 from legos.losses import policy as losses
+from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import KlEstimator, Objective
 from legos.losses.total import SUMS, BatchArrays, total_loss
-from legos.records.batch import Batch, normalisation_weights
+from legos.records.batch import Batch
 
 Floats = NDArray[np.float64]
 VOCAB = 7

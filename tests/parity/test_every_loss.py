@@ -11,10 +11,11 @@ from packed import pack
 from random_samples import float64, random_samples
 
 from legos.losses.kl import loss_kl
+from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
 from legos.losses.positions import Positions, chosen_logprobs, position_logprobs
 from legos.losses.total import SUMS, BatchArrays, total_loss
-from legos.records.batch import Batch, normalisation_weights
+from legos.records.batch import Batch
 from legos.records.sample import Sample
 
 Floats = NDArray[np.float64]

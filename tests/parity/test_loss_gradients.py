@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from packed import pack
 from random_samples import Support, float64, random_samples
 
+from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import ImportanceSampling, KlEstimator, Objective
 from legos.losses.positions import chosen_logprobs, position_logprobs
 from legos.losses.total import BatchArrays, total_loss
-from legos.records.batch import Batch, normalisation_weights
+from legos.records.batch import Batch
 
 Floats = NDArray[np.float64]
 VOCAB = 5

@@ -12,11 +12,11 @@ from bench.programs.peer_trainer import mlx_lm_lora_gradients
 from mlx.utils import tree_flatten
 
 from legos.fakes import make_sample, write_tiny_model
+from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
 from legos.mlx.train.step_gradients import StepGradients
-from legos.records.batch import normalisation_weights
 from legos.records.packing import StepSamples
 
 pytestmark = [pytest.mark.optional, pytest.mark.filterwarnings("ignore")]

@@ -13,6 +13,7 @@ from packed import pack
 from tiny_models import write_any_model
 
 from legos.fakes import make_sample
+from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
 from legos.losses.total import BatchArrays, total_loss
 from legos.mlx.model.load import load_tree
@@ -21,7 +22,7 @@ from legos.mlx.train.prefix_sharing.plan import plan_passes
 from legos.mlx.train.prefix_sharing.trie import token_trie
 from legos.mlx.train.rematerialisation import rematerialise_layers
 from legos.mlx.train.step_gradients import StepGradients
-from legos.records.batch import Batch, normalisation_weights
+from legos.records.batch import Batch
 from legos.records.packing import StepSamples, step_rows
 from legos.records.sample import Sample
 

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 from tiny_models import write_any_model
 
 from legos.errors import ConfigError
+from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
-from legos.records.batch import normalisation_weights
 from legos.records.sample import Sample
 from legos.records.step import BackendConfig, Update
 from legos.wiring.model import apply_lora, follow, load_model

@@ -8,13 +8,13 @@ import numpy as np
 from mlx.utils import tree_flatten
 from numpy.typing import NDArray
 
+from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
 from legos.mlx.model.fuse import set_adapter
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora
 from legos.mlx.model.machine import peak_bytes
 from legos.mlx.train.step_gradients import StepGradients
-from legos.records.batch import normalisation_weights
 from legos.records.packing import StepSamples
 from legos.records.sample import Sample
 from legos.records.step import MeasuredStep

@@ -26,6 +26,7 @@ from typing import TypeVar
 import mlx.core as mx
 import mlx.nn as nn
 
+from legos.clients.request_check import RequestCheck
 from legos.errors import DeviceError, EngineError, RequestError
 from legos.mlx.generate.capabilities import Capabilities
 from legos.mlx.generate.scheduler import Outcome, Scheduler
@@ -34,7 +35,6 @@ from legos.mlx.generate.sequences import SequenceState
 from legos.mlx.model.faults import clear_device, explained, is_fault
 from legos.mlx.model.worker import InlineWorker, Worker, answer
 from legos.protocols import Deliver
-from legos.records.check import RequestCheck
 from legos.records.limits import EngineLimits
 from legos.records.names import POLICY, adapter_name
 from legos.records.request import Progress, Request, Result

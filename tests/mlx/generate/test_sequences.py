@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from legos.clients.request_check import RequestCheck
 from legos.errors import EngineError, RequestError
 from legos.mlx.generate.sampling.sampler import Sampler
 from legos.mlx.generate.sequences import SequenceState
-from legos.records.check import RequestCheck
 from legos.records.choices import choice_tree
 from legos.records.message import Filters
 from legos.records.request import Generated, Progress, Request

@@ -14,6 +14,7 @@ from mlx.utils import tree_flatten
 from legos import Trainer, TrainingConfig, load_model
 from legos.errors import TrainerError
 from legos.fakes import make_sample
+from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
 from legos.mlx.model.forecast import Sizes, TrainingForecast
 from legos.mlx.model.load import load_tree
@@ -21,7 +22,6 @@ from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.model.machine import num_bytes, peak_bytes
 from legos.mlx.train.memory import MemoryPlan
 from legos.mlx.train.step_gradients import StepGradients
-from legos.records.batch import normalisation_weights
 from legos.records.limits import TrainingSize
 from legos.records.packing import StepSamples, step_rows
 from legos.records.sample import Sample, TrainingBatch

@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from legos.records.batch import normalisation_weights
+from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
 from legos.mlx.train.step_gradients import StepGradients
 from legos.mlx.model.load import load_tree

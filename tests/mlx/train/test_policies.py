@@ -15,12 +15,12 @@ from random_samples import random_samples
 from legos.device.backend import LoraBackend
 from legos.errors import CheckpointError, RecordError, TrainerError
 from legos.fakes import make_sample
+from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_shape, without_lora
 from legos.mlx.model.worker import InlineWorker
 from legos.mlx.train.backend import mlx_backend
-from legos.records.batch import normalisation_weights
 from legos.records.sample import Sample
 from legos.records.step import BackendConfig, PassResult, Update
 

@@ -17,6 +17,7 @@ from tiny_models import write_any_model
 from legos.device.backend import LoraBackend
 from legos.errors import AdapterError, CheckpointError, ConfigError
 from legos.fakes import make_sample
+from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
 from legos.losses.total import SUMS, BatchArrays, total_loss
 from legos.mlx.model.load import load_tree
@@ -26,7 +27,7 @@ from legos.mlx.train.backend import mlx_backend
 from legos.mlx.train.reference import other_lora
 from legos.mlx.train.rematerialisation import rematerialise_layers
 from legos.mlx.train.step_gradients import StepGradients
-from legos.records.batch import Batch, normalisation_weights
+from legos.records.batch import Batch
 from legos.records.packing import StepSamples
 from legos.records.sample import Sample
 from legos.records.step import BackendConfig, Update

@@ -13,11 +13,12 @@ from packed import pack
 from random_samples import random_samples
 
 from legos.losses.metrics import SUMS
+from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.load import load_tree
 from legos.mlx.train.fused_logprob.head_loss import OtherLogits, head_loss
-from legos.records.batch import Batch, normalisation_weights
+from legos.records.batch import Batch
 
 VOCAB = 358
 HIDDEN = 32

@@ -1,8 +1,8 @@
 """What is left out of a batch, by reason, and that its account still balances."""
 
 from legos.fakes import make_sample
+from legos.loop.select import Selection
 from legos.records.sample import Sample, TrainingBatch
-from legos.records.select import Selection
 
 
 def batch(*samples: Sample) -> TrainingBatch:
