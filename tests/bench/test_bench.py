@@ -17,7 +17,6 @@ from legos.bench.rounds import Workload
 from legos.errors import ConfigError
 
 FOLDER = Path(__file__).parent
-EXAMPLES = Path(__file__).parents[2] / "examples"
 BENCHES = ("arenas", "async", "cuda", "engine", "loop", "ray", "server", "train")
 
 
@@ -137,5 +136,5 @@ def test_the_bench_of_overlap_compares_equal_samples_and_shows_where_the_time_we
     assert tool["sync"]["wall_s"] > tool["sync"]["samples"] / 256 * 0.5
     (tmp_path / "async.json").write_text(json.dumps(figures))
     picture = tmp_path / "async.svg"
-    finished((sys.executable, EXAMPLES / "plot_async.py", tmp_path / "async.json", picture))
+    finished((sys.executable, FOLDER / "plot_async.py", tmp_path / "async.json", picture))
     assert all(kind in picture.read_text() for kind in figures["runs"])

@@ -2,11 +2,11 @@ r"""Four ways to run the two games with known answers: who trains, and who gener
 
     uv run legos serve --model builtin --port 8001                       # in one terminal
     uv run legos serve --backend vllm --model builtin --port 8002        # in another
-    uv run python examples/compare_engines.py engines.jsonl --own http://127.0.0.1:8001 \
+    uv run python tests/bench/compare_engines.py engines.jsonl --own http://127.0.0.1:8001 \
       --vllm http://127.0.0.1:8002
 
 Needs the extra `torch`. A run adds a line to the file when it ends, and is not repeated while that
-line stands; `plot_losses.py engines.jsonl docs --by engines` draws the curves.
+line stands; `plot_losses.py engines.jsonl docs/log --by engines` draws the curves.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """The policy losses on both games with known answers: same steps and plays, three seeds each.
 
-    uv run python examples/compare_losses.py losses.jsonl
+    uv run python tests/bench/compare_losses.py losses.jsonl
 
 A minute or two a run on two CPU cores, half an hour to an hour in all. A run adds a line to the
 file when it ends, and is not repeated while that line stands; plot_losses.py draws the curves.

@@ -1,7 +1,7 @@
 """The curves of `compare_losses.py`, a picture for each game that is readable on light and dark.
 
-    uv run python examples/compare_losses.py losses.jsonl
-    uv run --extra plot python examples/plot_losses.py losses.jsonl docs
+    uv run python tests/bench/compare_losses.py losses.jsonl
+    uv run --extra plot python tests/bench/plot_losses.py losses.jsonl docs/log
 
 A second or two on any machine. One panel per loss: the mean of its seeds over their range, the
 other losses' means in grey, the goal dashed. `--by engines` does so for `compare_engines.py`.

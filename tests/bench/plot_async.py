@@ -1,7 +1,7 @@
 """Timelines, staleness and rewards of `tests/bench/async.py`, with overlap and in turns.
 
     uv run python tests/bench/async.py --json > async.json
-    uv run --extra plot python examples/plot_async.py async.json async.svg
+    uv run --extra plot python tests/bench/plot_async.py async.json async.svg
 
 A second on any machine. For each kind of plays: a line per play, with the trainer's steps in colour
 below, and below these the engine, darker where it was busier; the share of samples of each age in
