@@ -19,6 +19,7 @@ __all__ = ["LoopWatch", "Watchdog", "waiting_frames"]
 logger = logging.getLogger(__name__)
 
 CHECK_S = 0.25  # between two checks
+ENDS_S = 1.0  # lag of a loop that is to end which is reported
 MAX_DUMPS = 20  # of a process; later stalls are lines of the log alone
 TASKS_SHOWN = 30  # places at which tasks wait, those with the most tasks first
 
@@ -145,6 +146,11 @@ class LoopWatch:
         self._still_s = 0.0  # since the first check after the newest request
         self._stalled = False
         self._dumps = 0
+        self._advice = ""
+
+    def expect_end(self, advice: str) -> None:
+        """Report a lag of a second from now on, since the loop is to end, and add an advice."""
+        self._stall_after_s, self._stalled, self._advice = ENDS_S, False, advice
 
     def check(self, dog: Watchdog) -> None:
         """Ask the loop to turn, or count for how long it has not."""
@@ -170,7 +176,7 @@ class LoopWatch:
     def _write_stacks(self, stalled_s: float, frame: FrameType | None) -> None:
         where = traceback.extract_stack(frame)[-1] if frame else None
         at = f", at {where.filename}:{where.lineno} in {where.name}" if where else ""
-        what = f"the event loop has not turned for {stalled_s:.0f} s{at}"
+        what = f"the event loop has not turned for {stalled_s:.0f} s{at}{self._advice}"
         self._dumps += 1
         if self._dumps > MAX_DUMPS:
             logger.warning("%s", what)

@@ -68,6 +68,21 @@ def test_without_a_file_the_stacks_are_in_the_log(caplog: pytest.LogCaptureFixtu
     assert "thread MainThread:" in caplog.records[0].getMessage()
 
 
+def test_a_loop_that_is_to_end_is_reported_after_a_second_with_an_advice(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def go() -> None:
+        watch = LoopWatch(lambda _: None, stall_after_s=600.0)
+        with Watchdog(watch.check, name="watchdog", every_s=0.01):
+            watch.expect_end("; end it")
+            await asyncio.sleep(0.05)
+            block_the_loop(1.5)
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(go())
+    assert " in block_the_loop; end it\n" in caplog.records[0].getMessage()
+
+
 SLEEPER = """
 import asyncio
 from legos.stalls import LoopWatch, Watchdog

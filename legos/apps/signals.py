@@ -12,20 +12,14 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
-from concurrent.futures import Future
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 __all__ = ["StopSignals"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR = "\x1b[?25h"
-_ONE_S = 1.0  # signals of one kind within this time count as one; a run should react in it
-_HERE = f"{Path(__file__).parents[1]}{os.sep}"
-_SHOWN = 3  # stack frames in the message
+_ONE_S = 1.0  # signals of one kind within this time count as one
 
 
 class StopSignals:
@@ -41,21 +35,16 @@ class StopSignals:
     def __init__(self) -> None:
         self.received: int | None = None
         self.advice = ""
-        self._lock = threading.Lock()  # of `received`, `_stop` and `_stopping`
-        self._stop: Callable[[], Future[None]] | None = None
-        self._stopping: Future[None] | None = None
+        self._lock = threading.Lock()  # of `received` and `_stop`
+        self._stop: Callable[[], object] | None = None
         self._before: dict[int, Any] = {}
 
-    def on_stop(self, stop: Callable[[], Future[None]] | None) -> None:
-        """Set what a signal calls; a signal that has already arrived calls it now.
-
-        Args:
-            stop: called in any thread; its future is done once the run knows. None: call nothing.
-        """
+    def on_stop(self, stop: Callable[[], object] | None) -> None:
+        """Set what a signal calls, in any thread; one that has already arrived calls it now."""
         with self._lock:
-            self._stop, self._stopping = stop, None
+            self._stop = stop
             if stop is not None and self.received is not None:
-                self._stopping = stop()
+                stop()
 
     def __enter__(self) -> "StopSignals":
         """Catch the signals; without effect outside the main thread."""
@@ -65,8 +54,9 @@ class StopSignals:
             self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
             for number in _SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, _wake)
-            self._thread = threading.Thread(target=self._watch, name="signals", daemon=True)
+                    # With any handler, the number of the signal is written to the socket.
+                    self._before[number] = signal.signal(number, lambda *_: None)
+            self._thread = threading.Thread(target=self._receive, name="signals", daemon=True)
             self._thread.start()
         return self
 
@@ -80,60 +70,21 @@ class StopSignals:
             self._thread.join()
             self._reader.close()
 
-    def _watch(self) -> None:
+    def _receive(self) -> None:
         """Receive signals until the other end of the socket is closed."""
         arrived = 0.0
-        while True:
-            try:
-                numbers = self._reader.recv(1)
-            except TimeoutError:
-                self._reader.settimeout(None)
-                self._report_busy_thread()
-                continue
-            if not numbers:
-                return
-            number = numbers[0]
+        while numbers := self._reader.recv(1):
+            number, now = numbers[0], time.monotonic()
             if number not in self._before:  # a signal of another handler
                 continue
-            if self.received is None:
-                arrived = time.monotonic()
-                self._reader.settimeout(_ONE_S)
-                self._receive(number)
-            elif number != self.received or time.monotonic() - arrived > _ONE_S:
+            with self._lock:
+                if self.received is None:
+                    self.received, arrived = number, now
+                    if self._stop is not None:
+                        self._stop()
+                    continue
+            if number != self.received or now - arrived > _ONE_S:
                 shown = _SHOW_CURSOR if sys.stdout.isatty() else ""
-                _write(f"{shown}ended at once, without a checkpoint of the last steps{self.advice}")
+                message = f"ended at once, without a checkpoint of the last steps{self.advice}\n"
+                os.write(2, f"{shown}{message}".encode())
                 os._exit(128 + number)
-
-    def _receive(self, number: int) -> None:
-        with self._lock:
-            self.received = number
-            if self._stop is not None:
-                self._stopping = self._stop()
-
-    def _report_busy_thread(self) -> None:
-        """Write where the main thread is, if the run does not know of the signal yet."""
-        with self._lock:
-            waiting = self._stopping is not None and not self._stopping.done()
-        if waiting:
-            _write(
-                f"the run has not stopped within {_ONE_S:.0f} s, because the main thread is busy "
-                f"at\n{_main_stack()}and ends once that returns; a second signal (Ctrl-C) ends it "
-                "at once, without a checkpoint of the last steps"
-            )
-
-
-def _main_stack() -> str:
-    """Stack of the main thread: the frames of the arena's code, or the last frame of legos."""
-    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - documented in sys
-    frame = frames[threading.main_thread().ident or 0]
-    stack = traceback.extract_stack(frame)
-    own = max((n for n, line in enumerate(stack) if line.filename.startswith(_HERE)), default=-1)
-    return "".join(traceback.format_list(stack[own + 1 :][:_SHOWN] or stack[-1:]))
-
-
-def _wake(number: int, frame: FrameType | None) -> None:
-    """Do nothing: because the signal has a handler, its number reaches the thread."""
-
-
-def _write(text: str) -> None:
-    os.write(2, f"{text}\n".encode())

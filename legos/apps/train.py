@@ -32,7 +32,7 @@ from legos.play.step import play_each
 from legos.records.names import evaluated_name
 from legos.run.checkpoint import checkpoints
 from legos.run.ending import failure_kept
-from legos.run.find import find_run, fresh_folder, split_place
+from legos.run.find import checkpoint_of, find_run, fresh_folder, split_place
 from legos.run.folder import FAILS_AGAIN, RUNS, RunFolder
 from legos.run.run import Run
 from legos.stalls import LoopWatch
@@ -55,6 +55,7 @@ CREDIT = ("credit", "overlong_margin")
 FIGURES = ("loop.evaluation_plays", "loop.evaluation_temperature")
 _NEEDS_CHANGE = (*FAILS_AGAIN, TrainerError)
 _CHANGE = "change what the message names, then "
+_AT_ONCE = "; a second signal (Ctrl-C) ends the run at once, without a checkpoint of the last steps"
 SERVED_AT = "127.0.0.1"
 _OTHER_GAME = {"nim": "kuhn", "kuhn": "nim"}
 
@@ -231,7 +232,7 @@ def _fork(run: Run, config: RunConfig, start: str) -> None:
 
     figures = all(get(config) == get(before) for get in map(attrgetter, FIGURES))
     run.fork(
-        parent.checkpoint(step),
+        checkpoint_of(parent, step),
         same_credit=of_play(config, *CREDIT) == of_play(before, *CREDIT),
         same_figures=figures and of_play(config, "options") == of_play(before, "options"),
     )
@@ -249,15 +250,22 @@ def _go(
     """Train until the last step or a signal."""
 
     async def go(out: Trackers) -> None:
-        loop = asyncio.get_running_loop()
-        signals.on_stop(lambda: run.stop_soon(loop))
+        loop, settings = asyncio.get_running_loop(), config.loop
+        stall_after_s = math.inf if settings.deterministic else settings.stall_after_s
+        watch = LoopWatch(run.speed.note_lag, stall_after_s=stall_after_s, file=folder.stalls)
+
+        def stop() -> None:
+            watch.expect_end(_AT_ONCE)
+            run.stop_soon(loop)
+
+        signals.on_stop(stop)
         try:
             async with served, shown_while(run, out.console, trainer.engine_figures):
                 with watched(
                     lambda: trainer.model.turns,
                     folder.path,
-                    most=config.loop.max_restarts,
-                    loop=_loop_watch(run, config, folder),
+                    most=settings.max_restarts,
+                    loop=watch,
                     leads=has_followers(),
                     stopping=lambda: signals.received is not None,
                 ):
@@ -272,12 +280,6 @@ def _go(
         quiet_collector()
         share_cores(2)  # play and training
         asyncio.run(go(out))
-
-
-def _loop_watch(run: Run, config: RunConfig, folder: RunFolder) -> LoopWatch:
-    """Watches the running event loop; in a deterministic run the model blocks it for long."""
-    stall_after_s = math.inf if config.loop.deterministic else config.loop.stall_after_s
-    return LoopWatch(run.speed.note_lag, stall_after_s=stall_after_s, file=folder.stalls)
 
 
 def _served(
