@@ -32,8 +32,9 @@ from legos.fakes import in_virtual_time
 from legos.loop.mix import Mix
 from legos.loop.trainer import PolicyTrainer
 from legos.run.folder import RunFolder
+from legos.run.metrics import read_steps
 from legos.run.run import Run
-from legos.track.jsonl import JsonlTracker, read_steps
+from legos.track.jsonl import JsonlTracker
 
 __all__ = ["STOP_S", "Account", "play_schedule", "seconds_to_stop"]
 

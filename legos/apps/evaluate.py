@@ -14,7 +14,7 @@ from legos.config.resolve import resolve
 from legos.errors import ConfigError
 from legos.run.find import find_run, split_place
 from legos.run.folder import RunFolder
-from legos.track.jsonl import read_metrics
+from legos.run.metrics import read_metrics
 from legos.weights.folder import read_adapter
 from legos.wiring.arena import make_mix, policies_of
 from legos.wiring.evaluate import evaluation_of
@@ -87,8 +87,7 @@ async def _reported(work: Coroutine[Any, Any, T], *, every_s: float = 10.0) -> T
 
 def _beside(folder: RunFolder, version: int, policies: Sequence[str]) -> list[Path]:
     """The adapter folders of other policies after the newest step with a version of the first."""
-    lines = read_metrics(folder.metrics) if folder.metrics.exists() else []
-    steps = [line for line in lines if line.get("policy_version") == version]
+    steps = [line for line in read_metrics(folder.metrics) if line.get("policy_version") == version]
     versions = steps[-1] if steps else {}  # none: before the first step, version 0 of all
     return [
         folder.adapters / name / f"v{int(versions.get(f'{name}/policy_version') or 0)}"

@@ -27,7 +27,7 @@ from legos.protocols import Client, Seat
 from legos.records.episode import Episode
 from legos.records.limits import EngineLimits
 from legos.records.names import BASE, POLICY
-from legos.run.stored import episode_to_json
+from legos.run.episodes import stored_episode
 from legos.wiring.arena import make_arena
 from legos.wiring.serving import base_of
 
@@ -135,15 +135,15 @@ def _tell_rules(arena: Arena, settings: PlayConfig, model: str, *, elsewhere: bo
 
 def _told(episode: Episode, who: Mapping[str, str], *, thinking: bool) -> Iterator[str]:
     """What is shown after a play: all of it, or how it ended for a person."""
-    stored = episode_to_json(episode)
+    stored = stored_episode(episode)
     if ME not in who.values():
         yield f"\n{heading(stored)}"
         yield from turns_of(stored, thinking=thinking)
     elif not episode.void:
-        for seat in stored["seats"]:
-            if who.get(seat["role"]) != ME and seat["turns"]:
-                said = ", ".join(answer_of(turn) for turn in seat["turns"])
-                yield f"{seat['role']} ({seat['seat']}) said: {said}"
+        for seat in stored.seats:
+            if who.get(seat.role) != ME and seat.turns:
+                said = ", ".join(map(answer_of, seat.turns))
+                yield f"{seat.role} ({seat.seat}) said: {said}"
     yield ending(stored)
 
 

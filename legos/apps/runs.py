@@ -8,11 +8,11 @@ from typing import Any
 from legos.config.resolve import read_config, settings_of
 from legos.config.toml import read_sources
 from legos.errors import CheckpointError, LegosError
-from legos.files.lines import has_figures_alone, parse_line
 from legos.run.checkpoint import checkpoint_steps, newest_whole, read_state
 from legos.run.ending import standing
 from legos.run.find import find_run
 from legos.run.folder import RUNS, RunFolder
+from legos.run.metrics import newest_metrics
 
 __all__ = ["describe_run", "in_brief", "list_runs"]
 
@@ -83,7 +83,7 @@ def describe_run(run: str) -> dict[str, Any]:
         **_summary(folder),
         "checkpoints": _numbers(list(checkpoint_steps(folder.checkpoints))),
         "best_checkpoint": _best(folder),
-        "adapters": _numbers(folder.adapter_versions),
+        "adapters": _numbers([*folder.adapter_versions]),
         "size_mib": sum(p.stat().st_size for p in folder.path.rglob("*") if p.is_file()) / 2**20,
         "settings": changed,
     }
@@ -94,7 +94,7 @@ def _summary(folder: RunFolder) -> dict[str, Any]:
         config = read_config(folder.settings)
     except LegosError as error:
         return {"problem": f"{error}"}
-    metrics, figures = _last(folder.metrics), _last(folder.evaluations)
+    metrics, figures = newest_metrics(folder.metrics), newest_metrics(folder.evaluations)
     step, steps = int(metrics.get("step") or figures.get("step") or 0), config.loop.steps
     state = standing(folder, done=step >= steps and figures.get("step") == step)
     summary = {
@@ -117,19 +117,6 @@ def _summary(folder: RunFolder) -> dict[str, Any]:
 def _last_part(name: str) -> str:
     """The class of FILE.py:Class, or the last part of a path."""
     return Path(name).name.rpartition(":")[2]
-
-
-def _last(path: Path) -> dict[str, Any]:
-    """The last intact line of metrics in a file; {} where there is none."""
-    try:
-        lines = path.read_bytes().split(b"\n")[:-1]
-    except OSError:
-        return {}
-    for line in reversed(lines):
-        values = parse_line(line) or {}
-        if isinstance(values.get("step"), int) and not has_figures_alone(values):
-            return values
-    return {}
 
 
 def _best(folder: RunFolder) -> int | None:

@@ -1,27 +1,27 @@
 """A stored play as text, one turn after the other."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from math import fsum
-from typing import Any
 
 from legos.chat.reply import split_thinking
+from legos.run.episodes import StoredEpisode, StoredSeat, StoredTurn
 
 __all__ = ["answer_of", "ending", "heading", "turns_of"]
 
 _WHO = {"user": "told"}  # a message before the question
-Stored = Mapping[str, Any]
-"""An episode as ``episode_to_json`` writes it."""
 
 
-def heading(episode: Stored) -> str:
+def heading(episode: StoredEpisode) -> str:
     """What was played, and who sat where."""
-    evaluation = "evaluation, " if episode.get("evaluation") else ""
-    step = f"step {episode['step']}, {evaluation}" if "step" in episode else ""
-    seats = ", ".join(f"{seat['role']}: {seat['seat']}" for seat in episode["seats"])
-    return f"{step}{episode['arena']}, task {episode['task']} ({seats})"
+    evaluation = "evaluation, " if episode.evaluation is True else ""
+    step = f"step {episode.step}, {evaluation}" if isinstance(episode.step, int) else ""
+    seats = ", ".join(f"{seat.role}: {seat.seat}" for seat in episode.seats)
+    return f"{step}{episode.arena}, task {episode.task} ({seats})"
 
 
-def turns_of(episode: Stored, *, thinking: bool = False, sampled: bool = False) -> Iterator[str]:
+def turns_of(
+    episode: StoredEpisode, *, thinking: bool = False, sampled: bool = False
+) -> Iterator[str]:
     """Each turn in the order of the answers: what the seat was shown and asked, and what it said.
 
     Args:
@@ -29,52 +29,46 @@ def turns_of(episode: Stored, *, thinking: bool = False, sampled: bool = False) 
         thinking: show the thinking too.
         sampled: also say how the answer was sampled, and from how many tokens.
     """
-    turns: list[tuple[Stored, Stored]] = [
-        (seat, turn) for seat in episode["seats"] for turn in seat["turns"]
-    ]
-    for seat, turn in sorted(turns, key=lambda each: each[1]["order"]):
-        before = turn.get("messages", ())  # plays that older versions stored have none
-        shown = [f"({_WHO.get(m['role'], m['role'])}) {m['content']}" for m in before]
+    turns = [(seat, turn) for seat in episode.seats for turn in seat.turns]
+    for seat, turn in sorted(turns, key=lambda each: each[1].order):
+        shown = [f"({_WHO.get(m.role, m.role)}) {m.content}" for m in turn.messages]
         asked = "\n".join(
-            f"    {line}" for text in (*shown, turn["asked"]) for line in text.splitlines()
+            f"    {line}" for text in (*shown, turn.asked) for line in text.splitlines()
         )
-        said = turn["said"].strip() if thinking else answer_of(turn)
-        notes = [*(f"calls {name}({given})" for name, given in turn["tool_calls"])]
-        notes += [f"reward {turn['reward']:+g}"] if turn["reward"] is not None else []
-        notes += ["not legal"] if turn["legal"] is False else []
+        said = turn.said.strip() if thinking else answer_of(turn)
+        notes = [f"calls {name}({given})" for name, given in turn.tool_calls]
+        notes += [f"reward {turn.reward:+g}"] if turn.reward is not None else []
+        notes += ["not legal"] if turn.legal is False else []
         note = f"  [{'; '.join(notes)}]" if notes else ""
-        tokens = f"\n    {_sampled(seat, turn)}" if sampled and turn["token_ids"] else ""
-        yield f"{asked}\n{seat['role']}> {said}{note}{tokens}"
+        tokens = f"\n    {_sampled(seat, turn)}" if sampled and turn.token_ids else ""
+        yield f"{asked}\n{seat.role}> {said}{note}{tokens}"
 
 
-def _sampled(seat: Stored, turn: Stored) -> str:
+def _sampled(seat: StoredSeat, turn: StoredTurn) -> str:
     """How an answer was sampled: settings, tokens, log-probability and versions."""
-    facts = [f"{len(turn['token_ids'])} tokens, log-probability {fsum(turn['logprobs']):.4g}"]
-    if versions := sorted({*turn["versions"]}):
+    facts = [f"{len(turn.token_ids)} tokens, log-probability {fsum(turn.logprobs):.4g}"]
+    if versions := sorted({*turn.versions}):
         facts.append(f"version {' and '.join(map(str, versions))}")
-    if "prompt_ids" in turn:
-        new, kept = len(turn["prompt_ids"]), turn["prompt_ids_kept"]
+    if settings := seat.sampling | turn.sampling:  # plays that older versions stored have none
+        new, kept = len(turn.prompt_ids), turn.prompt_ids_kept
         facts.append(f"after {kept + new} of the prompt, {new} of them new")
-        settings = {**seat["sampling"], **turn["sampling"]}
         facts.append(f"temperature {settings['temperature']:g}, at most {settings['max_tokens']}")
     return f"({'; '.join(facts)})"
 
 
-def answer_of(turn: Stored) -> str:
+def answer_of(turn: StoredTurn) -> str:
     """The answer of a turn without its thinking."""
-    return split_thinking(turn["said"])[1]
+    return split_thinking(turn.said)[1]
 
 
-def ending(episode: Stored) -> str:
+def ending(episode: StoredEpisode) -> str:
     """How the play ended: its rewards, or why there are none."""
-    lines: Sequence[str] = [*episode["notes"]]
-    if episode["error"]:
-        lines = [*lines, f"failed: {episode['error'].strip()}"]
-    elif not episode["void"]:
-        rewards = ", ".join(
-            f"{role} {value + 0.0:+g}" for role, value in episode["rewards"].items()
-        )
-        lines = [*lines, f"rewards: {rewards}"]
-    if episode["children"]:
-        lines = [*lines, f"spawned plays: {len(episode['children'])}"]
+    lines = [*episode.notes]
+    if episode.error:
+        lines.append(f"failed: {episode.error.strip()}")
+    elif not episode.void:
+        rewards = (f"{role} {value + 0.0:+g}" for role, value in episode.rewards.items())
+        lines.append(f"rewards: {', '.join(rewards)}")
+    if episode.children:
+        lines.append(f"spawned plays: {len(episode.children)}")
     return "\n".join(lines)

@@ -9,7 +9,7 @@ from legos.config.resolve import ResolvedConfig, is_chosen, knobs, read_config, 
 from legos.config.toml import read_sources
 from legos.errors import ConfigError
 from legos.run.checkpoint import read_state
-from legos.run.find import find_run, split_place
+from legos.run.find import checkpoint_of, find_run, split_place
 from legos.run.folder import RunFolder
 
 __all__ = ["resolve_run"]
@@ -67,7 +67,7 @@ def _forked(files: Sequence[Path], fork: str, overrides: Mapping[str, object]) -
     """The settings of a run that starts from a checkpoint of another run."""
     name, at = split_place(fork)
     parent = find_run(name)
-    step = int(read_state(parent.checkpoint(at))["trainer"]["step"])
+    step = int(read_state(checkpoint_of(parent, at))["trainer"]["step"])
     start = f"{parent.path}@{step}"
     overrides = {"out": None, **overrides, "fork_from": start}
     lora = [name for name in knobs() if name.startswith(_LORA)]

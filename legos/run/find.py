@@ -5,12 +5,22 @@ import shlex
 from pathlib import Path
 
 from legos.errors import CheckpointError
-from legos.run.checkpoint import checkpoints
+from legos.run.checkpoint import checkpoint_at, checkpoints, newest_whole, read_state
 from legos.run.folder import RUNS, RunFolder
+from legos.run.metrics import read_metrics
 from legos.run.settings import CONFIG, newest_copy
 from legos.weights.folder import is_adapter_folder
 
-__all__ = ["find_adapter", "find_run", "fresh_folder", "split_place"]
+__all__ = [
+    "adapter_of",
+    "checkpoint_of",
+    "find_adapter",
+    "find_run",
+    "fresh_folder",
+    "split_place",
+]
+
+BEST = "best"
 
 
 def find_run(text: str | Path, parent: Path = RUNS, *, purpose: str = "") -> RunFolder:
@@ -53,7 +63,79 @@ def find_adapter(text: str, parent: Path = RUNS) -> Path:
     if is_adapter_folder(Path(text)):
         return Path(text)
     run, at = split_place(text)
-    return find_run(run, parent, purpose=" and no adapter").adapter_folder(at)
+    return adapter_of(find_run(run, parent, purpose=" and no adapter"), at)
+
+
+def adapter_of(run: RunFolder, at: str | None = None) -> Path:
+    """The folder of an adapter of a run.
+
+    Args:
+        run: the run.
+        at: a step, "best" as for ``checkpoint_of``, or the folder's name, such as ``v100``; None:
+            the newest. The names count applied steps only, so they differ from the step numbers in
+            a run that skipped steps.
+
+    Raises:
+        CheckpointError: there is no such adapter, or none at all.
+    """
+    found = run.adapter_versions
+    if not found:
+        raise CheckpointError(f"{run.path} holds no adapter yet; train it first")
+    if at is None:
+        return found[max(found)]
+    known = {path.name: path for path in found.values()}
+    if at in known:
+        return known[at]
+    if at != BEST and not at.isdecimal():
+        raise CheckpointError(f"{run.path} has no adapter {at!r}; it has {', '.join(known)}")
+    step, versions = _step(run, at), _versions(run)
+    if versions.get(step) not in found:
+        kept = ", ".join(str(s) for s, version in versions.items() if version in found)
+        raise CheckpointError(
+            f"{run.path} keeps no adapter of step {step}; it has those of steps "
+            f"{kept or '(none)'} as {', '.join(known)} (see loop.checkpoint_every)"
+        )
+    return found[versions[step]]
+
+
+def checkpoint_of(run: RunFolder, at: str | None = None) -> Path:
+    """An intact checkpoint of a run.
+
+    Args:
+        run: the run.
+        at: a step, or "best" for the best evaluation, if the run keeps it; None: the newest.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or ``at`` is not valid.
+    """
+    if at is None:
+        return newest_whole(run.checkpoints)
+    if at != BEST and not at.isdecimal():
+        raise CheckpointError(f"{at!r} is no step of {run.path}; give a number, or {BEST}")
+    return checkpoint_at(run.checkpoints, _step(run, at))
+
+
+def _step(run: RunFolder, at: str) -> int:
+    """A step by its number, or that of the best evaluation, if the run keeps it."""
+    if at != BEST:
+        return int(at)
+    best = read_state(newest_whole(run.checkpoints))["best"]
+    if best is None:
+        raise CheckpointError(
+            f"{run.path} keeps no best checkpoint; give a step, or train with --loop.keep-best and "
+            "a figure of the evaluation"
+        )
+    return best[1]
+
+
+def _versions(run: RunFolder) -> dict[int, int]:
+    """Step -> the policy version after it."""
+    known = {
+        int(line["step"] or 0): int(line["policy_version"] or 0)
+        for line in (*read_metrics(run.evaluations), *read_metrics(run.metrics))
+        if "policy_version" in line
+    }
+    return dict(sorted(known.items()))
 
 
 def _check_readable(path: Path) -> None:

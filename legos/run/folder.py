@@ -27,18 +27,17 @@ from legos.files.atomic import (
 )
 from legos.files.lines import has_step_lines, rewind_lines
 from legos.records.episode import Episode
-from legos.run.checkpoint import checkpoint_at, checkpoints, newest_whole, numbered, read_state
+from legos.run.checkpoint import checkpoints, newest_whole, numbered
+from legos.run.episodes import episode_to_json
 from legos.run.lock import check_unheld, check_unmoved, hold
 from legos.run.settings import CONFIG, checked_settings, sealed
-from legos.run.stored import episode_to_json
-from legos.track.jsonl import append_whole, read_metrics
+from legos.track.jsonl import append_whole
 from legos.weights.adapter import Adapter
 from legos.weights.folder import write_adapter
 
 __all__ = ["CONFIG", "FAILS_AGAIN", "RUNS", "RunFolder"]
 
 RUNS = Path("runs")  # default folder of runs
-BEST = "best"
 FAILS_AGAIN = (ArenaError, ConfigError, RecordError, RequestError)  # would fail again unchanged
 _ADAPTER = re.compile(r"v(\d+)")
 
@@ -227,63 +226,10 @@ class RunFolder:
             for index, (name, version) in enumerate(versions.items())
         ]
 
-    def adapter_folder(self, at: str | None = None) -> Path:
-        """The folder of an adapter.
-
-        Args:
-            at: a step, "best" as for ``checkpoint``, or the folder's name, such as ``v100``; None:
-                the newest. The names count applied steps only, so they differ from the step numbers
-                in a run that skipped steps.
-
-        Raises:
-            CheckpointError: there is no such adapter, or none at all.
-        """
-        if not self.config.exists():
-            raise CheckpointError(
-                f"{self.path} holds no run: it has no {CONFIG}; give the folder of a run, "
-                "such as runs/nim-1"
-            )
-        found = self._adapters()
-        if not found:
-            raise CheckpointError(f"{self.path} holds no adapter yet; train it first")
-        if at is None:
-            return found[max(found)]
-        known = {path.name: path for _, path in sorted(found.items())}
-        if at in known:
-            return known[at]
-        if at != BEST and not at.isdecimal():
-            raise CheckpointError(f"{self.path} has no adapter {at!r}; it has {', '.join(known)}")
-        versions = self._versions()
-        step = self._best_step() if at == BEST else int(at)
-        if step not in versions or versions[step] not in found:
-            kept = ", ".join(str(s) for s, version in versions.items() if version in found)
-            raise CheckpointError(
-                f"{self.path} keeps no adapter of step {step}; it has those of steps "
-                f"{kept or '(none)'} as {', '.join(known)} (see loop.checkpoint_every)"
-            )
-        return found[versions[step]]
-
-    def checkpoint(self, at: str | None = None) -> Path:
-        """An intact checkpoint of the run.
-
-        Args:
-            at: a step, or "best" for the best evaluation, if the run keeps it; None: the newest.
-
-        Raises:
-            CheckpointError: there is none, it is damaged, or ``at`` is not valid.
-        """
-        if at is None:
-            return newest_whole(self.checkpoints)
-        if at == BEST:
-            return checkpoint_at(self.checkpoints, self._best_step())
-        if not at.isdecimal():
-            raise CheckpointError(f"{at!r} is no step of {self.path}; give a number, or {BEST}")
-        return checkpoint_at(self.checkpoints, int(at))
-
     @property
-    def adapter_versions(self) -> list[int]:
-        """The versions of the adapters that are kept."""
-        return sorted(self._adapters())
+    def adapter_versions(self) -> dict[int, Path]:
+        """The adapters of the first policy that are kept: version -> folder, in ascending order."""
+        return numbered(self.adapters, _ADAPTER)
 
     def add_episodes(
         self, step: int, episodes: Sequence[Episode], *, evaluation: bool = False
@@ -294,8 +240,7 @@ class RunFolder:
             CheckpointError: the file cannot be written.
         """
         check_unmoved(self.path)
-        of = {"step": step, **({"evaluation": True} if evaluation else {})}
-        made = ({**of, **episode_to_json(one)} for one in episodes)
+        made = (episode_to_json(one, step=step, evaluation=evaluation) for one in episodes)
         lines = (json.dumps(each, separators=(",", ":")) + "\n" for each in made)
         append_whole(self.episodes, "".join(lines).encode())
 
@@ -304,31 +249,6 @@ class RunFolder:
         files = (self.config, self.metrics, self.evaluations, self.episodes)
         folders = (self.adapters, self.checkpoints, self.path / "wandb")
         return *files, self.stalls, self.failure, *folders
-
-    def _best_step(self) -> int:
-        """The step of the best evaluation, if the run keeps it."""
-        best = read_state(newest_whole(self.checkpoints))["best"]
-        if best is None:
-            raise CheckpointError(
-                f"{self.path} keeps no best checkpoint; give a step, or train with "
-                "--loop.keep-best and a figure of the evaluation"
-            )
-        return best[1]
-
-    def _versions(self) -> dict[int, int]:
-        """Map of each step to the policy version after it."""
-        files = (file for file in (self.evaluations, self.metrics) if file.exists())
-        lines = (line for file in files for line in read_metrics(file))
-        known = {
-            int(line["step"] or 0): int(line["policy_version"] or 0)
-            for line in lines
-            if "policy_version" in line
-        }
-        return dict(sorted(known.items()))
-
-    def _adapters(self) -> dict[int, Path]:
-        """Adapter folders by version."""
-        return numbered(self.adapters, _ADAPTER)
 
     @property
     def _came_to_nothing(self) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable
+from contextlib import suppress
 from typing import TypeVar
 
 from legos.errors import Stopped
@@ -10,7 +11,7 @@ from legos.protocols import Publisher
 from legos.remote.publish.engine import EnginePublisher
 from legos.weights.adapter import Adapter, AdapterInfo
 
-__all__ = ["Leave", "LeavingPublisher"]
+__all__ = ["LeavingPublisher"]
 
 logger = logging.getLogger(__name__)
 
@@ -18,54 +19,17 @@ LEAVE_S = 0.75  # how long a run that was stopped waits for a server
 T = TypeVar("T")
 
 
-class Leave:
-    """Whether a run is asked to stop; its calls then have a moment left.
-
-    Attributes:
-        asked: whether it is.
-    """
-
-    def __init__(self) -> None:
-        self.asked = False
-        self._calls: set[asyncio.Timeout] = set()
-
-    def ask(self) -> None:
-        """Give the running calls, and later ones, a moment."""
-        self.asked = True
-        while self._calls:
-            self._calls.pop().reschedule(asyncio.get_running_loop().time() + LEAVE_S)
-
-    async def within(self, call: Awaitable[T]) -> T:
-        """The result of a call.
-
-        Raises:
-            Stopped: it had none soon after the wish to stop; it was cancelled.
-        """
-        limit = asyncio.timeout(LEAVE_S if self.asked else None)
-        try:
-            async with limit:
-                if not self.asked:
-                    self._calls.add(limit)
-                return await call
-        except TimeoutError:
-            if limit.expired():
-                raise Stopped from None
-            raise
-        finally:
-            self._calls.discard(limit)
-
-
 class LeavingPublisher:
     """Publishes as another one does, until the run is asked to stop."""
 
-    def __init__(self, publisher: Publisher, leave: Leave) -> None:
+    def __init__(self, publisher: Publisher, stopping: asyncio.Event) -> None:
         """Wrap a publisher.
 
         Args:
             publisher: loads the adapters.
-            leave: knows when the run is asked to stop.
+            stopping: set when the run is asked to stop; calls then have a moment left.
         """
-        self._publisher, self._leave = publisher, leave
+        self._publisher, self._stopping = publisher, stopping
         # An engine of this process ends with the run, so that nobody misses the adapter.
         self._level = logging.DEBUG if isinstance(publisher, EnginePublisher) else logging.WARNING
 
@@ -75,16 +39,31 @@ class LeavingPublisher:
         Raises:
             Stopped: the run is to stop, and the adapter is not live soon after.
         """
-        try:
-            return await self._leave.within(self._publisher.publish(adapter))
-        except Stopped:
-            lacking = "%s@%d is not live: no server answers"
-            logger.log(self._level, lacking, adapter.name, adapter.version)
-            raise
+        lacking = f"{adapter.name}@{adapter.version} is not live: no server answers"
+        return await self._within(self._publisher.publish(adapter), lacking)
 
     async def drop(self, name: str) -> None:
         """Drop an adapter; where the run is to stop, servers that do not answer may keep it."""
+        with suppress(Stopped):
+            lacking = f"{name} stays on the servers: none answers"
+            await self._within(self._publisher.drop(name), lacking)
+
+    async def _within(self, call: Awaitable[T], lacking: str) -> T:
+        """The result of a call, or ``Stopped`` where it has none soon after the wish to stop."""
+
+        async def leave() -> None:
+            await self._stopping.wait()
+            limit.reschedule(asyncio.get_running_loop().time() + LEAVE_S)
+
         try:
-            await self._leave.within(self._publisher.drop(name))
-        except Stopped:
-            logger.log(self._level, "%s stays on the servers: none answers", name)
+            async with asyncio.timeout(None) as limit:
+                leaving = asyncio.create_task(leave())
+                try:
+                    return await call
+                finally:
+                    leaving.cancel()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            logger.log(self._level, "%s", lacking)
+            raise Stopped from None

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from io import FileIO
 from pathlib import Path
 
 from legos.errors import CheckpointError
@@ -17,7 +18,7 @@ __all__ = ["check_unheld", "check_unmoved", "hold", "is_held"]
 
 logger = logging.getLogger(__name__)
 LOCK = ".lock"
-_held: dict[Path, int] = {}  # lock file -> its descriptor, of the locks of this process
+_held: dict[Path, FileIO] = {}  # path of a lock file -> the file, of the locks of this process
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
@@ -38,33 +39,26 @@ def hold(folder: Path) -> Generator[bool]:
     path = folder / LOCK
     with refusals_named(path):
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = _locked(path)
+        file = _locked(path)
         try:
-            left_behind = os.fstat(descriptor).st_size > 0
-            os.truncate(descriptor, 0)
-            os.write(descriptor, _holder().encode())
+            left_behind = bool(file.read(1))
+            file.truncate(0)
+            file.write(_holder().encode())
         except BaseException:
             path.unlink()
-            os.close(descriptor)
+            file.close()
             raise
-    held = [descriptor]
-    _held[path] = descriptor
-
-    def release_in_child() -> None:
-        while held:
-            os.close(held.pop())
-
-    os.register_at_fork(after_in_child=release_in_child)
+    _held[path] = file
+    os.register_at_fork(after_in_child=file.close)
     try:
         yield left_behind
     finally:
         _held.pop(path, None)
-        if held:
-            held.clear()
+        if not file.closed:  # this process was not forked from the holder
             with suppress(OSError):
-                if _stands_at(path, descriptor):
+                if _stands_at(path, file):
                     path.unlink()
-            os.close(descriptor)
+            file.close()
 
 
 def check_unheld(folder: Path) -> bool:
@@ -78,16 +72,13 @@ def check_unheld(folder: Path) -> bool:
     """
     path = folder / LOCK
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        with path.open("rb", buffering=0) as file:
+            _lock(file, path, fcntl.LOCK_SH)
     except FileNotFoundError:
         return False
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    try:
-        _lock(descriptor, path, fcntl.LOCK_SH)
-        return True
-    finally:
-        os.close(descriptor)
+    return True
 
 
 def check_unmoved(folder: Path) -> None:
@@ -97,10 +88,10 @@ def check_unmoved(folder: Path) -> None:
         CheckpointError: it was moved or removed; the message says where it is.
     """
     path = folder / LOCK
-    descriptor = _held.get(path)
-    if descriptor is None or _stands_at(path, descriptor):
+    file = _held.get(path)
+    if file is None or _stands_at(path, file):
         return
-    place = _path_of(descriptor)
+    place = _path_of(file.fileno())
     if place is None or not place.exists():
         raise CheckpointError(
             f"{folder} was removed while the run wrote in it; start a new run with another --out"
@@ -136,30 +127,30 @@ def _holder() -> str:
     return f"process {os.getpid()} on {socket.gethostname()} has trained in it since {now}"
 
 
-def _locked(path: Path) -> int:
-    """File descriptor of the locked file at a path; the file is made if it does not exist."""
+def _locked(path: Path) -> FileIO:
+    """The locked file at a path; it is made if it does not exist."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644), "r+")
         try:
-            _lock(descriptor, path, fcntl.LOCK_EX)
+            _lock(file, path, fcntl.LOCK_EX)
+            if _stands_at(path, file):
+                return file
         except BaseException:
-            os.close(descriptor)
+            file.close()
             raise
-        if _stands_at(path, descriptor):
-            return descriptor
-        os.close(descriptor)  # the other process removed the file between the two calls
+        file.close()  # the other process removed the file between the two calls
 
 
-def _lock(descriptor: int, path: Path, kind: int) -> None:
+def _lock(file: FileIO, path: Path, kind: int) -> None:
     """Lock an open file without waiting.
 
     Raises:
         CheckpointError: another process holds it.
     """
     try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.read(descriptor, 500).decode(errors="replace") or "another process trains in it"
+        holder = file.read(500).decode(errors="replace") or "another process trains in it"
         run = path.parent
         raise CheckpointError(
             f"{run} is in use: {holder}; wait until it ends or stop it, and then go on with "
@@ -175,9 +166,9 @@ def _lock(descriptor: int, path: Path, kind: int) -> None:
         )
 
 
-def _stands_at(path: Path, descriptor: int) -> bool:
+def _stands_at(path: Path, file: FileIO) -> bool:
     """Whether the path still names the open file."""
     try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:
         return False

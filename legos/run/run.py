@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -28,7 +28,7 @@ from legos.run.background import Background
 from legos.run.checkpoint import write_checkpoint
 from legos.run.evaluations import Evaluation, Evaluations, Figures, Outputs
 from legos.run.folder import RunFolder
-from legos.run.leaving import Leave, LeavingPublisher
+from legos.run.leaving import LeavingPublisher
 from legos.run.power import mains_power
 from legos.run.speed import Speed
 from legos.run.state import RunState
@@ -92,7 +92,7 @@ class Run:
         self._saved = clock()
         self.speed = Speed(engine_figures, clock)
         self._batcher = batcher_of(trainer, self._mix, max_failed_share=settings.max_failed_share)
-        self._leave = Leave()
+        self._stopping = asyncio.Event()
         self._writer = writer
         self._writing = Background(self._batcher.end)
         self._evaluations = Evaluations(
@@ -128,7 +128,7 @@ class Run:
     @property
     def stopping(self) -> bool:
         """Whether the run was asked to end."""
-        return self._leave.asked
+        return self._stopping.is_set()
 
     @property
     def doing(self) -> str:
@@ -196,7 +196,7 @@ class Run:
         try:
             clients = [arena.client for arena in self._mix.arenas.values()]
             async with reaching(clients, self._trainer.publisher) as publisher:
-                leaving = LeavingPublisher(publisher, self._leave)
+                leaving = LeavingPublisher(publisher, self._stopping)
                 out = Outputs(tracker, evaluations, leaving)
                 try:
                     await self._to_the_end(out)
@@ -218,17 +218,17 @@ class Run:
             raise failure
         return self.finished
 
-    def stop_soon(self, loop: asyncio.AbstractEventLoop) -> "Future[None]":
+    def stop_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         """Ask the run to end from any thread, also while a step is computed on the loop's own.
 
         The step ends between two passes, and its groups are trained on after a resume.
         """
         self._batcher.stopping = True
-        return asyncio.run_coroutine_threadsafe(self.stop(), loop)
+        asyncio.run_coroutine_threadsafe(self.stop(), loop)
 
     async def stop(self) -> None:
         """Ask the run to end; ``go`` then writes a checkpoint and returns."""
-        self._leave.ask()
+        self._stopping.set()
         self._evaluations.stop()
         await self._batcher.end(Stopped())
 

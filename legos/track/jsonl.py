@@ -8,9 +8,8 @@ from io import FileIO
 from pathlib import Path
 
 from legos.errors import CheckpointError
-from legos.files.lines import has_figures_alone, parse_line
 
-__all__ = ["JsonlTracker", "append_whole", "read_metrics", "read_steps"]
+__all__ = ["JsonlTracker", "append_whole"]
 
 
 class JsonlTracker:
@@ -60,27 +59,6 @@ def append_whole(path: Path, data: bytes) -> None:
         raise CheckpointError(f"cannot open {path}: {error.strerror}") from error
 
 
-def read_metrics(path: Path) -> list[dict[str, float | int | None]]:
-    """All complete lines of a metrics file, in order.
-
-    The figures of an evaluation may have a line of their own; ``read_steps`` leaves these out.
-
-    Raises:
-        CheckpointError: the file cannot be read, or a line is not a JSON object.
-    """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    lines = data.split(b"\n")[:-1]  # without an incomplete last line
-    return [_parse(line, path, number) for number, line in enumerate(lines, start=1)]
-
-
-def read_steps(path: Path) -> list[dict[str, float | int | None]]:
-    """The lines of optimiser steps in a metrics file, in order; raises as ``read_metrics``."""
-    return [line for line in read_metrics(path) if not has_figures_alone(line)]
-
-
 def _append(file: FileIO, data: bytes, path: Path) -> None:
     before = file.tell()
     reason = "the disk is full"
@@ -93,15 +71,6 @@ def _append(file: FileIO, data: bytes, path: Path) -> None:
         raise CheckpointError(
             f"cannot write {path}: {reason}; free some space, then continue with --resume"
         )
-
-
-def _parse(line: bytes, path: Path, number: int) -> dict[str, float | int | None]:
-    values = parse_line(line)
-    if values is None:
-        raise CheckpointError(
-            f"{path} line {number} is not a JSON object; --resume of the run removes damaged lines"
-        )
-    return values
 
 
 def _finite(value: float | int | None) -> float | int | None:

@@ -17,7 +17,7 @@ from short_runs import FEW, NIM
 from legos.apps.evaluate import _reported
 from legos.cli import main
 from legos.loop.evaluation import flat_figures
-from legos.track.jsonl import read_metrics, read_steps
+from legos.run.metrics import read_metrics, read_steps
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.folder import read_adapter, write_adapter
 

@@ -13,6 +13,7 @@ from legos.apps.export import export
 from legos.cli import main
 from legos.errors import AdapterError, CheckpointError
 from legos.mlx.model.fuse import LARGEST_GAP
+from legos.run.find import adapter_of
 from legos.run.folder import RunFolder
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
@@ -73,7 +74,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def test_a_fused_model_computes_what_base_and_adapter_do(run: RunFolder, tmp_path: Path) -> None:
-    model, adapter = run.path.parent / "model", read_adapter(run.adapter_folder())
+    model, adapter = run.path.parent / "model", read_adapter(adapter_of(run))
     told = export(str(run.path), to=tmp_path / "fused", form="fused")
     assert told["adapter"] == "v7"
     assert told["largest_logprob_gap"] < 1e-4
@@ -87,7 +88,7 @@ def test_a_fused_model_computes_what_base_and_adapter_do(run: RunFolder, tmp_pat
 
 
 def test_adapters_come_back_from_both_formats(run: RunFolder, tmp_path: Path) -> None:
-    adapter = read_adapter(run.adapter_folder())
+    adapter = read_adapter(adapter_of(run))
     assert main(["export", str(run.path), "--to", str(tmp_path / "peft")]) == 0
     assert main(["export", str(run.path), "--to", str(tmp_path / "mlx"), "--format", "mlx"]) == 0
     assert read_peft(tmp_path / "peft").digest == adapter.digest

@@ -15,7 +15,7 @@ from legos.builtin import builtin_path
 from legos.cli import main
 from legos.config.resolve import read_config
 from legos.run.checkpoint import newest_whole, read_state
-from legos.track.jsonl import read_metrics, read_steps
+from legos.run.metrics import read_metrics, read_steps
 from legos.weights.base import fingerprint_of
 from legos.weights.folder import read_adapter
 

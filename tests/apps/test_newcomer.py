@@ -9,7 +9,7 @@ import pytest
 from short_runs import FEW
 
 from legos.cli import main
-from legos.track.jsonl import read_steps
+from legos.run.metrics import read_steps
 
 EDITS = {  # the starter is matching pennies
     'MOVES = ("heads", "tails")': 'MOVES = ("rock", "paper", "scissors")',

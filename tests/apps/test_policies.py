@@ -12,7 +12,7 @@ from stored_plays import TIMES
 from legos.cli import main
 from legos.loop.evaluation import flat_figures
 from legos.run.checkpoint import newest_whole, read_state
-from legos.track.jsonl import read_metrics, read_steps
+from legos.run.metrics import read_metrics, read_steps
 from legos.weights.folder import read_adapter
 from legos.weights.policy_state import read_policy_state
 

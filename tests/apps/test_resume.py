@@ -17,7 +17,7 @@ from legos.config.resolve import read_config
 from legos.credit import RULES
 from legos.loop.evaluation import ArenaEvaluation
 from legos.run.checkpoint import checkpoints, newest_whole, read_state
-from legos.track.jsonl import read_metrics, read_steps
+from legos.run.metrics import read_metrics, read_steps
 from legos.weights.folder import read_adapter
 
 EVERY = ("--loop.checkpoint-every", "3", "--loop.evaluate-every", "3")

@@ -9,7 +9,8 @@ from short_runs import NIM
 
 from legos.cli import main
 from legos.cli.run_settings import resolve_run
-from legos.track.jsonl import JsonlTracker, read_steps
+from legos.run.metrics import read_steps
+from legos.track.jsonl import JsonlTracker
 
 
 def train(folder: Path, *options: str, steps: int) -> None:

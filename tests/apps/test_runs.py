@@ -13,7 +13,7 @@ from legos.config.resolve import resolve
 from legos.run.ending import failure_kept
 from legos.run.folder import RunFolder
 from legos.run.lock import hold
-from legos.track.jsonl import read_metrics, read_steps
+from legos.run.metrics import read_metrics, read_steps
 
 SMALL = (
     *NIM,

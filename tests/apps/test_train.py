@@ -23,8 +23,8 @@ from legos.config.resolve import read_config
 from legos.config.schema import RunConfig
 from legos.fakes import write_tiny_model
 from legos.run.checkpoint import newest_whole, read_state
+from legos.run.metrics import read_steps
 from legos.track import JsonlTracker
-from legos.track.jsonl import read_steps
 from legos.weights.folder import read_adapter
 from legos.wiring.trainer import Trainer, trainer_of
 

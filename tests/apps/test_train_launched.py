@@ -14,7 +14,7 @@ import pytest
 from accounts import balanced_ledger
 from launched import finished, idle_input, two_processes
 
-from legos.track.jsonl import read_steps
+from legos.run.metrics import read_steps
 from legos.weights.folder import read_adapter
 
 ALONE = (sys.executable, "-m", "legos", "train")

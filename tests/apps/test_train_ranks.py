@@ -16,9 +16,9 @@ from accounts import balanced_ledger
 from legos import apply_lora, load_model
 from legos.clients.engine import EngineClient
 from legos.fakes import serving
+from legos.run.metrics import read_steps
 from legos.server.app import make_app
 from legos.server.service import Service
-from legos.track.jsonl import read_steps
 
 pytestmark = [
     pytest.mark.slow,

@@ -13,10 +13,10 @@ from legos.clients.engine import EngineClient
 from legos.clients.transport import server_name
 from legos.device import LocalEngine, ModelHandle
 from legos.fakes import serving, write_tiny_model
+from legos.run.metrics import read_steps
 from legos.server.app import make_app
 from legos.server.options import ServerOptions
 from legos.server.service import Service
-from legos.track.jsonl import read_steps
 
 RUN = Path("run")
 

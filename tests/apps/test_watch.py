@@ -22,9 +22,9 @@ from legos.play.cursor import plays_from
 from legos.play.step import play_all
 from legos.records.episode import Episode, Rollout, Task, Turn
 from legos.records.message import Completion, Message, Sampling, ToolCall
+from legos.run.episodes import episode_to_json, stored_episode
 from legos.run.folder import RunFolder
 from legos.run.lock import hold
-from legos.run.stored import episode_to_json
 from legos.wiring.arena import make_arena
 
 
@@ -222,8 +222,8 @@ def test_failed_and_void_plays_say_why(run: RunFolder) -> None:
 
 
 def test_no_reward_is_minus_zero() -> None:
-    stored = {**episode_to_json(episode(1)), "rewards": {"ann": -0.0, "bob": 0.25}}
-    assert ending(stored) == "bob forfeits\nrewards: ann +0, bob +0.25"
+    play = replace(episode(1), rewards={"ann": -0.0, "bob": 0.25})
+    assert ending(stored_episode(play)) == "bob forfeits\nrewards: ann +0, bob +0.25"
 
 
 @pytest.mark.parametrize("number", [0, 3, -3])

@@ -31,7 +31,8 @@ from legos.play.step import play_all
 from legos.play.table import Table
 from legos.records.episode import Task
 from legos.records.sample import TrainingBatch
-from legos.run.stored import batches_to_json, episode_to_json
+from legos.run.episodes import episode_to_json
+from legos.run.stored import batches_to_json
 
 
 def step(arena: Arena) -> TrainingBatch:

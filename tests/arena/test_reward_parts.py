@@ -21,7 +21,8 @@ from legos.loop.evaluation import flat_figures
 from legos.play.table import Table
 from legos.records.episode import Task
 from legos.records.sample import TrainingBatch
-from legos.run.stored import batches_from_json, batches_to_json, episode_to_json
+from legos.run.episodes import episode_to_json
+from legos.run.stored import batches_from_json, batches_to_json
 
 
 class Graded(Arena):

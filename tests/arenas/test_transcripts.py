@@ -26,7 +26,7 @@ from legos.fakes import Asked, ScriptedClient
 from legos.play.cursor import plays_from
 from legos.play.step import play_all
 from legos.protocols import Seating
-from legos.run.stored import episode_to_json
+from legos.run.episodes import stored_episode
 
 FOLDER = Path(__file__).parent / "transcripts"
 DOCS = Path(__file__).parents[2] / "docs" / "arenas"
@@ -115,13 +115,13 @@ def made(name: str, folder: Path) -> Arena:
 
 def lines(episode: Episode) -> Iterator[str]:
     """A play and those that it spawned."""
-    stored = episode_to_json(episode)
+    stored = stored_episode(episode)
     yield heading(stored)
     yield from turns_of(stored)
     yield ending(stored)
-    if parts := stored["reward_parts"]:
+    if parts := stored.reward_parts:
         yield f"parts: {parts}"
-    if metrics := stored["metrics"]:
+    if metrics := stored.metrics:
         yield f"metrics: {metrics}"
     for child in episode.children:
         yield from lines(child)

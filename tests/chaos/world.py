@@ -18,7 +18,7 @@ from chaos.nodes import Nodes
 from chaos.processes import children_of
 
 from legos.run.folder import RunFolder
-from legos.track.jsonl import read_steps
+from legos.run.metrics import read_steps
 
 __all__ = ["Engine", "Kind", "World", "steps_of"]
 

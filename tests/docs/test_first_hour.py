@@ -14,7 +14,7 @@ from bench.peers import running
 
 from arenas.kuhn import Kuhn
 from legos.cli import main
-from legos.track.jsonl import read_metrics, read_steps
+from legos.run.metrics import read_metrics, read_steps
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -9,7 +9,7 @@ import pytest
 from launched import finished
 
 from legos.cli import main
-from legos.track.jsonl import read_metrics
+from legos.run.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "arenas"

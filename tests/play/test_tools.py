@@ -23,7 +23,7 @@ from legos.protocols import Client
 from legos.records.episode import Episode
 from legos.records.message import Completion, Prompt, Sampling
 from legos.records.sample import TrainingBatch
-from legos.run.stored import episode_to_json
+from legos.run.episodes import episode_to_json
 
 
 def add(a: int, b: Annotated[int, Field(description="second")] = 2) -> int:

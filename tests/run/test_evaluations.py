@@ -14,7 +14,8 @@ from legos.errors import ArenaError
 from legos.fakes import make_episode
 from legos.records.names import POLICY, evaluated_name
 from legos.run.checkpoint import checkpoint_steps
-from legos.track.jsonl import JsonlTracker, read_metrics, read_steps
+from legos.run.metrics import read_metrics, read_steps
+from legos.track.jsonl import JsonlTracker
 
 EVALUATED = evaluated_name(POLICY)
 

@@ -20,7 +20,7 @@ from legos.errors import (
     LegosError,
 )
 from legos.fakes import make_episode
-from legos.run.find import find_adapter, fresh_folder
+from legos.run.find import adapter_of, checkpoint_of, find_adapter, find_run, fresh_folder
 from legos.run.folder import RunFolder
 from legos.run.settings import sealed
 from legos.weights.adapter import Adapter, LoraShape
@@ -211,7 +211,7 @@ def test_a_folder_in_use_is_not_touched(tmp_path: Path) -> None:
             with pytest.raises(CheckpointError, match=f"is in use: process {os.getpid()} on"):
                 use()
         with pytest.raises(CheckpointError, match="no whole checkpoint"):
-            folder.checkpoint()
+            checkpoint_of(folder)
         assert half.exists()
         assert folder.config.read_bytes() == sealed("seed = 1")
 
@@ -249,12 +249,12 @@ def test_adapters_are_found_by_number_and_by_name(tmp_path: Path) -> None:
         folder.write_adapter(adapter(version))
     (folder.adapters / "v10.old").mkdir()
     (folder.adapters / "vocabulary").mkdir()
-    assert folder.adapter_folder().name == "v10"
-    assert read_adapter(folder.adapter_folder("v9")).version == 9
+    assert adapter_of(folder).name == "v10"
+    assert read_adapter(adapter_of(folder, "v9")).version == 9
     with pytest.raises(CheckpointError, match=r"has no adapter 'v3'; it has v0, v9, v10$"):
-        folder.adapter_folder("v3")
+        adapter_of(folder, "v3")
     with pytest.raises(CheckpointError, match="has no adapter 'vocabulary'"):
-        folder.adapter_folder("vocabulary")
+        adapter_of(folder, "vocabulary")
 
 
 def skipping(path: Path) -> RunFolder:
@@ -283,7 +283,7 @@ def test_an_adapter_is_found_by_its_step_where_steps_were_skipped(tmp_path: Path
 
 
 def test_an_adapter_names_the_model_that_it_was_trained_on(tmp_path: Path) -> None:
-    weights = read_adapter(skipping(tmp_path / "run").adapter_folder())
+    weights = read_adapter(adapter_of(skipping(tmp_path / "run")))
     assert weights.base_model == "some/model"
     weights.check_base("elsewhere/model")
     with pytest.raises(AdapterError, match=r"'some/model' and cannot be put on 'other'"):
@@ -293,9 +293,9 @@ def test_an_adapter_names_the_model_that_it_was_trained_on(tmp_path: Path) -> No
 
 def test_a_folder_without_a_run_or_an_adapter_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"nowhere holds no run: it has no config\.toml"):
-        RunFolder(tmp_path / "nowhere").adapter_folder()
+        find_run(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match="run holds no adapter yet"):
-        begun(tmp_path / "run").adapter_folder()
+        adapter_of(begun(tmp_path / "run"))
 
 
 def test_plays_are_written_whole_and_rewound(tmp_path: Path) -> None:

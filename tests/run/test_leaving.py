@@ -11,7 +11,7 @@ from legos.errors import Stopped
 from legos.fakes import FakeBackend, in_virtual_time
 from legos.protocols import Publisher
 from legos.remote.publish.engine import EnginePublisher
-from legos.run.leaving import LEAVE_S, Leave, LeavingPublisher
+from legos.run.leaving import LEAVE_S, LeavingPublisher
 from legos.weights.adapter import Adapter, AdapterInfo
 
 ADAPTER = FakeBackend().adapter()
@@ -38,9 +38,9 @@ class Silent:
 
 def test_a_stop_waits_for_a_publication_for_a_second_and_no_longer() -> None:
     async def go(seconds: float) -> float:
-        leave, inner = Leave(), Silent(seconds)
-        loop, publisher = asyncio.get_running_loop(), LeavingPublisher(inner, leave)
-        loop.call_later(10.0, leave.ask)
+        stopping, inner = asyncio.Event(), Silent(seconds)
+        loop, publisher = asyncio.get_running_loop(), LeavingPublisher(inner, stopping)
+        loop.call_later(10.0, stopping.set)
         if seconds <= 10.0 + LEAVE_S:
             assert await publisher.publish(ADAPTER) == ADAPTER.info
         else:
@@ -66,10 +66,10 @@ def test_only_servers_are_missed_where_an_adapter_is_not_live(
             return Future()
 
     async def go(inner: Publisher) -> None:
-        leave = Leave()
-        leave.ask()
+        stopping = asyncio.Event()
+        stopping.set()
         with pytest.raises(Stopped):
-            await LeavingPublisher(inner, leave).publish(ADAPTER)
+            await LeavingPublisher(inner, stopping).publish(ADAPTER)
 
     engine: Any = Busy()
     caplog.set_level(logging.WARNING, logger="legos.run.leaving")

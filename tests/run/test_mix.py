@@ -7,7 +7,7 @@ import pytest
 from run_world import World, check_balance
 from stored_plays import TIMES
 
-from legos.track.jsonl import read_steps
+from legos.run.metrics import read_steps
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ from run_world import World, check_balance
 
 from legos import mac
 from legos.run import power
-from legos.track.jsonl import JsonlTracker, read_steps
+from legos.run.metrics import read_steps
+from legos.track.jsonl import JsonlTracker
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from legos.errors import ArenaError, CheckpointError
 from legos.fakes import FakeBackend
 from legos.protocols import Snapshot
 from legos.run.checkpoint import checkpoint_steps, read_state
-from legos.track.jsonl import JsonlTracker, read_metrics, read_steps
+from legos.run.metrics import read_metrics, read_steps
+from legos.track.jsonl import JsonlTracker
 
 
 def test_an_undisturbed_run_leaves_everything(whole: World) -> None:

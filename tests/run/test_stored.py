@@ -12,7 +12,8 @@ from random_samples import random_samples
 from legos.fakes import make_episode, make_sample
 from legos.records.episode import Task
 from legos.records.sample import Group
-from legos.run.stored import batches_from_json, batches_to_json, episode_to_json, kept_episodes
+from legos.run.episodes import episode_to_json
+from legos.run.stored import batches_from_json, batches_to_json, kept_episodes
 
 
 @given(seed=st.integers(0, 2**32 - 1), num=st.integers(0, 12))

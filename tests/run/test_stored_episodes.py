@@ -20,7 +20,8 @@ from legos.play.table import Table
 from legos.records.episode import Episode, Rollout, Turn
 from legos.records.message import Completion, Message, Sampling, ToolCall
 from legos.records.sample import Group
-from legos.run.stored import batches_from_json, batches_to_json, episode_to_json
+from legos.run.episodes import episode_to_json
+from legos.run.stored import batches_from_json, batches_to_json
 from legos.wiring.arena import make_arena
 
 

@@ -20,9 +20,9 @@ from legos.errors import ModelError
 from legos.fakes import make_sample, serving
 from legos.losses.objective import Objective
 from legos.records.step import BackendConfig, Update
+from legos.run.metrics import read_steps
 from legos.server.app import make_app
 from legos.server.service import Service
-from legos.track.jsonl import read_steps
 
 pytestmark = [
     pytest.mark.slow,  # bitsandbytes alone takes 15 s to be imported

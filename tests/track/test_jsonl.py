@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from legos.errors import CheckpointError
-from legos.track.jsonl import JsonlTracker, read_metrics, read_steps
+from legos.run.metrics import read_metrics, read_steps
+from legos.track.jsonl import JsonlTracker
 
 
 def steps(path: Path) -> list[object]:

@@ -27,7 +27,7 @@ from legos.loop.trainer import Metrics
 from legos.records.message import Message, Sampling
 from legos.records.names import BASE
 from legos.records.sample import TrainingBatch
-from legos.track.jsonl import read_steps
+from legos.run.metrics import read_steps
 from legos.wiring.arena import make_arena
 from legos.wiring.ray import ray_players
 from legos.wiring.trainer import trainer_of

@@ -20,7 +20,7 @@ from legos.loop.trainer import Metrics
 from legos.records.sample import TrainingBatch
 from legos.remote.process import ServerProcess
 from legos.run.checkpoint import checkpoint_steps
-from legos.track.jsonl import read_steps
+from legos.run.metrics import read_steps
 from legos.weights.folder import write_adapter
 from legos.wiring.trainer import trainer_of
 

@@ -1,0 +1,261 @@
+"""episodes.jsonl: plays for people and programs to read, with all that their seats were shown.
+
+``docs/run/runs.md`` describes the fields. Those with a default are missing in plays that older
+versions stored.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from legos.chat.reply import split_thinking
+from legos.errors import CheckpointError
+from legos.files.lines import NewLines
+from legos.records.episode import Episode, Rollout, Turn
+from legos.records.message import Message, Sampling, ToolCall
+
+__all__ = [
+    "EpisodesTail",
+    "StoredEpisode",
+    "StoredMessage",
+    "StoredSeat",
+    "StoredTurn",
+    "episode_to_json",
+    "stored_episode",
+]
+
+_OF_SEATS = ("temperature", "max_tokens", "stop")  # settings that are always written
+_OF_TURNS = ("seed", "choices", "restrict")  # the seeds follow from the play's
+
+
+class StoredMessage(Struct, frozen=True, omit_defaults=True):
+    """A message of a prompt."""
+
+    role: str
+    content: str
+    tool_calls: list[tuple[str, str]] = []  # names and arguments
+
+
+class StoredTurn(Struct, frozen=True, kw_only=True):
+    """One answer. Of its prompt, only what does not continue the seat's turn before."""
+
+    messages_kept: int = 0
+    messages: list[StoredMessage] = []  # new ones before the last
+    asked_as: str = "user"  # role of the last message
+    asked: str  # content of the last message
+    choices: list[str] = []
+    restricted: bool = False
+    sampling: dict[str, Any] = {}  # settings that differ from those of the seat
+    said: str
+    tool_calls: list[tuple[str, str]]  # names and arguments
+    move: str | None
+    legal: bool | None
+    reward: float | None
+    order: int  # number of answers of the play before this one
+    asked_at: float = 0.0  # seconds since 1970
+    answered_at: float = 0.0
+    finish_reason: str
+    prompt_ids_kept: int = 0
+    prompt_ids: list[int] = []
+    token_ids: list[int]
+    logprobs: list[float]  # nats, exact as float32
+    versions: list[int]
+
+
+class StoredSeat(Struct, frozen=True):
+    """The turns of one seat."""
+
+    role: str
+    seat: str
+    policy: str | None
+    turns: list[StoredTurn]
+    sampling: dict[str, Any] = {}
+
+
+class StoredEpisode(Struct, frozen=True, kw_only=True):
+    """One play, and those that it spawned, which have neither step nor evaluation."""
+
+    step: int | UnsetType = UNSET
+    evaluation: bool | UnsetType = UNSET  # whether it was played by an evaluation
+    arena: str
+    task: str
+    level: str | None = None
+    seed: int
+    play_seed: int
+    rewards: dict[str, float]
+    reward_parts: dict[str, dict[str, float]] = {}
+    error: str | None
+    failure: str | None = None
+    void: bool
+    notes: list[str]
+    metrics: dict[str, float | None] = {}
+    seats: list[StoredSeat]
+    children: list["StoredEpisode"]
+
+
+class EpisodesTail:
+    """Reads the plays of a run, and then those that it adds.
+
+    Attributes:
+        path: the file, which need not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Begin before the first play."""
+        self.path = path
+        self._lines = NewLines(path)
+
+    def read(self, *, last: int | None = None) -> list[tuple[int, StoredEpisode]]:
+        """The plays since the last call, each with its number from 1.
+
+        Args:
+            last: read only so many of the newest; None: all.
+
+        Raises:
+            CheckpointError: a line is no play; the message has its number.
+        """
+        lines = self._lines.read()
+        wanted = lines if last is None else lines[max(0, len(lines) - last) :]
+        return [(number, self._read(number, line)) for number, line in wanted]
+
+    def read_one(self, number: int) -> tuple[int, StoredEpisode]:
+        """One play of the file, with its number; -1 is the newest.
+
+        Raises:
+            CheckpointError: there is no such play, or the line is no play.
+        """
+        lines = NewLines(self.path).read()
+        at = number - 1 if number > 0 else len(lines) + number
+        if not 0 <= at < len(lines) or number == 0:
+            raise CheckpointError(
+                f"{self.path} has no play {number}; it has {len(lines)}, counted from 1 (-1 is "
+                "the newest)"
+            )
+        return at + 1, self._read(*lines[at])
+
+    def _read(self, number: int, line: bytes) -> StoredEpisode:
+        try:
+            return msgspec.convert(json.loads(line), StoredEpisode)
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(
+                f"{self.path} line {number} is no play: {error!r}; --resume of the run removes "
+                "lines that are no JSON"
+            ) from error
+
+
+def episode_to_json(
+    episode: Episode, *, step: int | UnsetType = UNSET, evaluation: bool = False
+) -> dict[str, Any]:
+    """A line of the file; arguments as for ``stored_episode``."""
+    stored = stored_episode(episode, step=step, evaluation=evaluation)
+    return msgspec.to_builtins(stored, enc_hook=float)  # NumPy's floats
+
+
+def stored_episode(
+    episode: Episode, *, step: int | UnsetType = UNSET, evaluation: bool = False
+) -> StoredEpisode:
+    """A play as it is stored.
+
+    Args:
+        episode: the play.
+        step: optimiser step for which it was played, or which was evaluated.
+        evaluation: whether an evaluation played it.
+    """
+    return StoredEpisode(
+        step=step,
+        evaluation=evaluation or UNSET,
+        arena=episode.arena,
+        task=episode.task.id,
+        level=episode.task.level,
+        seed=episode.task.seed,
+        play_seed=episode.seed,
+        rewards=dict(episode.rewards),
+        reward_parts={role: dict(parts) for role, parts in episode.parts.items()},
+        error=episode.error,
+        failure=episode.failure,
+        void=episode.void,
+        notes=list(episode.notes),
+        metrics=dict(episode.metrics),
+        seats=[_seat(rollout) for rollout in episode.rollouts],
+        children=[stored_episode(child) for child in episode.children],
+    )
+
+
+def _seat(rollout: Rollout) -> StoredSeat:
+    """A seat with its turns, each with what is new since the one before."""
+    always = {name: getattr(rollout.sampling, name) for name in _OF_SEATS}
+    before = (None, *rollout.turns)
+    return StoredSeat(
+        role=rollout.role,
+        seat=rollout.seat,
+        policy=rollout.policy,
+        sampling=always | _settings(rollout.sampling, Sampling()),
+        turns=[
+            _turn(turn, former, rollout.sampling)
+            for turn, former in zip(rollout.turns, before, strict=False)
+        ],
+    )
+
+
+def _turn(turn: Turn, former: Turn | None, of_seat: Sampling) -> StoredTurn:
+    said, asked = turn.completion, turn.messages[-1]
+    messages, ids = ((), ()) if former is None else _before(former)
+    kept = _num_common(messages, turn.messages[:-1])
+    kept_ids = _num_common(ids, said.prompt_ids)
+    return StoredTurn(
+        messages_kept=kept,
+        messages=[StoredMessage(m.role, m.content, _calls(m)) for m in turn.messages[kept:-1]],
+        asked_as=asked.role,
+        asked=asked.content,
+        choices=list(turn.choices),
+        restricted=said.restricted,
+        sampling={} if turn.sampling is None else _settings(turn.sampling, of_seat),
+        said=said.text,
+        tool_calls=_calls(said),
+        move=turn.move,
+        legal=turn.legal,
+        reward=turn.reward,
+        order=turn.order,
+        asked_at=round(turn.asked_at, 3),
+        answered_at=round(turn.answered_at, 3),
+        finish_reason=said.finish_reason,
+        prompt_ids_kept=kept_ids,
+        prompt_ids=list(said.prompt_ids[kept_ids:]),
+        token_ids=list(said.token_ids),
+        logprobs=[float(f"{logprob:.9g}") for logprob in said.logprobs],
+        versions=list(said.versions),
+    )
+
+
+def _before(former: Turn) -> tuple[tuple[Message, ...], tuple[int, ...]]:
+    """The messages and the token ids after a turn, with which the next may begin."""
+    said = former.completion
+    answer = Message("assistant", split_thinking(said.text)[1], said.tool_calls)
+    return (*former.messages, answer), said.prompt_ids + said.token_ids
+
+
+def _num_common(one: Sequence[object], other: Sequence[object]) -> int:
+    """Number of first items that two sequences have in common."""
+    pairs = enumerate(zip(one, other, strict=False))
+    shorter = min(len(one), len(other))
+    return next((index for index, (a, b) in pairs if a != b), shorter)
+
+
+def _calls(of: Any) -> list[tuple[str, str]]:
+    calls: Sequence[ToolCall] = of.tool_calls
+    return [(call.name, call.arguments) for call in calls]
+
+
+def _settings(sampling: Sampling, usual: Sampling) -> dict[str, Any]:
+    """Settings that differ, without those that a turn has under other names, and its seed."""
+    found: dict[str, Any] = msgspec.to_builtins(sampling)
+    others: dict[str, Any] = msgspec.to_builtins(usual)
+    return {
+        name: value
+        for name, value in found.items()
+        if name not in _OF_TURNS and value != others[name]
+    }
