@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 __all__ = ["StopSignals"]
@@ -54,8 +55,7 @@ class StopSignals:
             self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
             for number in _SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
-                    # With any handler, the number of the signal is written to the socket.
-                    self._before[number] = signal.signal(number, lambda *_: None)
+                    self._before[number] = signal.signal(number, _wake)
             self._thread = threading.Thread(target=self._receive, name="signals", daemon=True)
             self._thread.start()
         return self
@@ -88,3 +88,7 @@ class StopSignals:
                 message = f"ended at once, without a checkpoint of the last steps{self.advice}\n"
                 os.write(2, f"{shown}{message}".encode())
                 os._exit(128 + number)
+
+
+def _wake(number: int, frame: FrameType | None) -> None:
+    """Do nothing: because the signal has a handler, its number reaches the thread."""

@@ -55,8 +55,9 @@ class LeavingPublisher:
             await self._stopping.wait()
             limit.reschedule(asyncio.get_running_loop().time() + LEAVE_S)
 
+        limit = asyncio.timeout(None)
         try:
-            async with asyncio.timeout(None) as limit:
+            async with limit:
                 leaving = asyncio.create_task(leave())
                 try:
                     return await call
