@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, closing, contextmanager
-from typing import NamedTuple
 
 from legos.config.schema import RunConfig
 from legos.errors import EngineError
@@ -13,36 +12,31 @@ from legos.run.folder import RunFolder
 from legos.run.run import Run
 from legos.track import ConsoleTracker, JsonlTracker, ManyTrackers, WandbTracker
 
-__all__ = ["Trackers", "shown_while", "trackers"]
+__all__ = ["shown_while", "trackers"]
 
 LOOK_S = 1.0  # between two looks at what the run does
 _TOKENS = "tokens_generated_total"
 
 
-class Trackers(NamedTuple):
-    """Where the numbers of a run go."""
-
-    steps: Tracker
-    evaluations: Tracker
-    console: ConsoleTracker | None
-
-
 @contextmanager
-def trackers(config: RunConfig, folder: RunFolder) -> Generator[Trackers]:
-    """The trackers of a run; closed at the end."""
+def trackers(
+    config: RunConfig, folder: RunFolder
+) -> Generator[tuple[Tracker, Tracker, ConsoleTracker | None]]:
+    """Where the metrics of steps and of evaluations go, and the console; closed at the end."""
+    track, loop, console = config.track, config.loop, None
     steps: list[Tracker] = [JsonlTracker(folder.metrics)]
-    evaluations = JsonlTracker(folder.evaluations)
-    track, loop = config.track, config.loop
     if track.wandb != "off":
         settings = config.model_dump(mode="json")
         steps.append(WandbTracker(folder.path, mode=track.wandb, config=settings))
-    console = None
     if track.console:
         every = 0 if loop.evaluation_alone else loop.evaluate_every
         console = ConsoleTracker(num_steps=loop.steps, evaluate_every=every)
         steps.append(console)
-    with closing(evaluations), closing(ManyTrackers(steps)) as tracker:
-        yield Trackers(tracker, evaluations, console)
+    with (
+        closing(JsonlTracker(folder.evaluations)) as evaluations,
+        closing(ManyTrackers(steps)) as tracker,
+    ):
+        yield tracker, evaluations, console
 
 
 @asynccontextmanager

@@ -3,11 +3,9 @@
 import asyncio
 import math
 import os
-import shlex
-import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, closing, contextmanager, nullcontext
 from operator import attrgetter
@@ -17,18 +15,18 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from legos.apps.adapters import resume_command
-from legos.apps.comparison import comparison
-from legos.apps.progress import Trackers, shown_while, trackers
+from legos.apps.progress import shown_while, trackers
 from legos.apps.restart import restart, watched
 from legos.apps.seated import load_seated
 from legos.apps.shared_engine import SharedEngine
 from legos.apps.signals import StopSignals
-from legos.builtin import BUILTIN
-from legos.config.resolve import ResolvedConfig, is_chosen, read_config
+from legos.apps.summary import announcement, comparison, summary
+from legos.config.resolve import ResolvedConfig, read_config
 from legos.config.schema import LoopConfig, RunConfig
 from legos.errors import ConfigError, DeviceError, LegosError, TrainerError
-from legos.mac import awake, has_battery, on_battery
+from legos.mac import awake
 from legos.play.step import play_each
+from legos.protocols import Tracker
 from legos.records.names import evaluated_name
 from legos.run.checkpoint import checkpoints
 from legos.run.ending import failure_kept
@@ -36,10 +34,10 @@ from legos.run.find import checkpoint_of, find_run, fresh_folder, split_place
 from legos.run.folder import FAILS_AGAIN, RUNS, RunFolder
 from legos.run.run import Run
 from legos.stalls import LoopWatch
+from legos.track import ConsoleTracker
 from legos.wiring.arena import make_mix
 from legos.wiring.evaluate import evaluation_of
-from legos.wiring.learning_rate import advise_learning_rate
-from legos.wiring.machine import blas_hint, quiet_collector, share_cores
+from legos.wiring.machine import quiet_collector, share_cores
 from legos.wiring.model import has_followers
 from legos.wiring.options import check_options
 from legos.wiring.ray import ray_players
@@ -57,7 +55,6 @@ _NEEDS_CHANGE = (*FAILS_AGAIN, TrainerError)
 _CHANGE = "change what the message names, then "
 _AT_ONCE = "; a second signal (Ctrl-C) ends the run at once, without a checkpoint of the last steps"
 SERVED_AT = "127.0.0.1"
-_OTHER_GAME = {"nim": "kuhn", "kuhn": "nim"}
 
 
 def check(resolved: ResolvedConfig, *, resume: Path | None = None) -> None:
@@ -150,19 +147,19 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
                 run.resume(checkpoint)
             elif config.fork_from is not None:
                 _fork(run, config, config.fork_from)
-            if run.finished:
-                _report_finished(run, folder, config)
-            else:
+            seconds = 0.0
+            if not run.finished:
                 if resumed is not None:
                     _keep_settings(folder, resolved, run.step)
-                _announce(resolved, folder, trainer, run)
+                _print(*announcement(resolved, folder, trainer, run))
                 served = _served(config, trainer, shared)
                 with failure_kept(folder):
                     _go(run, config, folder, trainer, signals=signals, served=served)
-                if run.finished:
-                    Console().print(comparison(run.first, run.last, config.title))
-                    trainer.ledger.check_applied()
-                _sum_up(run, folder, config, time.perf_counter() - started, signals.received)
+                seconds = time.perf_counter() - started
+            if run.finished:
+                Console().print(comparison(run.first, run.last, config.title))
+                trainer.ledger.check_applied()
+            _print(*summary(run, folder, config, seconds, signals.received))
         return 0 if signals.received is None else 128 + signals.received
 
 
@@ -249,7 +246,7 @@ def _go(
 ) -> None:
     """Train until the last step or a signal."""
 
-    async def go(out: Trackers) -> None:
+    async def go(steps: Tracker, evaluations: Tracker, console: ConsoleTracker | None) -> None:
         loop, settings = asyncio.get_running_loop(), config.loop
         stall_after_s = math.inf if settings.deterministic else settings.stall_after_s
         watch = LoopWatch(run.speed.note_lag, stall_after_s=stall_after_s, file=folder.stalls)
@@ -260,7 +257,7 @@ def _go(
 
         signals.on_stop(stop)
         try:
-            async with served, shown_while(run, out.console, trainer.engine_figures):
+            async with served, shown_while(run, console, trainer.engine_figures):
                 with watched(
                     lambda: trainer.model.turns,
                     folder.path,
@@ -269,7 +266,7 @@ def _go(
                     leads=has_followers(),
                     stopping=lambda: signals.received is not None,
                 ):
-                    await run.go(out.steps, out.evaluations)
+                    await run.go(steps, evaluations)
         finally:
             signals.on_stop(None)
             # A thread of a play cannot be cancelled; with a new pool the loop does not wait for it.
@@ -279,7 +276,7 @@ def _go(
     with trackers(config, folder) as out, kept_awake:
         quiet_collector()
         share_cores(2)  # play and training
-        asyncio.run(go(out))
+        asyncio.run(go(*out))
 
 
 def _served(
@@ -300,84 +297,6 @@ def _loop_settings(config: RunConfig) -> LoopConfig:
     loop = config.loop
     return loop.replace(
         adaptive_concurrency=loop.adaptive_concurrency and not (config.ray and config.players),
-    )
-
-
-def _announce(resolved: ResolvedConfig, folder: RunFolder, trainer: Trainer, run: Run) -> None:
-    """Print what is trained, where it is kept, and what to know before the run starts."""
-    config, model = resolved.config, trainer.model
-    adapter = trainer.adapters[0]
-    adapted = sum(array.size for array in adapter.arrays.values())
-    done = f", {run.step} of which are done" if run.step else ""
-    if config.fork_from is not None:
-        done += f" (forked from {config.fork_from})"
-    _print(
-        f"{config.model} ({model.num_parameters:,} parameters, {adapted:,} in LoRA) plays "
-        f"{config.title} for {config.loop.steps} steps{done}, in {folder.path}"
-    )
-    wanted, layers = config.training.lora_layers, adapter.shape.num_layers
-    if wanted > layers and resolved.sources["training.lora_layers"] != "default":
-        _print(f"training.lora_layers is {wanted}; the model has {layers}, and all get LoRA")
-    for name, needed in config.training.unread.items():
-        if is_chosen(resolved.sources[f"training.{name}"]):
-            zero = f"{needed[0]} is 0" if len(needed) == 1 else f"{' and '.join(needed)} are 0"
-            _print(f"training.{name} has no effect while {zero}")
-    if config.training.anchored(model.dtype).anchor != config.training.ratio_anchor:
-        _print(
-            f"the base computes in {model.dtype}: the ratio is to the trainer's own probabilities, "
-            "and a capped weight corrects the gap (training.anchor proximal)"
-        )
-    advice = advise_learning_rate(model.folder)
-    if config.model != BUILTIN and advice is not None:  # that one brings its own learning rate
-        _print(advice.describe(config.training.learning_rate))
-    if config.loop.pause_on_battery and not has_battery():
-        _print("loop.pause_on_battery has no effect: this machine is no Mac with a battery")
-    if on_battery() and not config.loop.pause_on_battery:
-        _print(
-            "hint: this Mac runs on battery; connect it to power, or let the run wait for power "
-            "with --loop.pause-on-battery"
-        )
-    hint = blas_hint()
-    if hint:
-        _print(hint)
-
-
-def _sum_up(
-    run: Run, folder: RunFolder, config: RunConfig, seconds: float, got: int | None
-) -> None:
-    """Print what stopped the run, and what to do next; ``got`` is the signal that it received."""
-    if not run.finished:
-        by = "" if got is None else f" by {signal.Signals(got).name}"
-        _print(
-            f"stopped{by} after {seconds:.0f} s at step {run.step} of {config.loop.steps}, "
-            "with a checkpoint; continue with",
-            f"  {resume_command(folder.path)}",
-        )
-        return
-    _print(
-        f"done in {seconds:.0f} s; next, try",
-        *(f"  {shlex.join(['uv', 'run', 'legos', *hint])}" for hint in _hints(folder, config)),
-    )
-
-
-def _hints(folder: RunFolder, config: RunConfig) -> Iterator[list[str]]:
-    """Arguments of commands to try after a finished run."""
-    run = str(folder.path)
-    yield ["eval", run]
-    yield ["serve", "--adapter", run]
-    if config.model == BUILTIN and config.title in _OTHER_GAME:
-        yield ["train", "--arena", _OTHER_GAME[config.title]]
-    else:
-        yield ["train", "--resume", run, "--steps", str(2 * config.loop.steps)]
-
-
-def _report_finished(run: Run, folder: RunFolder, config: RunConfig) -> None:
-    """Print that the resumed run has no steps left."""
-    Console().print(comparison(run.first, run.last, config.title))
-    _print(
-        f"nothing to do: the run in {folder.path} has done {run.step} steps of "
-        f"{config.loop.steps}; continue with",
-        f"  {resume_command(folder.path)} --steps {2 * run.step}",
     )
 
 

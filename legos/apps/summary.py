@@ -1,0 +1,125 @@
+"""What ``legos train`` prints before a run, and after it."""
+
+import shlex
+import signal
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.table import Table
+
+from legos.apps.adapters import resume_command
+from legos.builtin import BUILTIN
+from legos.config.resolve import ResolvedConfig, is_chosen
+from legos.config.schema import RunConfig
+from legos.loop.evaluation import flat_figures
+from legos.mac import has_battery, on_battery
+from legos.run.folder import RunFolder
+from legos.run.run import Run
+from legos.wiring.learning_rate import advise_learning_rate
+from legos.wiring.machine import blas_hint
+from legos.wiring.trainer import Trainer
+
+__all__ = ["announcement", "comparison", "summary"]
+
+_OTHER_GAME = {"nim": "kuhn", "kuhn": "nim"}
+
+
+def announcement(
+    resolved: ResolvedConfig, folder: RunFolder, trainer: Trainer, run: Run
+) -> Iterator[str]:
+    """What is trained, where it is kept, and what to know before the run starts."""
+    config, model = resolved.config, trainer.model
+    adapter = trainer.adapters[0]
+    adapted = sum(array.size for array in adapter.arrays.values())
+    done = f", {run.step} of which are done" if run.step else ""
+    if config.fork_from is not None:
+        done += f" (forked from {config.fork_from})"
+    yield (
+        f"{config.model} ({model.num_parameters:,} parameters, {adapted:,} in LoRA) plays "
+        f"{config.title} for {config.loop.steps} steps{done}, in {folder.path}"
+    )
+    wanted, layers = config.training.lora_layers, adapter.shape.num_layers
+    if wanted > layers and resolved.sources["training.lora_layers"] != "default":
+        yield f"training.lora_layers is {wanted}; the model has {layers}, and all get LoRA"
+    for name, needed in config.training.unread.items():
+        if is_chosen(resolved.sources[f"training.{name}"]):
+            zero = f"{needed[0]} is 0" if len(needed) == 1 else f"{' and '.join(needed)} are 0"
+            yield f"training.{name} has no effect while {zero}"
+    if config.training.anchored(model.dtype).anchor != config.training.ratio_anchor:
+        yield (
+            f"the base computes in {model.dtype}: the ratio is to the trainer's own probabilities, "
+            "and a capped weight corrects the gap (training.anchor proximal)"
+        )
+    advice = advise_learning_rate(model.folder)
+    if config.model != BUILTIN and advice is not None:  # that one brings its own learning rate
+        yield advice.describe(config.training.learning_rate)
+    if config.loop.pause_on_battery and not has_battery():
+        yield "loop.pause_on_battery has no effect: this machine is no Mac with a battery"
+    if on_battery() and not config.loop.pause_on_battery:
+        yield (
+            "hint: this Mac runs on battery; connect it to power, or let the run wait for power "
+            "with --loop.pause-on-battery"
+        )
+    if hint := blas_hint():
+        yield hint
+
+
+def summary(
+    run: Run, folder: RunFolder, config: RunConfig, seconds: float, received: int | None
+) -> Iterator[str]:
+    """What ended the run, and what to do next.
+
+    Args:
+        run: the run.
+        folder: its folder.
+        config: its settings.
+        seconds: how long this process has worked on it; 0: it was finished before.
+        received: number of the signal that stopped it, if one did.
+    """
+    command = resume_command(folder.path)
+    if not run.finished:
+        by = "" if received is None else f" by {signal.Signals(received).name}"
+        yield (
+            f"stopped{by} after {seconds:.0f} s at step {run.step} of {config.loop.steps}, "
+            f"with a checkpoint; continue with\n  {command}"
+        )
+    elif not seconds:
+        yield (
+            f"nothing to do: the run in {folder.path} has done {run.step} steps of "
+            f"{config.loop.steps}; continue with\n  {command} --steps {2 * run.step}"
+        )
+    else:
+        yield f"done in {seconds:.0f} s; next, try"
+        for hint in _hints(folder, config):
+            yield f"  {shlex.join(['uv', 'run', 'legos', *hint])}"
+
+
+def _hints(folder: RunFolder, config: RunConfig) -> Iterator[list[str]]:
+    """Arguments of commands to try after a finished run."""
+    run = str(folder.path)
+    yield ["eval", run]
+    yield ["serve", "--adapter", run]
+    if config.model == BUILTIN and config.title in _OTHER_GAME:
+        yield ["train", "--arena", _OTHER_GAME[config.title]]
+    else:
+        yield ["train", "--resume", run, "--steps", str(2 * config.loop.steps)]
+
+
+def comparison(first: Mapping[str, Any], last: Mapping[str, Any], title: str) -> Table:
+    """A table of the evaluations before and after a run; ``title`` names the arena."""
+    before, after = flat_figures(first), flat_figures(last)
+    table = Table(title=title, box=None, header_style="bold", title_justify="left")
+    for column in ("", "before", "after"):
+        table.add_column(column, justify="right" if column else "left")
+    for name in (*after, *(before.keys() - after.keys())):
+        if name != "eval/policy_version":
+            label = name.removeprefix("eval/").replace("_", " ")
+            table.add_row(label, *(_shown(figures.get(name)) for figures in (before, after)))
+    return table
+
+
+def _shown(value: float | None) -> str:
+    """A float with four decimals, a count as it is, a dash for None."""
+    if value is None:
+        return "-"
+    return str(value) if isinstance(value, int) else f"{value:.4f}"
