@@ -19,7 +19,7 @@ __all__ = ["LoopWatch", "Watchdog", "waiting_frames"]
 logger = logging.getLogger(__name__)
 
 CHECK_S = 0.25  # between two checks
-ENDS_S = 1.0  # lag of a loop that is to end which is reported
+ENDS_S = 1.0  # lag that is reported of a loop that is to end
 MAX_DUMPS = 20  # of a process; later stalls are lines of the log alone
 TASKS_SHOWN = 30  # places at which tasks wait, those with the most tasks first
 
@@ -149,8 +149,9 @@ class LoopWatch:
         self._advice = ""
 
     def expect_end(self, advice: str) -> None:
-        """Report a lag of a second from now on, since the loop is to end, and add an advice."""
-        self._stall_after_s, self._stalled, self._advice = ENDS_S, False, advice
+        """Report a loop that does not turn for a second from now on, with an advice."""
+        self._stall_after_s, self._stalled = self._still_s + ENDS_S, False
+        self._advice = advice
 
     def check(self, dog: Watchdog) -> None:
         """Ask the loop to turn, or count for how long it has not."""

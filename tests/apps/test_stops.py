@@ -1,6 +1,7 @@
 """Real processes that are stopped, killed and started twice: no work is lost."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -200,8 +201,7 @@ def test_a_play_that_never_returns_to_the_loop_is_shown_and_ended_by_a_second_si
     told = ""
     while "a second signal (Ctrl-C) ends the run at once" not in told:
         told += process.stderr.readline()
-    assert "the event loop has not turned for 1 s, at " in told
-    assert " in count; a second signal (Ctrl-C) ends" in told
+    assert re.search(r"the event loop has not turned for \d+ s, at .* in count; a second", told)
     stacks = Path("run/stalls.txt").read_text()
     assert 'stuck.py", line 11, in play\n    return count()\n' in stacks
     os.killpg(process.pid, signal.SIGINT)
