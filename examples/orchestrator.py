@@ -59,15 +59,17 @@ async def main(steps: int) -> None:
         for group in groups:
             tokens[group.arena] += group.num_tokens
         for name in mix.arenas if metrics["step"] % 10 == 0 else ():
-            waiting = {key: round(metrics[f"replays/{name}/{key}"]) for key in BUFFER}
+            waits = (f"{key} {metrics[f'replays/{name}/{key}']:.0f}" for key in BUFFER)
             share = metrics.get(f"batches/{name}/token_share", 0.0)
-            print(f"step {metrics['step']}: {name} gave {share:.0%}; waiting: {waiting}")
+            print(f"step {metrics['step']}: {name} gave {share:.0%}; waiting: {', '.join(waits)}")
 
     await legos.training_loop(mix, trainer, steps, episode_concurrency=256, after_step=after_step)
     for name, arena in mix.arenas.items():
         figures = await legos.evaluate(arena, trainer)
-        kept = {key: figures[key] for key in FIGURES if figures.get(key) is not None}
-        print(f"{name}: {tokens[name]} tokens, {tokens[name] / tokens.total():.2f} of all; {kept}")
+        found = {key: figures[key] for key in FIGURES if figures.get(key) is not None}
+        learned = ", ".join(f"{key} {value:.3f}" for key, value in found.items())
+        share = tokens[name] / tokens.total()
+        print(f"{name}: {tokens[name]} tokens, {share:.2f} of all; {learned}")
     trainer.close()
 
 

@@ -135,6 +135,8 @@ def _message(error: Exception, arguments: Sequence[str]) -> str:
     if not isinstance(error, UnusedCliTokensError) or not error.unused_tokens:
         return f"{error}"
     word = error.unused_tokens[0]
+    if arguments[0] == "runs":
+        return f"{word!r} is not expected here; `legos runs show {word}` describes a run"
     before = arguments[arguments.index(word) - 1] if word in arguments[1:] else ""
     if before.startswith("--"):
         return f"{before} takes no value: it is on where it is given; leave {word!r} out"

@@ -10,7 +10,7 @@ from io import TextIOWrapper
 
 __all__ = ["main"]
 
-INTERRUPTED, TERMINATED = 130, 143
+INTERRUPTED, TERMINATED, PIPE_CLOSED = 130, 143, 141
 LAST_CALL_S = 3.0  # for device calls in flight once a command was interrupted
 
 
@@ -26,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for threads that plays have started.
 
     Returns:
-        Exit code: 0 success, 2 refused or failed with a message, 130 interrupted, 143 terminated.
+        Exit code: 0 success, 2 refused or failed with a message, 130 interrupted, 143 terminated,
+        141 standard output was closed.
     """
     if arguments is not None:
         return _run(arguments)
@@ -62,6 +63,9 @@ def _run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return INTERRUPTED
+    except BrokenPipeError:  # who read the output, such as `head`, has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the last flush does not fail too
+        return PIPE_CLOSED
 
 
 def _waited_for() -> list[threading.Thread]:

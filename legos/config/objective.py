@@ -30,8 +30,8 @@ class ObjectiveSettings(Settings):
     importance_sampling: ImportanceSampling = knob("token")
     """Importance ratio that the loss clips: one per token (PPO) or one per sample (GSPO)."""
     loss: PolicyLoss | None = knob(None)
-    """Policy loss; none: ppo where importance_sampling is token, gspo where it is sequence. A loss
-    that is set also sets importance_sampling."""
+    """Policy loss; none: as importance_sampling says. A loss that is set also sets
+    importance_sampling."""
     anchor: Anchor | None = knob(None)
     """Denominator of the importance ratio: the policy that sampled the token (behaviour), or the
     policy before this step (proximal), with a weight of at most 2 that corrects for the difference

@@ -373,3 +373,22 @@ def test_every_boolean_can_be_switched_off_in_two_ways(trained: Trained, name: s
         resolved, _ = trained[-1]
         assert attrgetter(name)(resolved.config) is False
         assert resolved.sources[name] == "command line"
+
+
+def test_output_into_a_closed_pipe_ends_without_a_traceback() -> None:
+    command = [sys.executable, "-m", "legos", "arenas"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(60) == 141
+
+
+def test_the_name_of_a_run_leads_to_the_command_that_describes_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["runs", "nim-1"]) == 2
+    assert "`legos runs show nim-1` describes a run" in capsys.readouterr().err
