@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from arenas.worlds.matches import Hall, Session
+from arenas.worlds.matches import MatchQueue, Session
 from legos import Arena, Client, make_arena
 
 __all__ = ["make_app"]
@@ -40,9 +40,9 @@ def make_app(
         ArenaError: the arena is not found.
     """
     played = make_arena(arena, None) if isinstance(arena, str) else arena
-    hall = Hall(played, clients or {})
+    queue = MatchQueue(played, clients or {})
     return core.create_app(
-        lambda: SeatEnvironment(hall),
+        lambda: SeatEnvironment(queue),
         SeatAction,
         SeatObservation,
         env_name=played.name,
@@ -74,11 +74,11 @@ class SeatEnvironment(core.Environment):
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
-    def __init__(self, hall: Hall) -> None:
+    def __init__(self, queue: MatchQueue) -> None:
         """Take the episodes that can be joined."""
         parent: Any = super()
         parent.__init__()
-        self._hall = hall
+        self._queue = queue
         self._session: Session | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._steps = 0
@@ -99,8 +99,8 @@ class SeatEnvironment(core.Environment):
         """
         self._leave()
         self._loop = asyncio.get_running_loop()
-        match = self._hall.match(episode_id, seed)
-        self._session, self._steps = match.join(seats or self._hall.seats), 0
+        match = self._queue.match(episode_id, seed)
+        self._session, self._steps = match.join(seats or self._queue.seats), 0
         return await self._next(self._session)
 
     async def step_async(

@@ -9,7 +9,7 @@ from typing import Any
 
 from legos import Arena, Client, Completion, Episode, Forfeit, Message, Sampling, Task, play_task
 
-__all__ = ["Hall", "Match", "Question", "Session"]
+__all__ = ["Match", "MatchQueue", "Question", "Session"]
 
 DRAWN = 256  # a seed chooses one of this many tasks
 
@@ -80,11 +80,11 @@ class SeatClient:
 class Match:
     """One episode, from the first seat that is taken."""
 
-    def __init__(self, hall: "Hall", name: str, seed: int | None) -> None:
+    def __init__(self, queue: "MatchQueue", name: str, seed: int | None) -> None:
         """Draw its task."""
         self.name = name
-        self._hall = hall
-        self._task, self._seed = hall.draw(seed)
+        self._queue = queue
+        self._task, self._seed = queue.draw(seed)
         self._sessions: dict[str, Session] = {}
         self._playing: asyncio.Task[None] | None = None
         self.episode: Episode | None = None
@@ -97,14 +97,14 @@ class Match:
             ValueError: there is no such seat, or somebody has it.
         """
         for role in seats:
-            if role not in self._hall.seats:
-                known = ", ".join(self._hall.seats)
+            if role not in self._queue.seats:
+                known = ", ".join(self._queue.seats)
                 raise ValueError(f"the arena has no seat {role!r}; it has {known}")
             if role in self._sessions:
                 raise ValueError(f"seat {role!r} of episode {self.name!r} is taken")
         session = Session(self, seats)
         self._sessions.update(dict.fromkeys(seats, session))
-        if len(self._sessions) == len(self._hall.seats):
+        if len(self._sessions) == len(self._queue.seats):
             self._playing = asyncio.create_task(self._play())
         return session
 
@@ -114,15 +114,15 @@ class Match:
             for role in session.roles:
                 del self._sessions[role]
             if not self._sessions:
-                self._hall.matches.pop(self.name, None)
+                self._queue.matches.pop(self.name, None)
 
     async def _play(self) -> None:
         """Play, and tell all sessions that the episode has ended."""
-        del self._hall.matches[self.name]
+        del self._queue.matches[self.name]
         seated = {role: SeatClient(role, one) for role, one in self._sessions.items()}
-        players = {**self._hall.clients, **seated}
+        players = {**self._queue.clients, **seated}
         try:
-            self.episode = await play_task(self._hall.arena, self._task, players, seed=self._seed)
+            self.episode = await play_task(self._queue.arena, self._task, players, seed=self._seed)
             self.error = self.episode.error
         except Exception as error:  # of the arena's own rules; the clients must hear of it
             self.error = f"{type(error).__name__}: {error}"
@@ -130,7 +130,7 @@ class Match:
             session.questions.put_nowait(None)
 
 
-class Hall:
+class MatchQueue:
     """The episodes of an arena that wait for seats to be taken."""
 
     def __init__(self, arena: Arena, clients: Mapping[str, Client]) -> None:

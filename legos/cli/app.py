@@ -120,18 +120,22 @@ def _check_encoding(arguments: Sequence[str]) -> None:
             ) from None
 
 
+def _unknown_option(error: UnknownOptionError) -> str:
+    word = error.token.keyword or error.token.value
+    if word in _REMOVED:
+        return f"{word} was removed: {_REMOVED[word]}"
+    last = word.lstrip("-").rpartition(".")[2].replace("_", "-")
+    if why := why_removed(last.removeprefix("no-").replace("-", "_")):
+        return f"{word} {why}"
+    known = (name for argument in error.argument_collection for name in argument.names)
+    wanted = (last, _ALSO_CALLED.get(last))
+    found = next((n for n in known if n.lstrip("-").rpartition(".")[2] in wanted), None)
+    return f"Unknown option: {word}. Did you mean {found}?" if found else f"{error}"
+
+
 def _message(error: Exception, arguments: Sequence[str]) -> str:
     if isinstance(error, UnknownOptionError):
-        word = error.token.keyword or error.token.value
-        if word in _REMOVED:
-            return f"{word} was removed: {_REMOVED[word]}"
-        last = word.lstrip("-").rpartition(".")[2].replace("_", "-")
-        if why := why_removed(last.removeprefix("no-").replace("-", "_")):
-            return f"{word} {why}"
-        known = (name for argument in error.argument_collection for name in argument.names)
-        wanted = (last, _ALSO_CALLED.get(last))
-        found = next((n for n in known if n.lstrip("-").rpartition(".")[2] in wanted), None)
-        return f"Unknown option: {word}. Did you mean {found}?" if found else f"{error}"
+        return _unknown_option(error)
     if not isinstance(error, UnusedCliTokensError) or not error.unused_tokens:
         return f"{error}"
     word = error.unused_tokens[0]
