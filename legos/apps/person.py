@@ -1,4 +1,4 @@
-"""A person in a seat, who reads questions and writes answers in the terminal."""
+"""A person in a seat, who reads questions and writes answers at the terminal."""
 
 import asyncio
 import sys
@@ -44,11 +44,11 @@ class Terminal:
                 line = await self._line()
                 if not line:
                     raise Void(LEFT)
-                said = line.strip()
-                move = next((c for c in choices if c.lower() == said.lower()), None)
+                answer = line.strip()
+                move = next((c for c in choices if c.lower() == answer.lower()), None)
                 if move is not None or not choices:
-                    return move or said
-                self.say(f"{said!r} is not one of: {', '.join(choices)}")
+                    return move or answer
+                self.say(f"{answer!r} is not one of: {', '.join(choices)}")
 
     async def _line(self) -> str:
         """The next line, empty at the end; the event loop goes on while the person thinks."""
@@ -65,7 +65,7 @@ class Person:
         """Take the role, and the terminal at which the person sits."""
         self._role = role
         self._terminal = terminal
-        self._told: set[str] = set()  # system messages that were shown
+        self._shown: set[str] = set()  # system messages that were shown
 
     async def complete(
         self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
@@ -77,8 +77,8 @@ class Person:
         """
         asked = prompt.messages if isinstance(prompt, Continuation) else messages_or_ids(prompt)[0]
         unread = _unread(asked)
-        new = [each for each in unread if each.role != "system" or each.content not in self._told]
-        self._told |= {each.content for each in new if each.role == "system"}
+        new = [each for each in unread if each.role != "system" or each.content not in self._shown]
+        self._shown |= {each.content for each in new if each.role == "system"}
         text = "\n".join(each.content for each in new)
         question = f"\nYou are {self._role}.\n{text}"
         return Completion(

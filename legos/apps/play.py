@@ -114,7 +114,7 @@ def play(
         episodes: list[Episode] = []
         for planned_play in planned:
             [episode] = runner.run(play_all(arena, [planned_play], asyncio.Semaphore(1)))
-            for text in _told(episode, who, thinking=thinking):
+            for text in _report(episode, who, thinking=thinking):
                 say(text)
             episodes.append(episode)
             if episode.void and ME in who.values():
@@ -125,15 +125,17 @@ def play(
     return FAILED if any(episode.error for episode in episodes) else 0
 
 
-def _tell_rules(arena: Arena, settings: PlayConfig, model: str, *, elsewhere: bool) -> None:
+def _state_rules(arena: Arena, settings: PlayConfig, model: str, *, remote: bool) -> None:
     """State the rules of a game to a model that does not know it, as training does."""
     if settings.rules is None and isinstance(arena, GameArena) and not is_builtin(model):
         arena.state_rules()
-        if settings.restrict_choices is None and not elsewhere:  # other servers cannot restrict
+        if (
+            settings.restrict_choices is None and not remote
+        ):  # other servers do not restrict choices
             arena.restrict_choices = True
 
 
-def _told(episode: Episode, who: Mapping[str, str], *, thinking: bool) -> Iterator[str]:
+def _report(episode: Episode, who: Mapping[str, str], *, thinking: bool) -> Iterator[str]:
     """What is shown after a play: all of it, or how it ended for a person."""
     stored = stored_episode(episode)
     if ME not in who.values():
@@ -142,8 +144,8 @@ def _told(episode: Episode, who: Mapping[str, str], *, thinking: bool) -> Iterat
     elif not episode.void:
         for seat in stored.seats:
             if who.get(seat.role) != ME and seat.turns:
-                said = ", ".join(map(answer_of, seat.turns))
-                yield f"{seat.role} ({seat.seat}) said: {said}"
+                answers = ", ".join(map(answer_of, seat.turns))
+                yield f"{seat.role} ({seat.seat}) said: {answers}"
     yield ending(stored)
 
 
@@ -177,7 +179,7 @@ def _cast(
         if one not in (ME, RANDOM, OPTIMAL, BASE)
     }
     model = base_of(players.model, [*adapters.values()])
-    _tell_rules(arena, settings, model, elsewhere=len(named) < len(who))
+    _state_rules(arena, settings, model, remote=len(named) < len(who))
     best: Policy = _optimal_policy(arena) if OPTIMAL in named.values() else {}
     seated: dict[str, tuple[str, Client, str]] = {}  # role -> name, client, adapter
 

@@ -191,7 +191,7 @@ class Run:
         Raises:
             LegosError: the error that ended the run early.
         """
-        elsewhere = self._trainer.ledger.generated - await self._count_tokens()
+        sampled_before = self._trainer.ledger.generated - await self._count_tokens()
         failure: BaseException | None = None
         try:
             clients = [arena.client for arena in self._mix.arenas.values()]
@@ -206,7 +206,7 @@ class Run:
             logger.info("stopped at step %d", self.step)
         except BaseException as error:
             failure = error
-        for ended in (self._writing.ended, partial(self._close, elsewhere)):
+        for ended in (self._writing.ended, partial(self._close, sampled_before)):
             try:
                 await ended()
             except CheckpointError as error:
@@ -286,19 +286,19 @@ class Run:
         if settings.pause_on_battery and not last:
             await mains_power(self._batcher)
 
-    async def _close(self, elsewhere: int) -> None:
+    async def _close(self, sampled_before: int) -> None:
         """Record the tokens of unfinished plays, and write a checkpoint.
 
         Args:
-            elsewhere: number of tokens in the ledger that earlier processes of the run sampled, and
-                not this engine.
+            sampled_before: number of tokens in the ledger that earlier processes of the run
+                sampled, and not this engine.
 
         Raises:
             CheckpointError: the files cannot be written.
         """
         ledger = self._trainer.ledger
         with suppress(EngineError):  # a dead engine cannot report its count
-            sampled = elsewhere + await self._count_tokens()
+            sampled = sampled_before + await self._count_tokens()
             ledger.lose("unfinished", max(0, sampled - ledger.generated))
         await self._save()
         await self._writing.ended()
