@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from threadpoolctl import threadpool_limits  # pyright: ignore[reportMissingTypeStubs]
+from tiny_folders import write_tiny_model
 
-from legos.fakes import write_tiny_model
 from legos.records.limits import EngineLimits
 from legos.records.request import Generated, Request, Result
 from legos.weights.adapter import Adapter, LoraShape

@@ -5,9 +5,11 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from scripted_server import serving
+from tiny_folders import write_tiny_model
+
 from legos import OpenAIClient, apply_lora, load_model
 from legos.clients.engine import EngineClient
-from legos.fakes import serving, write_tiny_model
 from legos.protocols import Client
 from legos.server.app import make_app
 from legos.server.service import Service

@@ -24,11 +24,11 @@ from slow_parts import (
     SlowPublisher,
     SlowWriter,
 )
+from virtual_time import in_virtual_time
 
 from legos.config.schema import LoopConfig
 from legos.credit import GRPOCredit, RAECredit
 from legos.errors import ArenaError, CheckpointError, EngineError, TrainerError
-from legos.fakes import in_virtual_time
 from legos.loop.mix import Mix
 from legos.loop.trainer import PolicyTrainer
 from legos.run.folder import RunFolder

@@ -15,11 +15,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariableType]
+from tiny_folders import tiny_shape, write_tiny_model
 
 from legos.builtin.files import model_config, random_weights, write_tokenizer
 from legos.builtin.vocabulary import BOS, END, PAD, TOKENS, token_id
-from legos.fakes import write_tiny_model
-from legos.fakes.models import tiny_shape
 
 __all__ = ["write_any_model"]
 

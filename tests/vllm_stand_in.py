@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from published import small_adapter
+from scripted_server import HttpAnswer, HttpAsked
 
-from legos.fakes import HttpAnswer, HttpAsked
 from legos.remote.vllm.probe import Probe
 from legos.weights.adapter import Adapter
-from legos.weights.peft import read_peft
+from legos.weights.folder import read_adapter
 
 PROMPT, WATCHED = (3, 4), (5, 7)
 NOT_FOUND = HttpAnswer({"error": {"message": "cannot be found"}}, 404)
@@ -77,7 +77,7 @@ class StandIn:
         if name in self.loaded:
             message = f"The lora adapter '{name}' has already been loaded."
             return HttpAnswer({"error": {"message": message}}, 400)
-        self.loaded[name], self.paths[name] = read_peft(Path(path)), path
+        self.loaded[name], self.paths[name] = read_adapter(Path(path)), path
         return HttpAnswer(b"Success")
 
     def _unload_lora_adapter(self, asked: HttpAsked) -> HttpAnswer:

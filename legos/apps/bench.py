@@ -9,7 +9,6 @@ from typing import Any
 
 from legos.apps.markdown import table_head, table_line
 from legos.bench.models import write_bench_model
-from legos.bench.rounds import Workload
 from legos.bench.speed import Line, measure
 from legos.errors import ConfigError
 from legos.mac import mac_facts
@@ -59,7 +58,7 @@ def bench(
             title = model_name(model)
         lines: list[Line] = []
         write(table_head((f"{title:<{WIDTH}}", "legos", "mlx-lm", "legos / mlx-lm")))
-        for line in measure(Path(folder), Workload(seconds)):
+        for line in measure(Path(folder), seconds):
             lines.append(line)
             write(_row(line))
     hint = blas_hint()

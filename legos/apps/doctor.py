@@ -6,10 +6,8 @@ import platform
 import shutil
 import sys
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,20 +15,20 @@ from typing import Any
 from legos.apps.markdown import table_head, table_line
 from legos.arena.registry import advice
 from legos.bench.models import write_bench_model
-from legos.bench.self_test import CHECKS, Check, SelfTest
+from legos.checks.device import Check, run_checks
 from legos.config.resolve import resolve
 from legos.errors import LegosError
 from legos.mac import MACS_GB, mac_facts
 from legos.records.limits import TrainingSize
 from legos.run.folder import RUNS
-from legos.wiring.device import find_device, rows_on_macs
+from legos.wiring.device import find_device, rows_on_macs, tried_architectures
 from legos.wiring.machine import blas_hint
 
-__all__ = ["SMALL", "Report", "examine", "mac_table"]
+__all__ = ["SMALL", "Report", "examine", "mac_table", "try_architectures"]
 
 SMALL = "small"  # a model with random weights
 _ENVIRONMENT = ("LD_PRELOAD", "OPENBLAS_NUM_THREADS", "HF_HOME", "MLX_")  # beginnings of names
-_STATUSES = ("pass", "fail", "skip")
+_COLUMNS = {"architecture": 21, "trains": 9, "checkpointing": 13, "serves": 6, "adapters": 8}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +42,7 @@ class Report:
     @property
     def healthy(self) -> bool:
         """Whether no check failed."""
-        return all(check.status != "fail" for check in self.checks)
+        return all(check.passed for check in self.checks)
 
     def as_dict(self) -> dict[str, Any]:
         """Facts and checks as JSON values."""
@@ -55,17 +53,16 @@ class Report:
         """The results of the checks, a line for each; empty where none were run."""
         if self.model is None:
             return ""
-        counts = [f"{sum(c.status == s for c in self.checks)} {s}" for s in _STATUSES]
-        lines = ["", f"self-test on {self.model}", *map(_line, self.checks), ", ".join(counts)]
-        return "\n".join(lines) + "\n"
+        passed = f"{sum(check.passed for check in self.checks)} of {len(self.checks)} pass"
+        return "\n".join(["", f"self-test on {self.model}", *map(_line, self.checks), passed, ""])
 
 
 def examine(*, self_test: bool = False, long: bool = False, model: str = SMALL) -> Report:
     """Collect the facts and, with ``self_test``, run the checks.
 
     Args:
-        self_test: whether to run the checks, which takes up to a minute.
-        long: whether the checks of memory and exits take minutes instead.
+        self_test: whether to run the checks, which takes some seconds.
+        long: whether engine and trainer compute together for a minute.
         model: model of the checks: a folder, a name on the hub, "builtin", or "small" (random
             weights, five million parameters).
     """
@@ -73,9 +70,9 @@ def examine(*, self_test: bool = False, long: bool = False, model: str = SMALL) 
     if not self_test:
         return Report(facts=facts, model=None, checks=())
     if model != SMALL:
-        return Report(facts=facts, model=model, checks=_checks(model, long))
+        return Report(facts=facts, model=model, checks=run_checks(model, long=long))
     with tempfile.TemporaryDirectory() as folder:
-        checks = _checks(str(write_bench_model("5m", Path(folder) / "model")), long)
+        checks = run_checks(str(write_bench_model("5m", Path(folder) / "model")), long=long)
     return Report(facts=facts, model="a random model of 5 million parameters", checks=checks)
 
 
@@ -94,27 +91,29 @@ def mac_table(file: Path) -> str:
     return table
 
 
-def _checks(model: str, long: bool) -> list[Check]:
-    try:
-        test = SelfTest(model, long=long)
-    except Exception as error:  # any error of a device or a library belongs in the report
-        return [_failed("load", error)]
-    with closing(test):
-        return [_run(name, test) for name in CHECKS]
+def try_architectures(
+    names: Sequence[str], *, show: Callable[[str], object] = lambda _: None
+) -> list[dict[str, str]]:
+    """Try architectures of mlx-lm on small random models; all of them take minutes.
 
+    Args:
+        names: names of the architectures; none: all.
+        show: receives the lines of a Markdown table as they come, and then the reasons.
 
-def _run(name: str, test: SelfTest) -> Check:
-    started = time.perf_counter()
-    try:
-        check = CHECKS[name](test)
-    except Exception as error:  # the same, and the other checks still run
-        check = _failed(name, error)
-    return replace(check, seconds=time.perf_counter() - started)
+    Returns:
+        One row per architecture; see ``legos.mlx.checks.architectures``.
 
-
-def _failed(name: str, error: Exception) -> Check:
-    reason = f"{type(error).__name__}: {error}".rstrip(": ")
-    return Check(name=name, status="fail", figures={}, reason=reason)
+    Raises:
+        ModelError: there is no architecture of a name.
+    """
+    rows: list[dict[str, str]] = []
+    for row in tried_architectures(names):
+        if not rows:
+            show(table_head([f"{name:<{width}}" for name, width in _COLUMNS.items()]))
+        rows.append(row)
+        show(table_line([f"{row.get(name, '-'):<{width}}" for name, width in _COLUMNS.items()]))
+    show("".join(f"\n- {row['architecture']}: {row['reasons']}" for row in rows if row["reasons"]))
+    return rows
 
 
 def _facts() -> dict[str, Any]:
@@ -163,4 +162,5 @@ def _settings() -> str:
 def _line(check: Check) -> str:
     figures = ", ".join(f"{name} {value:.4g}" for name, value in check.figures.items())
     reason = f"; {check.reason}" if check.reason and figures else check.reason
-    return f"{check.status}  {check.name:<14} {figures}{reason} ({check.seconds:.1f} s)"
+    result = "pass" if check.passed else "fail"
+    return f"{result}  {check.name:<10} {figures}{reason} ({check.seconds:.1f} s)"

@@ -47,16 +47,17 @@ def check_attributes(arena: Playable) -> None:
     check_names(arena.policies, f"policies of {name}")
     if arena.levels:
         check_names(arena.levels, f"levels of {name}")
-    _check_one_of("illegal", arena.illegal, ILLEGAL, name)
-    if arena.utility is not None:
-        _check_one_of("utility", arena.utility, UTILITIES, name)
+    for field, values in (("illegal", ILLEGAL), ("utility", UTILITIES)):
+        value = getattr(arena, field)
+        if value not in values and not (field == "utility" and value is None):
+            raise ArenaError(f"{field} of {name} is {value!r}{did_you_mean(str(value), values)}")
     _check_numbers(arena, name)
     system: Any = arena.system
-    if not isinstance(system, Mapping):
-        raise ArenaError(
-            f"system of {name} is {shown(system)}; expected role -> system message: "
-            f"{{{arena.roles[0]!r}: ...}}"
-        )
+    _check(
+        isinstance(system, Mapping),
+        f"system of {name} is {shown(system)}",
+        f"role -> system message: {{{arena.roles[0]!r}: ...}}",
+    )
     for role in arena.system:
         if role not in arena.roles:
             raise ArenaError(f"system of {name} names {role!r}{did_you_mean(role, arena.roles)}")
@@ -69,44 +70,34 @@ def check_attributes(arena: Playable) -> None:
             raise ArenaError(f"{method}() of {name} takes {signature}; write {form}") from None
 
 
+def _check(right: bool, what: str, expected: str) -> None:
+    """Raise ``ArenaError`` unless a value is right; ``what`` shows it."""
+    if not right:
+        raise ArenaError(f"{what}; expected {expected}")
+
+
 def _check_numbers(arena: Playable, name: str) -> None:
     """Check the counts, times and rewards among the attributes."""
     for field, least in (("tasks_per_step", 1), ("group_size", 1), ("retries", 0)):
         value: object = getattr(arena, field)
-        if not isinstance(value, int) or value < least:
-            raise ArenaError(
-                f"{field} of {name} is {brief(value)}; expected a whole number, at least {least}"
-            )
-    _check_seconds(arena.report_after_s, f"report_after_s of {name}")
-    if arena.play_timeout_s is not None:
-        _check_seconds(arena.play_timeout_s, f"play_timeout_s of {name}", or_none=", or None")
+        right = isinstance(value, int) and value >= least
+        _check(right, f"{field} of {name} is {brief(value)}", f"a whole number, at least {least}")
+    for field, or_none in (("report_after_s", ""), ("play_timeout_s", ", or None")):
+        value = getattr(arena, field)
+        right = number(value) > 0 or (value is None and bool(or_none))
+        _check(right, f"{field} of {name} is {brief(value)}", f"seconds above 0{or_none}")
     if not abs(number(arena.forfeit_reward)) <= MAX_REWARD:
         given = brief(arena.forfeit_reward)
         raise ArenaError(f"forfeit_reward of {name} is {given}; {reward_range}")
 
 
-def _check_seconds(seconds: object, what: str, *, or_none: str = "") -> None:
-    """Check that a time limit is a number above 0, infinity included."""
-    if not number(seconds) > 0:
-        raise ArenaError(f"{what} is {brief(seconds)}; expected seconds above 0{or_none}")
-
-
-def _check_one_of(field: str, value: str, values: Sequence[str], name: str) -> None:
-    """Check that an attribute has one of its values."""
-    if value not in values:
-        raise ArenaError(f"{field} of {name} is {value!r}{did_you_mean(str(value), values)}")
-
-
 def _check_weights(weights: Any, name: str) -> None:
     """Check that ``reward_weights`` is a mapping from names to numbers within bounds."""
-    expected = "expected part -> weight, such as {'correct': 1.0, 'format': 0.1}"
-    if not isinstance(weights, Mapping):
-        raise ArenaError(f"reward_weights of {name} is {shown(weights)}; {expected}")
+    expected, what = "part -> weight, such as {'correct': 1.0, 'format': 0.1}", "reward_weights of"
+    _check(isinstance(weights, Mapping), f"{what} {name} is {shown(weights)}", expected)
     for part, weight in cast("Mapping[Any, Any]", weights).items():
-        if not isinstance(part, str) or not part or not abs(number(weight)) <= MAX_REWARD:
-            raise ArenaError(
-                f"reward_weights of {name} gives {part!r} the weight {shown(weight)}; {expected}"
-            )
+        right = isinstance(part, str) and bool(part) and abs(number(weight)) <= MAX_REWARD
+        _check(right, f"{what} {name} gives {part!r} the weight {shown(weight)}", expected)
 
 
 def check_names(given: object, what: str) -> None:
@@ -123,8 +114,8 @@ def check_names(given: object, what: str) -> None:
         raise ArenaError(f'{what} is the text {given!r}; write ("{given}",)')
     names = list(cast("Sequence[object]", given)) if isinstance(given, Sequence) else []
     texts = [name for name in names if isinstance(name, str) and name]
-    if not texts or len(set(texts)) < len(names):
-        raise ArenaError(f"{what} is {given!r}; expected one name or more, each once")
+    right = bool(texts) and len(set(texts)) == len(names)
+    _check(right, f"{what} is {given!r}", "one name or more, each once")
 
 
 def checked_tasks(arena: Playable, rng: random.Random, *, held_out: bool = False) -> Iterator[Task]:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from legos.bench.models import random_adapter
-from legos.bench.rounds import seconds_of
+from legos.bench.turns import seconds_of
 from legos.clients.submit import submit_all
+from legos.fakes.records import random_adapter
 from legos.records.limits import EngineLimits
 from legos.records.request import Request
 from legos.weights.adapter import Adapter

@@ -1,16 +1,14 @@
-"""Models and adapters with random fp32 weights, for benches."""
+"""Models with random fp32 weights, for benches."""
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from legos.builtin.files import ModelShape, random_weights, write_model
 from legos.builtin.vocabulary import CHARACTERS, TOKENS, token_id
-from legos.weights.adapter import Adapter
 
-__all__ = ["MODELS", "random_adapter", "write_bench_model"]
+__all__ = ["MODELS", "write_bench_model"]
 
 MODELS = {
     "5m": ModelShape(
@@ -49,13 +47,3 @@ def write_bench_model(name: str, folder: Path) -> Path:
         vocabulary[f" word{index}"] = index
     file.write_text(json.dumps(tokenizer))
     return folder
-
-
-def random_adapter(base: Adapter, *, name: str, version: int, size: float) -> Adapter:
-    """An adapter of the shape of ``base`` with normal LoRA arrays of deviation ``size``."""
-    rng = np.random.default_rng(sum(name.encode()) + version)
-    arrays: dict[str, Any] = {
-        key: np.asarray(size * rng.standard_normal(array.shape), np.float32)
-        for key, array in base.arrays.items()
-    }
-    return Adapter(name=name, version=version, shape=base.shape, arrays=arrays)

@@ -11,8 +11,8 @@ from statistics import median
 from typing import Any
 
 from legos.bench.engine_bench import EngineBench, numbered_requests
-from legos.bench.rounds import Workload, medians, seconds_of
 from legos.bench.step_bench import StepBench
+from legos.bench.turns import in_turn, medians, seconds_of
 from legos.records.limits import EngineLimits
 from legos.records.names import POLICY
 from legos.weights.folder import read_adapter, write_adapter
@@ -45,7 +45,7 @@ class Line:
         return {**asdict(self), "ratio": self.ratio}
 
 
-def measure(folder: Path, work: Workload) -> Iterator[Line]:
+def measure(folder: Path, seconds: float) -> Iterator[Line]:
     """Measure one model; each line comes when it is measured.
 
     LoRA of rank 8 is on every linear module of both sides. mlx-lm generates with its
@@ -53,12 +53,12 @@ def measure(folder: Path, work: Workload) -> Iterator[Line]:
 
     Args:
         folder: the model.
-        work: how much to measure.
+        seconds: time to measure, roughly.
 
     Raises:
         ModelError: the model cannot be loaded.
     """
-    part = work.part(1 / PARTS)
+    part = seconds / PARTS
     limits = EngineLimits(max_rows=max(STREAMS), prefix_bytes=0)
     with closing(EngineBench(folder, limits)) as bench:
         bench.engine.load_adapter(bench.adapter(POLICY)).result()
@@ -69,10 +69,10 @@ def measure(folder: Path, work: Workload) -> Iterator[Line]:
         rng = random.Random(0)
         prompt = _tokens(rng, PROMPT, model.num_vocabulary)
         rows = [(prompt + _tokens(rng, ANSWER, model.num_vocabulary), PROMPT) for _ in range(GROUP)]
-        yield from _training(StepBench(model, device_checks(model)), rows, part.part(2))
+        yield from _training(StepBench(model, device_checks(model)), rows, 2 * part)
 
 
-def _generation(bench: EngineBench, streams: int, work: Workload) -> Iterator[Line]:
+def _generation(bench: EngineBench, streams: int, time_s: float) -> Iterator[Line]:
     """Speed of prefill, from answers of one token, and of decoding, from the further tokens."""
     plural = "s" if streams > 1 else ""
     seeds = itertools.count()
@@ -84,10 +84,10 @@ def _generation(bench: EngineBench, streams: int, work: Workload) -> Iterator[Li
     def seconds(tokens: int) -> tuple[float, float]:
         """Median seconds of the kit and of mlx-lm for answers of so many tokens."""
         return medians(
-            work.in_turn(
+            in_turn(
                 lambda: bench.run(numbered_requests(prompts(), tokens, POLICY, stream=False)),
                 lambda: bench.bare(prompts(), max_tokens=tokens),
-                least=1,
+                seconds=time_s,
             )
         )
 
@@ -102,7 +102,7 @@ def _generation(bench: EngineBench, streams: int, work: Workload) -> Iterator[Li
         yield Line(name=name, unit="tokens/s", legos=legos, mlx_lm=mlx_lm)
 
 
-def _swap(bench: EngineBench, work: Workload) -> Line:
+def _swap(bench: EngineBench, time_s: float) -> Line:
     """Time from an adapter's folder to the live adapter, and of MLX to read the arrays alone."""
     with tempfile.TemporaryDirectory() as root:
         folders = [Path(root) / str(version) for version in (2, 3)]
@@ -115,14 +115,14 @@ def _swap(bench: EngineBench, work: Workload) -> Line:
             folder = next(turns)
             return seconds_of(lambda: bench.engine.load_adapter(read_adapter(folder)).result())
 
-        pairs = work.in_turn(swap, lambda: bench.bare_load(folders[0]))
+        pairs = in_turn(swap, lambda: bench.bare_load(folders[0]), seconds=time_s, least=2)
     legos, mlx_lm = medians(pairs)
     return Line(name="adapter swap", unit="ms", legos=1000 * legos, mlx_lm=1000 * mlx_lm)
 
 
-def _training(bench: StepBench, rows: Sequence[Split], work: Workload) -> Iterator[Line]:
+def _training(bench: StepBench, rows: Sequence[Split], time_s: float) -> Iterator[Line]:
     """Speed and memory of an optimiser step on a group of answers to one prompt."""
-    pairs = work.in_turn(lambda: bench.step(rows), lambda: bench.bare([rows]), least=1)
+    pairs = in_turn(lambda: bench.step(rows), lambda: bench.bare([rows]), seconds=time_s)
     tokens = sum(len(ids) for ids, _ in rows)
 
     def line(name: str, unit: str, figure: Callable[[Any], float]) -> Line:

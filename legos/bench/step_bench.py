@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from legos.device import ModelHandle
 from legos.fakes.records import make_sample
@@ -13,21 +13,10 @@ from legos.records.step import BackendConfig, Update
 from legos.wiring.device import Split
 from legos.wiring.model import apply_lora
 
-__all__ = ["Baseline", "Cost", "StepBench"]
+if TYPE_CHECKING:
+    from legos.mlx.checks.device import MlxChecks
 
-
-class Baseline(Protocol):
-    """What the step is compared with; see ``legos.wiring.device.DeviceChecks``."""
-
-    def bare_update(
-        self, blocks: Sequence[Sequence[Split]], *, pad_to: int = 0
-    ) -> Callable[[], None]:
-        """Make a minimal optimiser step."""
-        ...
-
-    def peak_bytes(self, call: Callable[[], object]) -> int:
-        """Run a call; returns the device's peak memory in bytes, minus what it held before."""
-        ...
+__all__ = ["Cost", "StepBench"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +30,7 @@ class Cost:
 class StepBench:
     """The kit's step and bare updates on one model."""
 
-    def __init__(self, model: ModelHandle, baseline: Baseline, **settings: Any) -> None:
+    def __init__(self, model: ModelHandle, baseline: "MlxChecks", **settings: Any) -> None:
         """Put LoRA on all layers of a model.
 
         Args:

@@ -1,7 +1,7 @@
 """Check an arena by playing it with scripted players, before a model plays it."""
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import isclose
 from statistics import fmean
 from typing import Any
@@ -9,23 +9,24 @@ from typing import Any
 from legos.arena.arena import Arena, GameArena
 from legos.chat.reply import split_thinking
 from legos.checks.game import game_findings, payoffs_of, tree_of
+from legos.checks.players import (
+    Finding,
+    Played,
+    Player,
+    earned,
+    finding,
+    planned_plays,
+    played,
+    random_player,
+    returns,
+    rewards_of,
+    slack,
+    with_thinking,
+)
 from legos.checks.prompts import prompt_findings
 from legos.credit.means import with_children
 from legos.errors import NoEndpointError
 from legos.fakes.client import Asked
-from legos.fakes.players import (
-    Answer,
-    Finding,
-    Played,
-    Player,
-    finding,
-    mean_rewards,
-    planned_plays,
-    played,
-    random_player,
-    slack,
-    with_thinking,
-)
 from legos.games.figures import GameTree
 from legos.records.episode import Episode, Task, Turn
 
@@ -79,13 +80,13 @@ def check_arena(arena: Arena, *, plays: int = 64, seed: int = 0) -> list[Finding
         text = f"{len(failed)} of {plays} random plays failed; the first:\n{failed[0].error}"
         return [*findings, Finding(name="random player", passed=False, text=text)]
     turns = sum(len(r.turns) for e in first.episodes for r in e.rollouts)
-    means = mean_rewards(first.episodes)
+    means = earned(arena.roles, first.episodes)
     text = f"{plays} plays, {turns / plays:.3g} turns each; mean reward {means}"
     findings += [finding("random player", True, text), _repeatable(arena, planned, first)]
     batches = [first]
     if type(arena).example is not Arena.example:
-        batches.append(played(arena, _guided(arena.example), planned))
-        findings.append(_example(batches[-1].episodes))
+        batches.append(played(arena, _example(arena), planned))
+        findings.append(_example_finding(arena, batches[-1].episodes))
     if type(arena).oracle is not Arena.oracle:
         expected = _Expected()
         batches.append(played(arena, _oracle(arena, expected), planned))
@@ -104,43 +105,34 @@ def check_arena(arena: Arena, *, plays: int = 64, seed: int = 0) -> list[Finding
     ]
 
 
-def _silent(_: str, __: Task, ___: int) -> Answer:
+def _silent(*_: object) -> str:
     """A player that says nothing."""
-
-    def answer(_: Asked) -> str:
-        return ""
-
-    return answer
+    return ""
 
 
-def _guided(answer_of: Callable[[str, str, random.Random], str | None]) -> Player:
-    """A player that answers by a method of the arena, and at random where that says nothing."""
+def _example(arena: Arena) -> Player:
+    """A player that answers by ``example``, and at random where that says nothing."""
 
-    def player(role: str, task: Task, seed: int) -> Answer:
-        def answer(asked: Asked) -> str:
-            given = answer_of(role, asked.prompt, random.Random(asked.sampling.seed))
-            if given is None:
-                return random_player(role, task, seed)(asked)
-            return with_thinking(asked, given)
-
-        return answer
+    def player(role: str, task: Task, seed: int, asked: Asked) -> str:
+        given = arena.example(role, asked.prompt, random.Random(asked.sampling.seed))
+        if given is None:
+            return random_player(role, task, seed, asked)
+        return with_thinking(asked, given)
 
     return player
 
 
 def _oracle(arena: Arena, expected: _Expected) -> Player:
     """A player that answers by ``oracle``, and by ``example`` where that says nothing."""
+    example = _example(arena)
 
-    def player(role: str, task: Task, seed: int) -> Answer:
-        def answer_of(role: str, prompt: str, rng: random.Random) -> str | None:
-            given = arena.oracle(role, prompt, task, rng)
-            if given is None:
-                return arena.example(role, prompt, rng)
-            said, reward = given
-            expected[seed, prompt, said] = reward
-            return said
-
-        return _guided(answer_of)(role, task, seed)
+    def player(role: str, task: Task, seed: int, asked: Asked) -> str:
+        given = arena.oracle(role, asked.prompt, task, random.Random(asked.sampling.seed))
+        if given is None:
+            return example(role, task, seed, asked)
+        said, reward = given
+        expected[seed, asked.prompt, said] = reward
+        return with_thinking(asked, said)
 
     return player
 
@@ -166,11 +158,13 @@ def _story(episode: Episode) -> Any:
     return said, episode.rewards, episode.error is None, episode.void
 
 
-def _example(episodes: Sequence[Episode]) -> Finding:
+def _example_finding(arena: Arena, episodes: Sequence[Episode]) -> Finding:
     """Whether plays with the answers of ``example`` end, and what they earn."""
     failed = [episode.error for episode in episodes if episode.error]
     bad = f"{len(failed)} plays of example() fail; the first:\n{next(iter(failed), '')}"
-    return finding("example player", not failed, f"mean reward {mean_rewards(episodes)}", bad)
+    return finding(
+        "example player", not failed, f"mean reward {earned(arena.roles, episodes)}", bad
+    )
 
 
 def _oracle_finding(arena: Arena, episodes: Sequence[Episode], expected: _Expected) -> Finding:
@@ -188,11 +182,11 @@ def _oracle_finding(arena: Arena, episodes: Sequence[Episode], expected: _Expect
                 if not told or None in told:
                     continue
                 seats += 1
-                got, best = _rewards(episode)[rollout.role], told[-1] or 0.0
+                got, best = rewards_of(episode)[rollout.role], told[-1] or 0.0
                 if got < best - SAME_SUM:
                     place = f"{rollout.role} in task {episode.task.id!r}"
                     low.append(f"{place} earns {got:g} instead of {best:g}")
-    text = f"mean reward {_earned(arena, episodes)}"
+    text = f"mean reward {earned(arena.roles, episodes)}"
     if not seats:
         return finding("oracle", False, "", f"oracle() answers no seat's questions; {text}")
     wrong = [*low[:1], *_unlike(arena, "oracle", episodes)]
@@ -205,29 +199,6 @@ def _asked(turn: Turn) -> tuple[str, str]:
     return turn.messages[-1].content, split_thinking(turn.completion.text)[1]
 
 
-def _returns(role: str, episodes: Sequence[Episode]) -> list[float]:
-    """The rewards of a role in the plays in which it, or a spawned play's role, was asked."""
-    return [
-        _rewards(episode)[role]
-        for episode in episodes
-        if not episode.error
-        and not episode.void
-        and any(r.role == role and r.turns for e in with_children([episode]) for r in e.rollouts)
-    ]
-
-
-def _rewards(episode: Episode) -> Mapping[str, float]:
-    """Role -> the reward of the play and those of its turns."""
-    of_turns = {rollout.role: rollout.turn_rewards for rollout in episode.rollouts}
-    return {role: value + of_turns.get(role, 0.0) for role, value in episode.rewards.items()}
-
-
-def _earned(arena: Arena, episodes: Sequence[Episode]) -> str:
-    """Mean reward of each role over the plays in which it was asked."""
-    rewards = {role: _returns(role, episodes) for role in arena.roles}
-    return ", ".join(f"{role} {fmean(got):.3g}" for role, got in rewards.items() if got) or "none"
-
-
 def _unlike(arena: Arena, player: str, episodes: Sequence[Episode]) -> Iterator[str]:
     """Where a player earns something else than the reference number of its name says."""
     reference = arena.reference()
@@ -235,7 +206,7 @@ def _unlike(arena: Arena, player: str, episodes: Sequence[Episode]) -> Iterator[
         name = player if len(arena.roles) == 1 else f"{player}_{role}"
         if name not in reference:
             continue
-        got = _returns(role, episodes)
+        got = returns(role, episodes)
         if not got:
             yield f"{name} is {reference[name]:g}, but {role} is never asked"
             continue
@@ -274,7 +245,7 @@ def _reward_sums(
         return
     episodes = [episode for batch in batches for episode in batch.episodes]
     ended = [e for e in episodes if not e.error and not e.void and "forfeit" not in e.metrics]
-    rows = [_rewards(episode) for episode in ended] if tree is None else payoffs_of(tree)
+    rows = [rewards_of(episode) for episode in ended] if tree is None else payoffs_of(tree)
     if not rows:
         yield finding("reward sums", None, "not checked: every play was forfeited or void")
         return
@@ -305,11 +276,10 @@ def _crash(arena: Arena, planned: Plays, episodes: Sequence[Episode]) -> Finding
     """Whether a player that crashes in one play leaves the others as they were."""
     victim = planned[len(planned) // 2][1]
 
-    def player(role: str, task: Task, seed: int) -> Answer:
-        def crash(_: Asked) -> str:
+    def player(role: str, task: Task, seed: int, asked: Asked) -> str:
+        if seed == victim:
             raise _CrashError("this player crashes")
-
-        return crash if seed == victim else random_player(role, task, seed)
+        return random_player(role, task, seed, asked)
 
     crashed = played(arena, player, planned).episodes
     changed = [
@@ -329,7 +299,7 @@ def _idle(arena: Arena, planned: Plays) -> Iterator[Finding]:
     episodes = played(arena, _silent, planned).episodes
     ended = [episode for episode in episodes if not episode.error]
     text = (
-        f"mean reward {_earned(arena, ended)}"
+        f"mean reward {earned(arena.roles, ended)}"
         if ended
         else f"every play fails:\n{episodes[0].error}"
     )

@@ -8,17 +8,16 @@ from statistics import fmean
 
 from legos.arena.arena import GameArena
 from legos.arena.game import Game
-from legos.errors import ArenaError, GameSizeError
-from legos.fakes.client import Asked
-from legos.fakes.players import (
+from legos.checks.players import (
     CLOSE,
-    Answer,
     Finding,
+    earned,
     finding,
-    mean_rewards,
     played,
     slack,
 )
+from legos.errors import ArenaError, GameSizeError
+from legos.fakes.client import Asked
 from legos.games.bots import optimal_move
 from legos.games.figures import (
     GameTree,
@@ -152,11 +151,8 @@ def _optimal(
 ) -> Finding:
     """Whether a player with the optimal policy gets what theory says."""
 
-    def player(role: str, _: Task, __: int) -> Answer:
-        def answer(asked: Asked) -> str:
-            return optimal_move(best, role, asked.prompt, seed=asked.sampling.seed)
-
-        return answer
+    def player(role: str, _: Task, __: int, asked: Asked) -> str:
+        return optimal_move(best, role, asked.prompt, seed=asked.sampling.seed)
 
     episodes = played(arena, player, plays).episodes
     failed = [episode.error for episode in episodes if episode.error]
@@ -168,5 +164,5 @@ def _optimal(
         got = [episode.rewards[role] for episode in episodes]
         if abs(fmean(got) - expected[role]) > slack(got):
             far.append(f"{role} gets {fmean(got):.3g}, expected {expected[role]:.3g}")
-    text = f"mean reward {mean_rewards(episodes)}, as computed"
+    text = f"mean reward {earned(arena.roles, episodes)}, as computed"
     return finding("optimal player", not far, text, "; ".join(far))

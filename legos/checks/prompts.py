@@ -2,17 +2,16 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from legos.arena.arena import Arena
+from legos.checks.players import Finding, Played, finding
 from legos.credit.means import with_children
-from legos.fakes.players import Finding, Played, finding
 from legos.records.episode import Episode, Turn
 
 __all__ = ["prompt_findings"]
 
-_MARK = re.compile(r"\b(?:said|thought)-[0-9a-f]{16}\b")  # of said_mark() and thought_mark()
+_MARK = re.compile(r"\b(?:said|thought)-[0-9a-f]{16}\b")  # what random players say and think
 THOUGHT = "thought"
 NO_THINKING = "not checked: the game writes the prompts, or only choices can be said"
 
@@ -25,21 +24,6 @@ class _Place(NamedTuple):
     role: str
     task: str
 
-    @property
-    def seat(self) -> tuple[int, int, str]:
-        """What tells it from other seats."""
-        return self.play, self.episode, self.role
-
-
-@dataclass(slots=True)
-class _Read:
-    """What seats have read of each other."""
-
-    thinks: bool = False  # whether any seat thinks
-    thoughts: list[str] = field(default_factory=list[str])  # who reads whose thinking
-    strange: list[str] = field(default_factory=list[str])  # who reads answers of another play
-    answers: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # reader, author
-
 
 def prompt_findings(arena: Arena, batches: Sequence[Played]) -> list[Finding]:
     """Check the prompts of plays of scripted players, who say texts that only they know.
@@ -51,29 +35,31 @@ def prompt_findings(arena: Arena, batches: Sequence[Played]) -> list[Finding]:
     Returns:
         Findings about thinking, about free answers, and about the texts that ``private`` names.
     """
-    read = _Read()
-    for batch in batches:
-        _read_of(batch, read)
-    lines = [f"{role} reads the answers of {author}" for role, author in sorted(read.answers)]
+    read = [each for batch in batches for each in _readings(batch)]
+    thoughts, strange, answers = (
+        [text for what, text in read if what == kind] for kind in (THOUGHT, "strange", "answer")
+    )
+    turns = (r.turns for b in batches for e in with_children(b.episodes) for r in e.rollouts)
+    thinks = any(f"{THOUGHT}-" in turn.completion.text for each in turns for turn in each)
     return [
         finding(
             "thinking",
-            not read.thoughts if read.thinks else None,
-            "no seat reads the thinking of another one" if read.thinks else NO_THINKING,
-            f"{'; '.join(read.thoughts[:1])}: give other seats reply.answer, not reply.text",
+            not thoughts if thinks else None,
+            "no seat reads the thinking of another one" if thinks else NO_THINKING,
+            f"{'; '.join(thoughts[:1])}: give other seats reply.answer, not reply.text",
         ),
         finding(
             "secrets",
-            False if read.strange else None,
-            "; ".join(lines) or "no role reads a free answer of another one",
-            "; ".join(read.strange[:1]),
+            False if strange else None,
+            "; ".join(sorted(set(answers))) or "no role reads a free answer of another one",
+            "; ".join(strange[:1]),
         ),
         *_private(arena, batches),
     ]
 
 
-def _read_of(batch: Played, read: _Read) -> None:
-    """Add what the seats of plays read of each other."""
+def _readings(batch: Played) -> Iterator[tuple[str, str]]:
+    """What seats read of each other in plays: its kind, and a sentence that says who reads what."""
     turns = [
         (place, turn)
         for number, episode in enumerate(batch.episodes)
@@ -81,21 +67,20 @@ def _read_of(batch: Played, read: _Read) -> None:
     ]
     authors = {mark: place for place, turn in turns for mark in _MARK.findall(turn.completion.text)}
     stored = set(_MARK.findall(batch.stored))
-    read.thinks |= any(mark.startswith(THOUGHT) for mark in authors)
     for reader, turn in turns:
         for mark in sorted(set(_MARK.findall(_prompt(turn)))):
             author = authors.get(mark)  # None: a seat of the plays of an earlier batch
-            if author is not None and author.seat == reader.seat:
+            if author == reader:
                 continue
             who = "somebody" if author is None else repr(author.role)
             where = f"(task {reader.task!r})"
             if mark.startswith(THOUGHT):
-                read.thoughts.append(f"{reader.role!r} reads what {who} thinks {where}")
+                yield THOUGHT, f"{reader.role!r} reads what {who} thinks {where}"
             elif author is not None and (author.play == reader.play or mark in stored):
-                read.answers.add((reader.role, author.role))
+                yield "answer", f"{reader.role} reads the answers of {author.role}"
             else:
                 text = f"{reader.role!r} reads what {who} answered in another play {where}"
-                read.strange.append(text)
+                yield "strange", text
 
 
 def _private(arena: Arena, batches: Sequence[Played]) -> Iterator[Finding]:

@@ -344,24 +344,27 @@ def doctor(
 
     Args:
         architectures: With --models, the architectures to check, such as llama or gemma3n.
-        self_test: Run the checks, which take up to a minute; exit code 1 if one fails.
-        long: With --self-test, compute for minutes, to see growing memory and failing exits.
+        self_test: Run the checks, which take some seconds; exit code 1 if one fails.
+        long: With --self-test, let engine and trainer compute together for a minute, to see
+            growing memory.
         model: Model for the checks: a folder, a name on the hub, "builtin", or "small" (random
             weights).
-        models: Check all architectures of mlx-lm, or the given ones, on small random models,
-            which takes minutes, and print what legos can do with each; exit code 1 if a result is
-            wrong.
+        models: Load a small random model of every architecture of mlx-lm, or of the given ones,
+            as a run does, which takes a second for each, and print what legos can do with it; exit
+            code 1 if one fails without a refusal.
         fits: Print instead, for the models of a JSON file (name: content of config.json), the
             longest rows that can be trained on Macs of each size.
         json: Print one JSON object.
     """
     if models:
-        from legos.apps.architectures import examine_architectures
+        from legos.apps.doctor import try_architectures
 
-        table = examine_architectures(architectures, show=None if json else show)
         if json:
-            show(table.as_dict(), json=True)
-        return 0 if table.sound else 1
+            rows = try_architectures(architectures)
+            show({"architectures": {row.pop("architecture"): row for row in rows}}, json=True)
+        else:
+            rows = try_architectures(architectures, show=show)
+        return 1 if any("error" in row.values() for row in rows) else 0
     if architectures:
         raise ConfigError(f"{architectures[0]!r} is not expected here, only after --models")
     if long and not self_test:

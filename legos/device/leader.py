@@ -20,7 +20,7 @@ from legos.errors import LegosError, ModelError, Stopped
 from legos.losses.objective import Objective
 from legos.records.packing import StepSamples
 from legos.records.step import BackendConfig, Stop, never
-from legos.weights.model_folder import fingerprint
+from legos.weights.base import fingerprint_of
 from legos.weights.reference import Lora
 
 __all__ = ["Group", "Leader", "LedGradients", "check_same", "follow"]
@@ -92,7 +92,7 @@ def check_same(folder: Path, group: Group) -> None:
         ModelError: they differ; the message names a process.
     """
     with _explained(group):
-        found = group.gathered((f"{folder}", fingerprint(folder)))
+        found = group.gathered((f"{folder}", fingerprint_of(folder)))
     for rank, (other, files) in enumerate(found):
         if files != found[0][1]:
             raise ModelError(

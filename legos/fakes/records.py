@@ -1,18 +1,24 @@
 """Make records with default fields, for tests that set only some of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
+from typing import Any
+
+import numpy as np
 
 from legos.records.episode import Episode, Rollout, Task, Turn
 from legos.records.message import Completion, Message
 from legos.records.names import POLICY
 from legos.records.sample import Sample
+from legos.weights.adapter import Adapter
 
 __all__ = [
     "make_episode",
     "make_sample",
     "make_turn",
     "numbered_tasks",
+    "random_adapter",
 ]
 
 
@@ -123,3 +129,13 @@ def make_episode(
         error=error,
         failure=None if error is None else "failed",
     )
+
+
+def random_adapter(base: Adapter, *, name: str, version: int, size: float) -> Adapter:
+    """An adapter of the shape of ``base`` with normal LoRA arrays of deviation ``size``."""
+    rng = np.random.default_rng(sum(name.encode()) + version)
+    arrays: dict[str, Any] = {
+        key: np.asarray(size * rng.standard_normal(array.shape), np.float32)
+        for key, array in base.arrays.items()
+    }
+    return replace(base, name=name, version=version, arrays=arrays)

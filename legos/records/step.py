@@ -14,7 +14,6 @@ from legos.records.names import POLICY
 __all__ = [
     "MICRO_BATCH_TOKENS",
     "BackendConfig",
-    "MeasuredStep",
     "PassResult",
     "Stop",
     "Update",
@@ -82,13 +81,3 @@ class Update:
             raise ConfigError(
                 f"kl_refresh_steps is {self.kl_refresh_steps}; expected at least 1 update"
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredStep:
-    """The gradients of a step with its time and memory, to check a device."""
-
-    gradients: NDArray[np.float64]  # [N] gradients of all LoRA arrays, concatenated
-    seconds: float
-    peak_bytes: int  # peak of the memory allocated in addition, bytes
-    shared: bool  # whether rows shared prefixes

@@ -1,12 +1,10 @@
 """Log the same metrics under the same names to Weights & Biases, online or offline."""
 
-import netrc
 import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from legos.errors import ConfigError
 from legos.files.lines import has_figures_alone
@@ -18,7 +16,6 @@ WandbMode = Literal["auto", "online", "offline"]
 EVALUATED_STEP = "eval/step"
 
 FLUSH_S = 1.0  # a process that is killed loses at most what it logged in this time
-_HOME = "https://api.wandb.ai"
 
 
 class WandbTracker:
@@ -90,23 +87,14 @@ class WandbTracker:
 
 
 def choose_mode(mode: WandbMode) -> Literal["online", "offline"]:
-    """Resolve ``auto``: online if a key is configured and ``WANDB_MODE`` is not offline."""
+    """Resolve ``auto``: online if W&B finds a key and ``WANDB_MODE`` is not offline."""
     if mode != "auto":
         return mode
     if os.environ.get("WANDB_MODE") == "offline":
         return "offline"
-    return "online" if _key_is_configured() else "offline"
+    import wandb
 
-
-def _key_is_configured() -> bool:
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    host = urlsplit(os.environ.get("WANDB_BASE_URL", _HOME)).hostname or ""
-    path = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-    try:
-        return netrc.netrc(path).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
+    return "online" if wandb.login(prompt=False, verify=False) else "offline"
 
 
 def _run_id(home: Path) -> str:

@@ -46,12 +46,13 @@ _IN_LAYER = re.compile(r".*?\b(?:layers|blocks|h)\.(?P<layer>[0-9]{1,6})\.(?P<re
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """This kit's entry in a safetensors header; None: the file does not state it."""
+    """This kit's entry in a file of an adapter; None: the file does not state it."""
 
     name: str | None = None
     version: int | None = None
     digest: str | None = None
     scale: float | None = None
+    base_model: str | None = None  # in a folder's configuration
 
     @classmethod
     def read(cls, texts: Mapping[str, str]) -> "Header":

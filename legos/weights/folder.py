@@ -2,18 +2,19 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from legos.errors import AdapterError
-from legos.records.names import POLICY
 from legos.weights.adapter import Adapter
-from legos.weights.mlx_config import MlxConfig, Record
-from legos.weights.peft import CONFIG_FILE, FOREIGN_VERSION, PEFT_WEIGHTS_FILE, read_peft
-from legos.weights.tensors import pack_tensors, unpack_tensors
+from legos.weights.packed import unpack_adapter
+from legos.weights.peft import CONFIG_FILE, PEFT_WEIGHTS_FILE
+from legos.weights.tensors import pack_tensors
 
 __all__ = ["is_adapter_folder", "read_adapter", "write_adapter"]
 
+FOREIGN_VERSION = 1  # version of an adapter that records none
 WEIGHTS_FILE = "adapters.safetensors"
 PICKLE_FILE = "adapter_model.bin"
 
@@ -52,30 +53,20 @@ def read_adapter(folder: Path) -> Adapter:
     Raises:
         AdapterError: a file is missing, unreadable, or does not match the recorded digest.
     """
-    if (folder / PEFT_WEIGHTS_FILE).is_file() and not (folder / WEIGHTS_FILE).is_file():
-        return read_peft(folder)
-    for name in (CONFIG_FILE, WEIGHTS_FILE):
+    peft = (folder / PEFT_WEIGHTS_FILE).is_file() and not (folder / WEIGHTS_FILE).is_file()
+    weights = PEFT_WEIGHTS_FILE if peft else WEIGHTS_FILE
+    for name in (CONFIG_FILE, weights):
         if not (folder / name).is_file():
             raise AdapterError(_missing(folder, name))
     try:
-        config = msgspec.json.decode((folder / CONFIG_FILE).read_bytes(), type=MlxConfig)
-        arrays, _ = unpack_tensors((folder / WEIGHTS_FILE).read_bytes())
-        shape, record = config.shape_of(arrays), config.legos
+        config = msgspec.json.decode((folder / CONFIG_FILE).read_bytes(), type=dict[str, Any])
+        data = (folder / weights).read_bytes()
+        return unpack_adapter(data, config=config, default_version=FOREIGN_VERSION)
     except (OSError, ValueError, RecursionError) as error:
         raise AdapterError(
             f"{folder} cannot be read as an adapter: {error}; take another one of the run, or "
             "write it again"
         ) from error
-    if record is None:
-        record = Record(POLICY, FOREIGN_VERSION, digest=None, base_model=config.model)
-    adapter = Adapter(
-        name=record.name,
-        version=record.version,
-        shape=shape,
-        arrays=arrays,
-        base_model=record.base_model,
-    )
-    return adapter.checked(record.digest, f"the file is damaged, take another one than {folder}")
 
 
 def is_adapter_folder(folder: Path) -> bool:

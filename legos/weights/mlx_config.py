@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from legos.errors import AdapterError
-from legos.weights.adapter import LoraShape, shape_of
+from legos.weights.adapter import Header, LoraShape, shape_of
 
-__all__ = ["MlxConfig", "Record"]
+__all__ = ["MlxConfig"]
 
 
 class Parameters(msgspec.Struct, frozen=True):
@@ -20,15 +20,6 @@ class Parameters(msgspec.Struct, frozen=True):
     keys: tuple[str, ...] | None = None  # adapted modules; None: all linear modules
 
 
-class Record(msgspec.Struct, frozen=True):
-    """This kit's entry, which identifies the adapter."""
-
-    name: str
-    version: Annotated[int, msgspec.Meta(ge=0)]
-    digest: str | None  # None: another program wrote the adapter
-    base_model: str | None = None
-
-
 class MlxConfig(msgspec.Struct, frozen=True):
     """The entries that are read; mlx-lm writes all options of its command."""
 
@@ -36,7 +27,19 @@ class MlxConfig(msgspec.Struct, frozen=True):
     num_layers: int = 0  # number of adapted layers, counted from the last
     lora_parameters: Parameters | None = None
     model: str | None = None  # the base model, as mlx-lm's command took it
-    legos: Record | None = None
+    legos: Header | None = None  # identifies the adapter; None: another program wrote it
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> "MlxConfig":
+        """Check the content of the file.
+
+        Raises:
+            AdapterError: an entry has a wrong type.
+        """
+        try:
+            return msgspec.convert(config, cls)
+        except msgspec.ValidationError as error:
+            raise AdapterError(f"config is no adapter_config.json of mlx-lm: {error}") from error
 
     def shape_of(self, arrays: Mapping[str, Any]) -> LoraShape:
         """The shape of an adapter of this configuration.

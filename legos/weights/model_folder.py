@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +11,7 @@ from legos.errors import ModelError
 from legos.weights.adapter import is_number
 from legos.weights.folder import is_adapter_folder
 
-__all__ = ["WAY_OUT", "context_length", "fingerprint", "quantised_by", "resolve_folder"]
+__all__ = ["WAY_OUT", "context_length", "quantised_by", "resolve_folder"]
 
 logger = logging.getLogger(__name__)
 _CONTEXTS = (  # names that configurations have for the maximum number of tokens
@@ -20,7 +19,6 @@ _CONTEXTS = (  # names that configurations have for the maximum number of tokens
     "model_max_length", "seq_length", "block_size",
 )  # fmt: skip
 _UNKNOWN_CONTEXT = 4096
-READ_BYTES = 1 << 20  # read from each end of a file of weights to compare it
 WAY_OUT = "copy or download the whole model again, or use --model builtin"
 
 
@@ -97,18 +95,6 @@ def quantised_by(config: Mapping[str, Any]) -> str | None:
         return None
     method = cast("dict[str, Any]", found).get("quant_method")
     return None if method is None else str(method)
-
-
-def fingerprint(folder: Path) -> dict[str, tuple[int, int]]:
-    """Name of each file of a model -> its size and a checksum of its two ends."""
-    found: dict[str, tuple[int, int]] = {}
-    for file in (folder / "config.json", *sorted(folder.glob("model*.safetensors"))):
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            ends = stream.read(READ_BYTES)
-            stream.seek(max(0, size - READ_BYTES))
-            found[file.name] = (size, zlib.crc32(ends + stream.read()))
-    return found
 
 
 def _download(name: str) -> Path:

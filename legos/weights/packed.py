@@ -1,9 +1,8 @@
 """Read an adapter from the bytes of a safetensors file, with our tensor names or PEFT's."""
 
 from collections.abc import Mapping
-from typing import Any
-
-import msgspec
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from legos.errors import AdapterError
 from legos.records.names import POLICY
@@ -14,6 +13,7 @@ from legos.weights.tensors import unpack_tensors
 
 __all__ = ["unpack_adapter"]
 
+T = TypeVar("T")
 MAX_VERSION = 2**53  # larger integers lose precision in some JSON parsers
 
 
@@ -25,6 +25,7 @@ def unpack_adapter(
     scale: float | None = None,
     config: Mapping[str, Any] | None = None,
     default_scale: float | None = None,
+    default_version: int | None = None,
 ) -> Adapter:
     """Read what ``pack_adapter`` wrote, or any file with mlx-lm's or PEFT's tensor names.
 
@@ -36,32 +37,38 @@ def unpack_adapter(
         config: content of adapter_config.json, PEFT's or mlx-lm's by the tensors' names; None:
             derived from the scale.
         default_scale: LoRA's multiplier if the file records none either.
+        default_version: version if the file records none either.
 
     Raises:
         AdapterError: the file is damaged, or a value is neither recorded nor given.
     """
     arrays, texts = unpack_tensors(data)
-    header = Header.read(texts)
+    header, peft = Header.read(texts), is_peft(arrays)
+    mlx = None if config is None or peft else MlxConfig.read(config)
+    if mlx is not None:
+        header = mlx.legos or header
     name = checked_name(name or header.name or POLICY)
-    version = header.version if version is None else version
+    version = _first(version, header.version, default_version)
     if version is None or not 0 <= version <= MAX_VERSION:
         raise AdapterError(f"version is {version}; expected a number of optimiser steps")
-    peft = is_peft(arrays)
-    stated = None if config is None or peft else _mlx_scale(config, arrays)
-    scale = next((s for s in (scale, stated, header.scale, default_scale) if s is not None), None)
+    shape = None if mlx is None else mlx.shape_of(arrays)
+    scale = _first(scale, None if shape is None else shape.scale, header.scale, default_scale)
     if peft:
         config = config or implied_config(arrays, scale)
         adapter = from_peft(arrays, config, name=name, version=version)
     elif scale is None:
         raise AdapterError("neither the file nor the request states the scale; give it")
     else:
-        adapter = Adapter(name=name, version=version, shape=shape_of(arrays, scale), arrays=arrays)
-    return adapter.checked(header.digest, "it was damaged in transit, send it again")
+        adapter = Adapter(
+            name=name,
+            version=version,
+            shape=shape_of(arrays, scale) if shape is None else replace(shape, scale=scale),
+            arrays=arrays,
+            base_model=header.base_model or (None if mlx is None else mlx.model),
+        )
+    return adapter.checked(header.digest, "the file is damaged, send or write it again")
 
 
-def _mlx_scale(config: Mapping[str, Any], arrays: Mapping[str, Any]) -> float:
-    """The scale of mlx-lm's configuration, after a check that it is that of the arrays."""
-    try:
-        return msgspec.convert(config, MlxConfig).shape_of(arrays).scale
-    except msgspec.ValidationError as error:
-        raise AdapterError(f"config is no adapter_config.json of mlx-lm: {error}") from error
+def _first(*values: T | None) -> T | None:
+    """The first value that is given."""
+    return next((value for value in values if value is not None), None)

@@ -25,36 +25,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from legos.errors import AdapterError
-from legos.records.names import POLICY
 from legos.weights.adapter import (
     BASE_WEIGHT,
     Adapter,
-    Header,
     check_scale,
     is_base_weight,
     shape_of,
 )
 from legos.weights.peft_config import CONFIG_FILE, PeftConfig
-from legos.weights.tensors import Floats, pack_tensors, unpack_tensors
+from legos.weights.tensors import Floats, pack_tensors
 
 __all__ = [
-    "FOREIGN_VERSION",
     "PEFT_WEIGHTS_FILE",
     "PeftFiles",
     "from_peft",
     "implied_config",
     "is_peft",
-    "read_peft",
     "to_peft",
     "write_peft",
 ]
 
 PEFT_WEIGHTS_FILE = "adapter_model.safetensors"
-FOREIGN_VERSION = 1  # version of an adapter that records none
 
 _PREFIX = "base_model.model."
 _MAGNITUDE = "lora_magnitude_vector"
@@ -186,23 +180,6 @@ def write_peft(adapter: Adapter, folder: Path, *, base_model: str = "") -> None:
     texts = {"format": "pt", **adapter.header}
     (folder / PEFT_WEIGHTS_FILE).write_bytes(pack_tensors(files.tensors, texts))
     (folder / CONFIG_FILE).write_text(json.dumps(files.config, indent=2) + "\n")
-
-
-def read_peft(folder: Path) -> Adapter:
-    """Read a PEFT folder; an adapter of another program gets the name ``policy`` and version 1.
-
-    Raises:
-        AdapterError: a file is missing or unreadable, or is not LoRA or DoRA.
-    """
-    try:
-        config = msgspec.json.decode((folder / CONFIG_FILE).read_bytes(), type=dict[str, Any])
-        tensors, texts = unpack_tensors((folder / PEFT_WEIGHTS_FILE).read_bytes())
-        header = Header.read(texts)
-        version = FOREIGN_VERSION if header.version is None else header.version
-        adapter = from_peft(tensors, config, name=header.name or POLICY, version=version)
-    except (OSError, ValueError, RecursionError) as error:
-        raise AdapterError(f"{folder} cannot be read as a PEFT adapter: {error}") from error
-    return adapter.checked(header.digest, f"the file is damaged, export it to {folder} again")
 
 
 def is_peft(names: Iterable[str]) -> bool:

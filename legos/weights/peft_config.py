@@ -7,20 +7,29 @@ which leave the base model's weights as they are, are accepted. What is not know
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Annotated, Any
 
+import msgspec
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 from legos.errors import AdapterError
-from legos.weights.adapter import MAX_RANK, MAX_SCALE, check_scale, is_number
+from legos.weights.adapter import MAX_RANK, MAX_SCALE, check_scale
 
 __all__ = ["CONFIG_FILE", "PeftConfig", "is_set"]
 
 CONFIG_FILE = "adapter_config.json"  # mlx-lm's file has the same name
 _MOST_PATTERN_TEXT = 1 << 15  # characters of all patterns together, so that they compile in seconds
 _LONGEST_PATTERN = 1024  # characters; the engine's time grows with their square times the name's
-_MAX_ALPHA = MAX_SCALE * MAX_RANK
-_READ = ("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora")
+_Rank = Annotated[int, msgspec.Meta(ge=1, le=MAX_RANK)]
+_Alpha = Annotated[float, msgspec.Meta(gt=0, le=MAX_SCALE * MAX_RANK)]
+_READ: Mapping[str, Any] = {  # setting -> its type
+    "r": _Rank,
+    "lora_alpha": _Alpha,
+    "rank_pattern": dict[str, _Rank],
+    "alpha_pattern": dict[str, _Alpha],
+    "use_rslora": bool | None,
+    "use_dora": bool | None,
+}
 _WITHOUT_EFFECT = frozenset((  # on what a trained adapter computes
     "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config",
     "exclude_modules", "fan_in_fan_out", "inference_mode", "layers_pattern", "layers_to_transform",
@@ -58,12 +67,12 @@ class PeftConfig:
         for name, value in config.items():
             _check_setting(name, value)
         return cls(
-            rank=_rank(config.get("r"), "r"),
-            alpha=_alpha(config.get("lora_alpha"), "lora_alpha"),
-            ranks=_patterns(config, "rank_pattern", _rank),
-            alphas=_patterns(config, "alpha_pattern", _alpha),
-            use_rslora=_switch(config, "use_rslora"),
-            use_dora=_switch(config, "use_dora"),
+            rank=_value(config, "r"),
+            alpha=_value(config, "lora_alpha"),
+            ranks=_patterns(config, "rank_pattern"),
+            alphas=_patterns(config, "alpha_pattern"),
+            use_rslora=bool(_value(config, "use_rslora")),
+            use_dora=bool(_value(config, "use_dora")),
         )
 
     def rank_and_scale(self, module: str) -> tuple[int, float]:
@@ -111,52 +120,25 @@ def _shown(value: Any) -> str:
     return f"{value!r:.200}"
 
 
-def _rank(value: Any, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_RANK:
+def _value(config: Mapping[str, Any], name: str) -> Any:
+    """The value of a setting that the arithmetic depends on."""
+    try:
+        return msgspec.convert(config.get(name), _READ[name])
+    except msgspec.ValidationError as error:
         raise AdapterError(
-            f"{CONFIG_FILE} has {name} {_shown(value)}; expected a whole number from 1 to "
-            f"{MAX_RANK}"
-        )
-    return value
+            f"{CONFIG_FILE} has {name} {_shown(config.get(name))}: {error}"
+        ) from error
 
 
-def _alpha(value: Any, name: str) -> float:
-    if not is_number(value) or not 0 < value <= _MAX_ALPHA:
-        raise AdapterError(
-            f"{CONFIG_FILE} has {name} {_shown(value)}; expected a number above 0 and at most "
-            f"{_MAX_ALPHA:g}"
-        )
-    return float(value)
-
-
-def _switch(config: Mapping[str, Any], name: str) -> bool:
-    value = config.get(name)
-    if not isinstance(value, bool | None):
-        raise AdapterError(f"{CONFIG_FILE} has {name} {_shown(value)}; expected true or false")
-    return bool(value)
-
-
-def _patterns(
-    config: Mapping[str, Any], name: str, read: Callable[[Any, str], Any]
-) -> tuple[tuple[_Matches, Any], ...]:
-    """Pairs of a pattern of module names, and a value that has been read."""
-    found = config.get(name)
-    if not is_set(found):
-        return ()
-    if not isinstance(found, dict):
-        raise AdapterError(
-            f"{CONFIG_FILE} has {name} {_shown(found)}; expected an object of patterns and numbers"
-        )
-    patterns = cast("dict[str, Any]", found)
+def _patterns(config: Mapping[str, Any], name: str) -> tuple[tuple[_Matches, Any], ...]:
+    """Pairs of a pattern of module names, and a value."""
+    patterns: dict[str, Any] = _value(config, name) if is_set(config.get(name)) else {}
     if sum(map(len, patterns)) > _MOST_PATTERN_TEXT:
         raise AdapterError(
             f"{CONFIG_FILE} has more than {_MOST_PATTERN_TEXT} characters of patterns in {name}; "
             "join patterns of equal values into one"
         )
-    return tuple(
-        (_matcher(pattern, name), read(value, f"{name}[{_shown(pattern)}]"))
-        for pattern, value in patterns.items()
-    )
+    return tuple((_matcher(pattern, name), value) for pattern, value in patterns.items())
 
 
 def _matcher(pattern: str, name: str) -> _Matches:

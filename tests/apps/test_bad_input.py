@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from short_runs import NIM
+from tiny_folders import write_tiny_model
 
 from legos.builtin import builtin_path
 from legos.cli import main
-from legos.fakes import write_tiny_model
 from legos.track import JsonlTracker
 
 FAST = (*NIM, "--steps", "2")

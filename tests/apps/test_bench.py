@@ -10,7 +10,6 @@ import pytest
 
 from legos.apps.bench import bench
 from legos.bench.engine_bench import EngineBench
-from legos.bench.rounds import Workload
 from legos.bench.speed import Line, _generation
 from legos.cli import main
 from legos.errors import ConfigError
@@ -62,7 +61,7 @@ def test_every_prompt_that_is_measured_is_computed(monkeypatch: pytest.MonkeyPat
     with closing(EngineBench(place, EngineLimits(max_rows=2, prefix_bytes=0))) as made:
         made.engine.load_adapter(made.adapter(POLICY)).result()
         before = made.computed()
-        assert len(list(_generation(made, 2, Workload(seconds=0.01)))) == 2
+        assert len(list(_generation(made, 2, 0.01))) == 2
         assert made.computed() - before == sum(measured)
 
 

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
+from tiny_folders import write_tiny_model
 
 from legos.apps.chat import chat
 from legos.builtin import EXAMPLE
 from legos.cli import main
 from legos.errors import EndpointError, RequestError
-from legos.fakes import HttpAnswer, HttpAsked, ScriptedServer, serving, write_tiny_model
 from legos.run.folder import RunFolder
 from legos.wiring.model import apply_lora, load_model
 

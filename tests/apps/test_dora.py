@@ -13,7 +13,6 @@ from legos.apps.evaluate import evaluate_run
 from legos.apps.export import export
 from legos.cli import main
 from legos.weights.folder import read_adapter
-from legos.weights.peft import read_peft
 
 SMALL = (
     *NIM,
@@ -82,5 +81,5 @@ def test_it_is_exported_in_every_form(run: Path, tmp_path: Path) -> None:
         told |= export(str(run), to=tmp_path / form, form=form)
     adapter = read_adapter(run / "adapters" / "v4")
     assert read_adapter(tmp_path / "mlx").info == adapter.info
-    assert read_peft(tmp_path / "peft").info == adapter.info
+    assert read_adapter(tmp_path / "peft").info == adapter.info
     assert told["largest_logprob_gap"] < 1e-4

@@ -17,7 +17,6 @@ from legos.run.find import adapter_of
 from legos.run.folder import RunFolder
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
-from legos.weights.peft import read_peft
 from legos.wiring.model import apply_lora, load_model
 
 ROWS = np.array([[1, 2, 3, 4, 5, 6], [9, 8, 7, 6, 5, 4]])
@@ -91,7 +90,7 @@ def test_adapters_come_back_from_both_formats(run: RunFolder, tmp_path: Path) ->
     adapter = read_adapter(adapter_of(run))
     assert main(["export", str(run.path), "--to", str(tmp_path / "peft")]) == 0
     assert main(["export", str(run.path), "--to", str(tmp_path / "mlx"), "--format", "mlx"]) == 0
-    assert read_peft(tmp_path / "peft").digest == adapter.digest
+    assert read_adapter(tmp_path / "peft").digest == adapter.digest
     assert read_adapter(tmp_path / "mlx").digest == adapter.digest
     config = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(run.path.parent / "model")

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 
 from legos.apps.play import Players, play
 from legos.cli import main
 from legos.config.schema import PlayConfig
 from legos.errors import ArenaError
-from legos.fakes import HttpAnswer, HttpAsked, ScriptedServer, serving
 
 TALK = """
 from legos import Arena, Task

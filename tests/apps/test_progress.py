@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from short_runs import FEW
+from virtual_time import in_virtual_time
 
 from legos.apps.progress import shown_while
 from legos.cli import main
 from legos.errors import EngineError
-from legos.fakes import in_virtual_time
 from legos.track.console import ConsoleTracker
 
 SLOW = """

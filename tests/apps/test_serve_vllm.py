@@ -45,7 +45,7 @@ import json, os, sys
 sys.path[:] = {path}
 import uvicorn
 from vllm_stand_in import StandIn
-from legos.fakes import ScriptedServer
+from scripted_server import ScriptedServer
 
 line = sys.argv[1:]
 with open({record!r}, "w") as file:

@@ -9,10 +9,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from tiny_folders import write_tiny_model
 
 from legos import Trainer, TrainingConfig, load_model
 from legos.cli import main
-from legos.fakes import make_sample, write_tiny_model
+from legos.fakes import make_sample
 from legos.records.sample import TrainingBatch
 
 ARENA = """

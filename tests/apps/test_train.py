@@ -15,13 +15,13 @@ import pytest
 from accounts import balanced_ledger
 from bench.peers import running
 from short_runs import FEW, NIM
+from tiny_folders import write_tiny_model
 
 from legos.apps import train as app
 from legos.apps.runs import list_runs
 from legos.cli import main
 from legos.config.resolve import read_config
 from legos.config.schema import RunConfig
-from legos.fakes import write_tiny_model
 from legos.run.checkpoint import newest_whole, read_state
 from legos.run.metrics import read_steps
 from legos.track import JsonlTracker

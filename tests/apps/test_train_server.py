@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 from accounts import balanced_ledger
+from scripted_server import serving
 from short_runs import NIM
+from tiny_folders import write_tiny_model
 
 from legos import apply_lora, load_model
 from legos.cli import main
 from legos.clients.engine import EngineClient
 from legos.clients.transport import server_name
 from legos.device import LocalEngine, ModelHandle
-from legos.fakes import serving, write_tiny_model
 from legos.run.metrics import read_steps
 from legos.server.app import make_app
 from legos.server.options import ServerOptions

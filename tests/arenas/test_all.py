@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from scripted_server import serving
+from tiny_folders import write_tiny_model
 
 from arenas.pipelines import run
 from legos import (
@@ -24,7 +26,7 @@ from legos.arena.registry import known_arenas
 from legos.checks import check_arena
 from legos.clients.engine import EngineClient
 from legos.config.schema import GenerationConfig, PlayConfig
-from legos.fakes import ScriptedClient, serving, write_tiny_model
+from legos.fakes import ScriptedClient
 from legos.protocols import Client
 from legos.records.message import Continuation, Prompt, Sampling
 from legos.records.names import POLICY

@@ -16,8 +16,8 @@ from arenas.problems import lists_in, question
 from arenas.refine import SUBJECTS, WORDS, Refine, Rules, score_of
 from arenas.zorplex import Zorplex
 from legos import Task
+from legos.checks.players import played, slack
 from legos.fakes import Asked, ScriptedClient
-from legos.fakes.players import Answer, played, slack
 from legos.play.cursor import plays_from
 
 Operator = Callable[[int, int], int]
@@ -90,8 +90,8 @@ def test_negotiation() -> None:
     sums = [best_surplus(task.data) / 100 for task in islice(arena.tasks(random.Random(0)), 2000)]
     assert abs(fmean(sums) - arena.reference()["largest_sum"]) < slack(sums)
 
-    def ends(_: str, __: Task, ___: int) -> Answer:
-        return lambda asked: "[end]"
+    def ends(*_: object) -> str:
+        return "[end]"
 
     arena.client = ScriptedClient([])
     for episode in played(arena, ends, plays_from(arena, 0, 8)).episodes:
@@ -109,14 +109,11 @@ def test_refine_by_copying_the_task() -> None:
 
 
 def test_duel_with_a_judge_that_tosses_a_coin() -> None:
-    def player(role: str, _: Task, __: int) -> Answer:
-        def answer(asked: Asked) -> str:
-            heads = asked.sampling.seed % 2
-            if role == "judge":
-                return "[A]" if heads else "[B]"
-            return "one two three four" if heads else "five six seven"
-
-        return answer
+    def player(role: str, _: Task, __: int, asked: Asked) -> str:
+        heads = asked.sampling.seed % 2
+        if role == "judge":
+            return "[A]" if heads else "[B]"
+        return "one two three four" if heads else "five six seven"
 
     arena = Duel(ScriptedClient([]))
     plays = plays_from(arena, 0, 1000, held_out=False)

@@ -21,10 +21,11 @@ from typing import Any
 import psutil
 from bench.command import Ratio, run, speed_ratio
 from bench.exact import exact_evaluation
+from bench.rounds import Workload
 
 from legos.arena.arena import Arena, GameArena
 from legos.arena.game import Game
-from legos.bench.rounds import Workload, medians
+from legos.bench.turns import medians
 from legos.play.step import play_all
 from legos.play.table import Table
 from legos.protocols import Seat

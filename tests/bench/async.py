@@ -25,10 +25,10 @@ from itertools import pairwise
 from typing import Any
 
 from bench.command import Ratio, run
+from bench.rounds import Workload
 
 from legos.arena.arena import Arena
 from legos.arena.registry import advice
-from legos.bench.rounds import Workload
 from legos.config.resolve import resolve
 from legos.config.schema import RunConfig
 from legos.credit import GRPOCredit

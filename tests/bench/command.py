@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import cyclopts
+from bench.rounds import Workload
 
-from legos.bench.rounds import Workload
 from legos.cli.output import show
 from legos.errors import ConfigError
 from legos.wiring.machine import blas_hint, quiet_collector

@@ -19,10 +19,10 @@ from typing import Any
 
 from bench.command import Compared, Ratio, run
 from bench.plain_loop import PlainLoop
+from bench.rounds import Workload
 from bench.train_bench import random_rows, train_bench
 from bench.vllm import measure_vllm
 
-from legos.bench.rounds import Workload
 from legos.builtin.files import ModelShape
 from legos.errors import ConfigError, EngineError
 from legos.remote.vllm.command import find_vllm

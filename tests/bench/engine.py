@@ -19,11 +19,12 @@ from itertools import pairwise
 from typing import Any
 
 from bench.command import Ratio, run
+from bench.rounds import Workload
 from msgspec.structs import replace
 
 from legos.bench.engine_bench import EngineBench, numbered_requests
 from legos.bench.models import write_bench_model
-from legos.bench.rounds import Workload, medians
+from legos.bench.turns import medians
 from legos.clients.submit import submit_all
 from legos.records.limits import EngineLimits
 from legos.records.names import BASE, POLICY

@@ -8,9 +8,9 @@ from random import Random
 from typing import Any
 
 from bench.command import speed_ratio
+from bench.rounds import Workload
 
 from legos.arena.arena import Arena
-from legos.bench.rounds import Workload
 from legos.credit import GRPOCredit
 from legos.credit.credited import with_samples
 from legos.fakes import numbered_tasks

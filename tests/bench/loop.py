@@ -11,16 +11,19 @@ if __name__ == "__main__":
 
 import asyncio
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
 from bench.command import Ratio, run, speed_ratio
+from bench.device_code import bare_shared_generation, record, recorded
 from bench.line import samples_per_minute, slow_play_throughput, timed_steps
+from bench.rounds import Workload
 
 from legos.arena.registry import advice
 from legos.bench.engine_bench import numbered_requests
-from legos.bench.rounds import Workload, medians, seconds_of
+from legos.bench.turns import medians, seconds_of
 from legos.clients.submit import submit_all
 from legos.config.resolve import resolve
 from legos.config.schema import RunConfig
@@ -131,7 +134,7 @@ class _LoopBench:
             generation=self._config.generation,
             seed=2,
         )
-        self._checks.record()
+        record(self._trainer.model)
         plays = play.concurrency * loop.step_concurrency
         seconds = self._work.part(0.4).seconds
         times, turns = timed_steps(self._trainer, arena, seconds, warm=5, plays=plays)
@@ -140,7 +143,7 @@ class _LoopBench:
             "seconds_per_step": wall / len(turns),
             "moves_per_s": sum(turns) / wall,
             "moves_per_step": statistics.mean(turns),
-            "outside_device_share": 1.0 - self._checks.recorded(times[0], times[-1]) / wall,
+            "outside_device_share": 1.0 - recorded(self._trainer.model, times[0], times[-1]) / wall,
         }
 
     def _compare(
@@ -169,7 +172,11 @@ class _LoopBench:
 
     def _bare_shared(self, prompts: Sequence[Row]) -> float:
         """Seconds of a bare loop for one token per prompt that computes equal prompts once."""
-        return self._checks.bare_shared_generation(self._trainer.engine, prompts, rows=self._rows)
+        engine: Any = self._trainer.engine
+        counts = Counter(prompts)
+        return engine.run(
+            lambda tree: bare_shared_generation(tree, counts, rows=self._rows)
+        ).result()
 
     def _update(self, rows: Sequence[Row]) -> Callable[[], float]:
         """A bare update on one more token after each row; a call returns its seconds."""

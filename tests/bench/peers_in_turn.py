@@ -7,9 +7,8 @@ from pathlib import Path
 
 from bench.clients import Ask, clients, speed
 from bench.peers import Server
+from bench.rounds import Workload
 from bench.streams import CHAT, chat
-
-from legos.bench.rounds import Workload
 
 __all__ = ["measure_servers", "ratios_to_best"]
 

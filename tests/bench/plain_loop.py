@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bench.rounds import Workload
 from bench.train_bench import TrainerProcess, program, random_rows
 
-from legos.bench.rounds import Workload
 from legos.bench.step_bench import Cost
 from legos.builtin.files import ModelShape, random_weights, weight_shapes, write_model
 

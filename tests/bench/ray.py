@@ -19,9 +19,9 @@ from typing import Any
 
 from bench.command import Ratio, run
 from bench.line import timed_steps
+from bench.rounds import Workload
 
 from legos.arena.registry import advice
-from legos.bench.rounds import Workload
 from legos.config.resolve import resolve
 from legos.config.schema import RunConfig
 from legos.play.step import play_each

@@ -25,11 +25,12 @@ from bench.clients import Body, clients, speed
 from bench.command import Compared, Ratio, run
 from bench.peers import ROWS, Server, drop_command, running, servers_of
 from bench.peers_in_turn import measure_servers, ratios_to_best
+from bench.rounds import Workload
 from bench.streams import CHAT, Streams, growth
 
 from legos.bench.engine_bench import EngineBench, numbered_requests
 from legos.bench.models import write_bench_model
-from legos.bench.rounds import Workload, medians
+from legos.bench.turns import medians
 from legos.records.limits import EngineLimits
 from legos.records.names import BASE, POLICY
 from legos.weights.adapter import pack_adapter

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import count, pairwise
 
 from bench.clients import Answer, Ask, Body, speed
+from bench.rounds import Workload
 
-from legos.bench.rounds import Workload
 from legos.errors import EngineError
 
 __all__ = ["CHAT", "Streams", "chat", "growth"]

@@ -11,9 +11,9 @@ import pytest
 from bench import command
 from bench.command import Compared, Ratio, explained, judged
 from bench.exact import exact_evaluation
+from bench.rounds import Workload
 from launched import finished
 
-from legos.bench.rounds import Workload
 from legos.errors import ConfigError
 
 FOLDER = Path(__file__).parent

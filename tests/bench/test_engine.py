@@ -3,8 +3,7 @@
 import pytest
 from bench.command import judged
 from bench.engine import RATIOS, bench_engine
-
-from legos.bench.rounds import Workload
+from bench.rounds import Workload
 
 
 @pytest.mark.slow

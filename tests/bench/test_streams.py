@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 from bench.clients import Answer, Body
+from bench.rounds import Workload
 from bench.streams import Streams, chat, growth
 
-from legos.bench.rounds import Workload
 from legos.errors import EngineError
 
 

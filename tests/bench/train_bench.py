@@ -38,7 +38,8 @@ def train_bench(
         return StepBench(model, device_checks(model), **settings)
     from bench.torch_bare import TorchBaseline
 
-    return StepBench(model, TorchBaseline(model), **settings)
+    baseline: Any = TorchBaseline(model)
+    return StepBench(model, baseline, **settings)
 
 
 def random_rows(count: int, low: int, high: int, *, prompt: float) -> list[Split]:

@@ -14,13 +14,15 @@ from typing import Any
 import httpx
 import numpy as np
 from bench.clients import clients
+from bench.rounds import Workload
 
-from legos.bench.models import random_adapter, write_bench_model
-from legos.bench.rounds import Workload, medians
+from legos.bench.models import write_bench_model
+from legos.bench.turns import medians
 from legos.builtin import BUILTIN, builtin_path
 from legos.clients.lists import LISTED
 from legos.clients.submit import submit_all
 from legos.device import ModelHandle
+from legos.fakes.records import random_adapter
 from legos.files.atomic import write_folder
 from legos.records.names import POLICY
 from legos.records.request import Request

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from tiny_folders import write_tiny_model
 from tokenizers import Tokenizer
 
 from legos.builtin.files import ModelShape, random_weights, weight_shapes, write_model
 from legos.builtin.vocabulary import SPECIALS, TOKENS
 from legos.errors import ModelError
-from legos.fakes.models import write_tiny_model
 
 FILES = {
     "config.json",

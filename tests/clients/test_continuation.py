@@ -5,9 +5,9 @@ import logging
 from typing import Any
 
 import pytest
+from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 
 from legos.clients.openai import OpenAIClient
-from legos.fakes import HttpAnswer, HttpAsked, ScriptedServer, serving
 from legos.records.message import Completion, Continuation, Message, Sampling, ToolCall
 
 LAST = Completion(

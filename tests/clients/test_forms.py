@@ -5,10 +5,10 @@ import json
 from typing import Any
 
 import pytest
+from scripted_server import HttpAnswer, ScriptedServer, serving
 
 from legos.clients.openai import OpenAIClient
 from legos.errors import EndpointError
-from legos.fakes import HttpAnswer, ScriptedServer, serving
 from legos.records.message import Completion, Message, Sampling
 
 ASK = (Message("user", "hello"),)

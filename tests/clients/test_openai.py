@@ -4,11 +4,11 @@ import asyncio
 from typing import Any
 
 import pytest
+from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 
 from legos.clients.openai import OpenAIClient
 from legos.clients.requests import split_adapter
 from legos.errors import AdapterError, EndpointError, RequestError
-from legos.fakes import HttpAnswer, HttpAsked, ScriptedServer, serving
 from legos.records.message import Completion, Filters, Message, Sampling
 
 ASK = (Message("user", "hello"),)

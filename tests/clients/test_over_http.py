@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scripted_server import serving
 
 from legos import (
     DrGRPOCredit,
@@ -22,7 +23,6 @@ from legos import (
 from legos.clients.engine import EngineClient
 from legos.device import LocalEngine, ModelHandle
 from legos.errors import AdapterError, RequestError
-from legos.fakes import serving
 from legos.loop.evaluation import ArenaEvaluation
 from legos.loop.trainer import Metrics
 from legos.records.message import Completion

@@ -6,10 +6,10 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+from virtual_time import in_virtual_time
 
 from legos.clients.pool import CHECK_S, ServerPool
 from legos.errors import EndpointError, EngineError
-from legos.fakes import in_virtual_time
 
 
 class Server:

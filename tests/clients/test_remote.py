@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from msgspec.structs import replace
+from scripted_server import serving
 
 from legos import Message, Sampling, apply_lora, load_model
 from legos.clients.engine import EngineClient
@@ -16,7 +17,6 @@ from legos.clients.remote import CLOSE_S, RemoteEngine
 from legos.clients.served import LegosServer
 from legos.device import LocalEngine, ModelHandle
 from legos.errors import AdapterError, EngineError, RequestError
-from legos.fakes import serving
 from legos.records.message import Completion
 from legos.records.request import Request
 from legos.server.app import make_app

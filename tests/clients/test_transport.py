@@ -10,11 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
+from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 
 from legos.clients.openai import OpenAIClient
 from legos.clients.transport import retry_after
 from legos.errors import EndpointError, RequestError
-from legos.fakes import HttpAnswer, HttpAsked, ScriptedServer, serving
 from legos.records.message import Completion, Message, Sampling
 
 ASK = (Message("user", "hello"),)

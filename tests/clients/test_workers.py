@@ -8,10 +8,11 @@ from random import Random
 from typing import Any
 
 import pytest
+from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 
 from legos import Arena, GRPOCredit, Task, Workers
 from legos.errors import ConfigError, EndpointError, RequestError
-from legos.fakes import HttpAnswer, HttpAsked, ScriptedClient, ScriptedServer, serving
+from legos.fakes import ScriptedClient
 from legos.play.table import Table
 from legos.protocols import Seat
 

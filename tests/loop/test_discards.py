@@ -5,12 +5,13 @@ import random
 from collections import Counter
 
 import pytest
+from virtual_time import in_virtual_time
 
 from arenas.kuhn import Kuhn
 from arenas.nim import Nim
 from legos.arena.arena import GameArena
 from legos.credit import GRPOCredit
-from legos.fakes import Asked, FakeBackend, FakePublisher, ScriptedClient, in_virtual_time
+from legos.fakes import Asked, FakeBackend, FakePublisher, ScriptedClient
 from legos.loop.loop import training_loop
 from legos.loop.mix import Mix
 from legos.loop.trainer import PolicyTrainer, StepSettings

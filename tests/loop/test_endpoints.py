@@ -7,20 +7,13 @@ from itertools import count
 from typing import Any
 
 import pytest
+from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 
 from legos.arena.arena import Arena
 from legos.clients.openai import OpenAIClient
 from legos.credit import GRPOCredit
 from legos.errors import ArenaError
-from legos.fakes import (
-    FakeBackend,
-    FakePublisher,
-    HttpAnswer,
-    HttpAsked,
-    ScriptedClient,
-    ScriptedServer,
-    serving,
-)
+from legos.fakes import FakeBackend, FakePublisher, ScriptedClient
 from legos.loop.loop import training_loop
 from legos.loop.trainer import PolicyTrainer, StepSettings
 from legos.losses.objective import Objective

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 import pytest
 from run_world import step_settings
 from simulated import SimulatedEngine
+from virtual_time import in_virtual_time
 
 from legos.arena.arena import Arena
 from legos.credit import GRPOCredit
-from legos.fakes import FakeBackend, FakePublisher, ScriptedClient, in_virtual_time
+from legos.fakes import FakeBackend, FakePublisher, ScriptedClient
 from legos.loop.loop import training_loop
 from legos.loop.pace import Pace, Slots
 from legos.loop.trainer import Metrics, PolicyTrainer

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from msgspec import structs
+from virtual_time import in_virtual_time
 
 from legos.arena.arena import Arena
 from legos.arena.endings import Forfeit
 from legos.credit import GRPOCredit, RAECredit
 from legos.errors import ArenaError, EngineError, Stopped
-from legos.fakes import FakeBackend, FakePublisher, ScriptedClient, in_virtual_time
+from legos.fakes import FakeBackend, FakePublisher, ScriptedClient
 from legos.loop.loop import batcher_of, training_loop
 from legos.loop.mix import mix_of
 from legos.loop.player import Player

@@ -3,8 +3,7 @@
 import asyncio
 
 from simulated import SimulatedEngine
-
-from legos.fakes import in_virtual_time
+from virtual_time import in_virtual_time
 
 
 def test_an_engine_computes_as_many_requests_as_it_has_rows() -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from bench.programs.peer_trainer import mlx_lm_lora_gradients
 from mlx.utils import tree_flatten
+from tiny_folders import write_tiny_model
 
-from legos.fakes import make_sample, write_tiny_model
+from legos.fakes import make_sample
 from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
 from legos.mlx.model.load import load_tree

@@ -6,8 +6,7 @@ from typing import Any
 import httpx
 import pytest
 from bench.peers import running, serve_command, stock_command
-
-from legos.fakes import write_tiny_model
+from tiny_folders import write_tiny_model
 
 pytestmark = pytest.mark.slow
 TEXT = {"prompt": "Nim: 5 left, last one wins.", "max_tokens": 4}

@@ -15,10 +15,11 @@ import pytest
 from mlx_lm import lora
 from short_runs import NIM
 from starlette.testclient import TestClient
+from tiny_folders import write_tiny_model
 
 from legos.apps.adapters import loaded, named_adapter
 from legos.cli import main
-from legos.fakes import make_sample, write_tiny_model
+from legos.fakes import make_sample
 from legos.records.limits import EngineLimits
 from legos.records.step import BackendConfig
 from legos.server.options import ServerOptions

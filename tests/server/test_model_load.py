@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from legos.fakes import write_tiny_model
+from tiny_folders import write_tiny_model
 
 WIDE = 10_000_000  # of the middle of an MLP: 7 GiB of weights, none of them on disk
 

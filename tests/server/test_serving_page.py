@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 from safetensors.numpy import save_file
+from tiny_folders import write_tiny_model
 
 from legos.apps.served_run import DRAIN_S
 from legos.cli import commands, main
@@ -29,7 +30,6 @@ from legos.clients.engine import _TREES
 from legos.clients.news import MOST_PARTS
 from legos.device import ModelHandle
 from legos.errors import AdapterError
-from legos.fakes import write_tiny_model
 from legos.records.message import MAX_ALTERNATIVES, MAX_BIAS
 from legos.run.folder import RunFolder
 from legos.server.connections import MOST_PIPELINED

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from accounts import balanced_ledger
 from safetensors.numpy import save_file
+from scripted_server import serving
 
 from legos import apply_lora, load_model
 from legos.builtin import builtin_path
 from legos.cli import main
 from legos.clients.engine import EngineClient
 from legos.errors import ModelError
-from legos.fakes import make_sample, serving
+from legos.fakes import make_sample
 from legos.losses.objective import Objective
 from legos.records.step import BackendConfig, Update
 from legos.run.metrics import read_steps

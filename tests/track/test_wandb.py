@@ -5,43 +5,27 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from legos.track.wandb import WandbMode, choose_mode
 
 
-@pytest.fixture
-def nothing_configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    return tmp_path / "netrc"
-
-
-@pytest.mark.usefixtures("nothing_configured")
-def test_auto_is_offline_without_a_key() -> None:
-    assert choose_mode("auto") == "offline"
-
-
-@pytest.mark.usefixtures("nothing_configured")
-def test_auto_is_online_with_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    assert choose_mode("auto") == "online"
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    assert choose_mode("auto") == "offline"
-
-
-def test_auto_finds_the_key_of_its_host_in_netrc(
-    nothing_configured: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("found", "environment", "chosen"),
+    [(False, "", "offline"), (True, "", "online"), (True, "offline", "offline")],
+)
+def test_auto_is_online_with_a_key(
+    found: bool, environment: str, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nothing_configured.write_text("machine my.wandb.example login user password key\n")
-    nothing_configured.chmod(0o600)
-    assert choose_mode("auto") == "offline"
-    monkeypatch.setenv("WANDB_BASE_URL", "https://my.wandb.example")
-    assert choose_mode("auto") == "online"
-    nothing_configured.write_text("not a netrc file\n")
-    assert choose_mode("auto") == "offline"
+    def login(*, prompt: bool, verify: bool) -> bool:
+        assert (prompt, verify) == (False, False)
+        return found
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(login=login))
+    monkeypatch.setenv("WANDB_MODE", environment)
+    assert choose_mode("auto") == chosen
 
 
 @pytest.mark.parametrize("mode", ["online", "offline"])

@@ -10,10 +10,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from tiny_folders import write_tiny_model
 
 from legos.builtin.vocabulary import TOKENS
 from legos.errors import AdapterError
-from legos.fakes import write_tiny_model
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.model.load import load_tree
 from legos.weights.adapter import pack_adapter

@@ -16,7 +16,7 @@ from legos.errors import AdapterError
 from legos.weights.adapter import Adapter, LoraShape, pack_adapter, shape_of
 from legos.weights.folder import read_adapter, write_adapter
 from legos.weights.packed import unpack_adapter
-from legos.weights.peft import from_peft, read_peft, to_peft, write_peft
+from legos.weights.peft import from_peft, to_peft, write_peft
 from legos.weights.tensors import pack_tensors, unpack_tensors
 
 Q = "model.layers.2.self_attn.q_proj"
@@ -150,7 +150,7 @@ def test_a_folder_of_another_program_is_read(tmp_path: Path) -> None:
     tensors, config = plain()
     save_file(tensors, tmp_path / "adapter_model.safetensors", {"format": "pt"})
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
-    adapter = read_peft(tmp_path)
+    adapter = read_adapter(tmp_path)
     assert (adapter.name, adapter.version) == ("policy", 1)
     assert adapter.shape == LoraShape(
         rank=2, scale=8.0, num_layers=1, modules=("self_attn.q_proj",)

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from reference_parity import mixed_samples
+from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
+from tiny_folders import write_tiny_model
 
 from legos import GRPOCredit, Trainer, TrainingConfig, load_model, make_arena
 from legos.config.schema import GenerationConfig
 from legos.device import ModelHandle
 from legos.errors import EngineError
-from legos.fakes import HttpAnswer, HttpAsked, ScriptedServer, serving, write_tiny_model
 from legos.loop.loop import synchronous_training_loop
 from legos.losses.softmax import log_softmax
 from legos.server.options import ServerOptions

@@ -14,12 +14,13 @@ import psutil
 import pytest
 from msgspec import structs
 from reference_parity import check_equal_steps, mixed_samples, moved_backend
+from scripted_server import HttpAnswer, ScriptedServer, serving
+from tiny_folders import write_tiny_model
 
 from legos import GRPOCredit, TrainingConfig, load_model, make_arena, synchronous_training_loop
 from legos.clients import served
 from legos.device import ModelHandle
 from legos.errors import ConfigError, EngineError, ModelError, TrainerError
-from legos.fakes import HttpAnswer, ScriptedServer, serving, write_tiny_model
 from legos.loop.loop import batcher_of, training_loop
 from legos.loop.mix import mix_of
 from legos.records.step import BackendConfig

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_server import serving
 
 from legos.config.schema import RunConfig
 from legos.errors import AdapterError, EngineError
-from legos.fakes import serving
 from legos.mlx import device
 from legos.server.options import ServerOptions
 from legos.weights.folder import write_adapter

@@ -1,17 +1,29 @@
-"""Baseline generation for benches: mlx-lm's ``BatchGenerator`` without an engine around it."""
+"""Minimal loops of mlx-lm and MLX, with which the bench compares an engine and a trainer.
+
+Generation is mlx-lm's ``BatchGenerator``. An optimiser step pads its rows, differentiates
+automatically and applies AdamW, as trainers do that pad their rows.
+"""
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import mlx.optimizers as optim
+import numpy as np
+from mlx.utils import tree_map
 from mlx_lm.generate import BatchGenerator
 
-__all__ = ["bare_generation", "bare_load", "bare_shared_generation"]
+from legos.mlx.generate.prefill import pad_rows
+from legos.mlx.model.forward import CausalModel
+
+__all__ = ["Row", "Split", "bare_generation", "bare_generator", "make_bare_update"]
 
 Row = tuple[int, ...]
+Split = tuple[Row, int]
+"""Token ids, and how many of them are the prompt."""
 
 
 def bare_generation(
@@ -26,7 +38,7 @@ def bare_generation(
         rows: number of rows that are decoded, and prefilled, at once.
     """
     started = time.perf_counter()
-    generator = _generator(model, max_tokens=max_tokens, rows=rows)
+    generator = bare_generator(model, max_tokens=max_tokens, rows=rows)
     generator.insert([list(prompt) for prompt in prompts])
     left = len(prompts)
     while left:
@@ -35,33 +47,7 @@ def bare_generation(
     return time.perf_counter() - started
 
 
-def bare_shared_generation(model: nn.Module, counts: Mapping[Row, int], *, rows: int) -> float:
-    """Measure the seconds in which a minimal loop samples ``count`` tokens after each prompt.
-
-    A ``BatchGenerator`` computes each distinct prompt once; the tokens are drawn from the
-    log-probabilities that it returns, and the log-probability of each token is read.
-    """
-    started = time.perf_counter()
-    generator = _generator(model, max_tokens=1, rows=rows)
-    prompts = list(counts)
-    numbers = dict(zip(generator.insert([list(p) for p in prompts]), prompts, strict=True))
-    while numbers:
-        for response in generator.next_generated():
-            count = counts[numbers.pop(response.uid)]
-            tokens = mx.random.categorical(response.logprobs, num_samples=count)
-            _ = tokens.tolist(), response.logprobs[tokens].tolist()
-    generator.close()
-    return time.perf_counter() - started
-
-
-def bare_load(file: Path) -> float:
-    """Measure the seconds in which MLX reads a file of arrays."""
-    started = time.perf_counter()
-    mx.eval(mx.load(str(file)))
-    return time.perf_counter() - started
-
-
-def _generator(model: nn.Module, *, max_tokens: int, rows: int) -> BatchGenerator:
+def bare_generator(model: nn.Module, *, max_tokens: int, rows: int) -> BatchGenerator:
     """A generator that leaves Metal's wired limit as it is; see ``bound_memory``."""
     module = sys.modules[BatchGenerator.__module__]
     vars(module)["maybe_set_recommended_wired_limit"] = lambda: None
@@ -73,3 +59,61 @@ def _generator(model: nn.Module, *, max_tokens: int, rows: int) -> BatchGenerato
         prefill_batch_size=rows,
         stream=mx.default_stream(mx.default_device()),
     )
+
+
+def make_bare_update(
+    model: nn.Module, blocks: Sequence[Sequence[Split]], *, pad_to: int = 0
+) -> Callable[[], None]:
+    """Make a function that does one update on blocks of rows, padded to the longest in each block.
+
+    The loss is the negative mean log-probability of the completion tokens.
+
+    Args:
+        model: the module tree with LoRA.
+        blocks: rows that are computed together.
+        pad_to: minimum padded length, tokens.
+    """
+    forward = CausalModel(model)
+    optimiser = optim.AdamW(learning_rate=1e-6)
+    total = sum(len(tokens) - prompt for block in blocks for tokens, prompt in block)
+    inputs = [_inputs(block, pad_to) for block in blocks]
+
+    def loss(input_ids: mx.array, rows: mx.array, columns: mx.array, targets: mx.array) -> mx.array:
+        logits = forward.logits_at(input_ids, rows, columns)
+        chosen = mx.take_along_axis(logits, targets[:, None], axis=1)[:, 0]
+        return -mx.sum(chosen - mx.logsumexp(logits, axis=1)) / total
+
+    step = nn.value_and_grad(model, loss)
+
+    def update() -> None:
+        _, gradients = _summed(step(*block) for block in inputs)
+        gradients, _ = optim.clip_grad_norm(gradients, 1.0)
+        optimiser.update(model, gradients)
+        mx.eval(model.trainable_parameters(), optimiser.state)
+
+    return update
+
+
+def _summed(parts: Iterable[Any]) -> Any:
+    """The sum of arrays or trees of arrays; each part is evaluated before the next one is made."""
+    total: Any = None
+    for part in parts:
+        total = part if total is None else tree_map(mx.add, total, part)
+        mx.eval(total)
+    return total
+
+
+def _inputs(block: Sequence[Split], pad_to: int) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+    """Token ids [R, T], and the row, column and target id of every completion token."""
+    input_ids, _ = pad_rows([tokens[:-1] for tokens, _ in block])
+    input_ids = mx.pad(input_ids, [(0, 0), (0, max(0, pad_to - input_ids.shape[1]))])
+    places = np.array(
+        [
+            (row, column - 1, tokens[column])
+            for row, (tokens, prompt) in enumerate(block)
+            for column in range(prompt, len(tokens))
+        ],
+        np.int32,
+    )
+    rows, columns, targets = (mx.array(places[:, axis]) for axis in range(3))
+    return input_ids, rows, columns, targets

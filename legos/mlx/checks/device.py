@@ -1,26 +1,31 @@
-"""The measurements of MLX that the benches and the self-test use, on one model."""
+"""The measurements of MLX that the bench and the self-test use, on one model."""
 
-from collections import Counter
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+from numpy.typing import NDArray
+
 from legos.device import LocalEngine
-from legos.mlx.checks.bare import bare_generation, bare_load, bare_shared_generation
-from legos.mlx.checks.bare_training import Split, make_bare_update
-from legos.mlx.checks.small_checks import LONG_CHECKS, SMALL_CHECKS
-from legos.mlx.checks.step_check import run_step
+from legos.losses.normalisation import normalisation_weights
+from legos.losses.objective import Objective
+from legos.mlx.checks.bare import Row, Split, bare_generation, make_bare_update
 from legos.mlx.device import MlxModel
 from legos.mlx.generate.engine import MlxEngine
+from legos.mlx.model.fuse import set_adapter
+from legos.mlx.model.load import load_tree
+from legos.mlx.model.lora import add_lora
 from legos.mlx.model.machine import memory_facts, peak_bytes
-from legos.mlx.model.spans import covered
+from legos.mlx.train.step_gradients import StepGradients
+from legos.records.packing import StepSamples
 from legos.records.sample import Sample
-from legos.records.step import MeasuredStep
 from legos.weights.adapter import Adapter
 from legos.weights.folder import WEIGHTS_FILE
 
 __all__ = ["MlxChecks"]
-
-Row = tuple[int, ...]
 
 
 class MlxChecks:
@@ -30,65 +35,83 @@ class MlxChecks:
         self._model = model
 
     def bare_generation(
-        self, engine: LocalEngine, prompts: Sequence[Row], *, max_tokens: int, rows: int
+        self,
+        engine: LocalEngine,
+        prompts: Sequence[Row],
+        *,
+        max_tokens: int,
+        rows: int,
     ) -> float:
-        """Seconds of mlx-lm's ``BatchGenerator``, which computes equal prompts again."""
+        """Seconds in which mlx-lm's ``BatchGenerator`` samples a completion of every prompt.
+
+        Args:
+            engine: an engine of the model, whose thread and weights are used.
+            prompts: token ids of each prompt; equal prompts are computed again.
+            max_tokens: number of tokens of each completion.
+            rows: number of rows that are decoded, and prefilled, at once.
+        """
         assert isinstance(engine, MlxEngine), "an engine of this model"
         return engine.run(
             lambda tree: bare_generation(tree, prompts, max_tokens=max_tokens, rows=rows)
         ).result()
 
-    def bare_shared_generation(
-        self, engine: LocalEngine, prompts: Sequence[Row], *, rows: int
-    ) -> float:
-        """Seconds of ``BatchGenerator`` for one token per prompt, equal prompts computed once."""
-        assert isinstance(engine, MlxEngine), "an engine of this model"
-        counts = Counter(prompts)
-        return engine.run(lambda tree: bare_shared_generation(tree, counts, rows=rows)).result()
-
     def bare_load(self, engine: LocalEngine, folder: Path) -> float:
-        """Seconds of ``mx.load`` for an adapter's folder, its arrays evaluated."""
+        """Seconds in which MLX reads the arrays of an adapter's folder, on the engine's thread."""
         assert isinstance(engine, MlxEngine), "an engine of this model"
-        return engine.run(lambda _: bare_load(folder / WEIGHTS_FILE)).result()
+
+        def load() -> float:
+            started = time.perf_counter()
+            mx.eval(mx.load(str(folder / WEIGHTS_FILE)))
+            return time.perf_counter() - started
+
+        return engine.run(lambda _: load()).result()
 
     def bare_update(
         self, blocks: Sequence[Sequence[Split]], *, pad_to: int = 0
     ) -> Callable[[], None]:
-        """Make a baseline optimiser step on blocks of rows; it runs on the model's thread."""
+        """Make a minimal optimiser step, which runs on the model's thread.
+
+        Args:
+            blocks: rows that are computed together, padded to the longest of them.
+            pad_to: minimum padded length, tokens.
+        """
         worker, tree = self._model.worker, self._model.tree
         update = worker.call(lambda: make_bare_update(tree, blocks, pad_to=pad_to)).result()
         return lambda: worker.call(update).result()
 
-    def step(
+    def gradients(
         self,
         adapter: Adapter,
         samples: Sequence[Sample],
         *,
         share: bool = True,
         checkpoint: bool = False,
-    ) -> MeasuredStep:
-        """Compute the gradients of one step on a separate tree, on the calling thread."""
-        return run_step(self._model.folder, adapter, samples, share=share, checkpoint=checkpoint)
+    ) -> NDArray[np.float64]:
+        """Compute the gradients of one step on a newly loaded module tree, on the calling thread.
+
+        Args:
+            adapter: LoRA arrays of the policy.
+            samples: samples of the step.
+            share: whether rows share prefixes, where the architecture allows it.
+            checkpoint: whether layers are computed again in the backward pass.
+
+        Returns:
+            [N] gradients of all LoRA arrays, concatenated.
+        """
+        tree = load_tree(self._model.folder)
+        add_lora(tree, adapter.shape, seed=0)
+        set_adapter(tree, adapter)
+        longest = max(len(sample.token_ids) for sample in samples)
+        step = StepGradients(tree, max_tokens=4 * longest, checkpointing=checkpoint)
+        step.shares = step.shares and share
+        whole = StepSamples(samples=samples, weights=normalisation_weights(samples, "token"))
+        found = dict(tree_flatten(step.of_step(whole, Objective(), {}).gradients))
+        return np.concatenate([np.array(found[name], np.float64).ravel() for name in sorted(found)])
 
     def peak_bytes(self, call: Callable[[], object]) -> int:
         """Run a call; returns the peak of MLX's memory in bytes, minus what was held before."""
         return peak_bytes(call)
 
-    def small_check(self, name: str, *, long: bool = False) -> Mapping[str, float] | str:
-        """Run one of ``SMALL_CHECKS`` on a small random model, on the calling thread."""
-        return (LONG_CHECKS if long else SMALL_CHECKS)[name]()
-
     def memory(self) -> Mapping[str, float]:
         """Memory that MLX holds now, and its peak so far, in MiB."""
         return memory_facts()
-
-    def record(self) -> None:
-        """Start recording the time spans of device code in the model's engines and backend."""
-        for spans in self._model.spans:
-            spans.found.clear()
-            spans.recording = True
-
-    def recorded(self, start: float, end: float) -> float:
-        """Seconds in which device code ran, between two readings of ``perf_counter``."""
-        found = [span for spans in self._model.spans for span in spans.found]
-        return covered((max(a, start), min(b, end)) for a, b in found if b > start and a < end)

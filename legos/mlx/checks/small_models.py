@@ -19,12 +19,9 @@ import mlx.nn as nn
 import mlx_lm.models
 from mlx.utils import tree_flatten, tree_unflatten
 
-from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.model.mended import mend
-from legos.mlx.model.worker import ThreadWorker
-from legos.records.limits import EngineLimits
 
-__all__ = ["VOCABULARY", "architectures", "small_engine", "small_model"]
+__all__ = ["CONTEXT", "VOCABULARY", "architectures", "small_model"]
 
 VOCABULARY, CONTEXT = 64, 1024  # tokens
 _VARIANTS = {"gemma4_moe": "gemma4_text"}  # name -> module of mlx-lm
@@ -89,27 +86,6 @@ def _drawn(
             drawn.append((name, value.astype(mx.bfloat16)))
     mx.eval(drawn)
     return made, drawn
-
-
-def small_engine(
-    architecture: str, *, limits: EngineLimits | None = None, **fields: Any
-) -> MlxEngine:
-    """An engine of a small model, on its own thread; ``fields`` are those of ``small_model``.
-
-    Raises:
-        ModelError: the model cannot be served.
-    """
-    worker, context = ThreadWorker("legos-check"), fields.get("max_position_embeddings", CONTEXT)
-
-    def build() -> MlxEngine:
-        tree = small_model(architecture, **fields)
-        return MlxEngine(worker, tree, num_vocabulary=VOCABULARY, context=context, limits=limits)
-
-    try:
-        return worker.call(build).result()
-    except BaseException:
-        worker.close()
-        raise
 
 
 @cache

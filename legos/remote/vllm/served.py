@@ -15,7 +15,8 @@ from pathlib import Path
 from legos.files.atomic import write_folder
 from legos.remote.vllm.live import ServedModel
 from legos.weights.adapter import Adapter
-from legos.weights.peft import read_peft, write_peft
+from legos.weights.folder import read_adapter
+from legos.weights.peft import write_peft
 
 __all__ = ["AdapterFolders", "left_over"]
 
@@ -61,7 +62,7 @@ class AdapterFolders:
         """
         place = self.place(served)
         if place.exists():
-            (await asyncio.to_thread(read_peft, place)).checked(served.digest, f"remove {place}")
+            (await asyncio.to_thread(read_adapter, place)).checked(served.digest, f"remove {place}")
         else:
             await asyncio.to_thread(write_folder, place, lambda new: write_peft(adapter, new))
 

@@ -16,11 +16,12 @@ from typing import Any
 
 import httpx
 import pytest
+from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 
 from legos import Arena, Trainer, TrainingConfig, load_model, make_arena
 from legos.arena.registry import find_arena
 from legos.config.schema import PlayConfig
-from legos.fakes import HttpAnswer, HttpAsked, ScriptedClient, ScriptedServer, serving
+from legos.fakes import ScriptedClient
 from legos.play.endpoint import Endpoint
 from legos.play.step import play_all
 from legos.records.episode import Episode

@@ -28,7 +28,7 @@ from legos.records.step import BackendConfig, Update
 from legos.weights.adapter import Adapter, pack_adapter
 from legos.weights.folder import read_adapter, write_adapter
 from legos.weights.packed import unpack_adapter
-from legos.weights.peft import read_peft, to_peft, write_peft
+from legos.weights.peft import to_peft, write_peft
 
 TOKENS = mx.array([[5, 9, 40, 77, 12], [8, 1, 300, 20, 4], [5, 9, 40, 77, 12], [3, 3, 2, 90, 91]])
 MODELS: Mapping[str, Mapping[str, Any]] = {
@@ -304,7 +304,7 @@ def test_a_folder_is_loaded_by_mlx_lm(
 def test_a_folder_comes_back_from_pefts_format(folders: Mapping[str, Path], tmp_path: Path) -> None:
     adapter, tree = trained(folders["llama"], seed=1)
     write_peft(adapter, tmp_path)
-    again = read_peft(tmp_path)
+    again = read_adapter(tmp_path)
     assert again.info == adapter.info
     assert again.shape.use_dora
     other = load_tree(folders["llama"])

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from launched import finished, two_processes
-
-from legos.fakes import write_tiny_model
+from tiny_folders import write_tiny_model
 
 SCRIPT = """
 import json, sys

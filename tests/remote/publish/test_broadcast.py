@@ -11,19 +11,12 @@ from typing import Any
 import pytest
 from published import caught_up, publishers, small_adapter
 from run_world import Duel, step_settings
+from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
+from virtual_time import in_virtual_time
 
 from legos.credit import RAECredit
 from legos.errors import AdapterError, EngineError
-from legos.fakes import (
-    Asked,
-    FakeBackend,
-    HttpAnswer,
-    HttpAsked,
-    ScriptedClient,
-    ScriptedServer,
-    in_virtual_time,
-    serving,
-)
+from legos.fakes import Asked, FakeBackend, ScriptedClient
 from legos.loop.loop import training_loop
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.records.step import PassResult

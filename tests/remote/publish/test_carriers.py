@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from published import caught_up, publishers, small_adapter
+from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 
 from legos.errors import CheckpointError, ConfigError, EngineError
-from legos.fakes import HttpAnswer, HttpAsked, ScriptedServer, serving
 from legos.remote.publish import broadcast
 from legos.remote.publish.broadcast import Broadcaster
 from legos.remote.publish.carriers import SLOTS, Carrier

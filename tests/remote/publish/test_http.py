@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 
 from legos.errors import AdapterError, EngineError
-from legos.fakes import HttpAnswer, HttpAsked, ScriptedServer, serving
 from legos.remote.publish.http import HttpPublisher
 from legos.weights.adapter import Adapter, AdapterInfo, LoraShape
 from legos.weights.packed import unpack_adapter

@@ -3,8 +3,7 @@
 import pytest
 from bench.command import judged
 from bench.ray import RATIOS, bench_ray
-
-from legos.bench.rounds import Workload
+from bench.rounds import Workload
 
 pytestmark = [
     pytest.mark.optional,

@@ -8,12 +8,12 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from tiny_folders import write_tiny_model
 
 from legos import Message, Sampling, apply_lora, load_model
 from legos.clients.engine import EngineClient
 from legos.device import ModelHandle
 from legos.errors import AdapterError, EngineError, ModelError, RequestError
-from legos.fakes import write_tiny_model
 from legos.records.message import Completion
 from legos.remote.process import ServerProcess
 from legos.weights.adapter import Adapter

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from published import small_adapter
+from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 from vllm_stand_in import StandIn, small_probe
 
 from legos.errors import AdapterError, EngineError
-from legos.fakes import HttpAnswer, HttpAsked, ScriptedServer, serving
 from legos.remote.vllm.live import LiveAdapters
 from legos.remote.vllm.publisher import VllmPublisher
 from legos.remote.vllm.upkeep import GivenServer

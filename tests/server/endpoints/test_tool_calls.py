@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
+from tiny_folders import write_tiny_model
 
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
-from legos.fakes import FakeEngine, write_tiny_model
+from legos.fakes import FakeEngine
 
 TOOLS = [{"type": "function", "function": {"name": "now", "description": "Tells the time."}}]
 CHAT: list[Any] = [{"role": "user", "content": "What time is it?"}]

@@ -6,12 +6,12 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from architectures import harness
+from architectures.harness import check_architecture
+from architectures.table import table_row
 from mlx.utils import tree_map
 
-from legos.apps.architectures import table_row
 from legos.errors import ModelError
-from legos.mlx.checks import architectures
-from legos.mlx.checks.architectures import check_architecture
 from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.generate.prefix_cache import PrefixCache
 from legos.mlx.train.step_gradients import StepGradients
@@ -51,15 +51,16 @@ def test_prefixes_of_former_weights_are_found(monkeypatch: Patch) -> None:
         assert error.startswith(f"{kind}: the log-probability of a sampled token (nats) differs by")
 
 
+@pytest.mark.slow
 def test_what_only_16_bits_accept_is_an_error(monkeypatch: Patch) -> None:
-    make = architectures.small_engine
+    make = harness.small_engine
 
     def refused(name: str, **fields: Any) -> MlxEngine:
         if fields["dtype"] == mx.float32:
             raise ModelError(f"{name} cannot be served: of course not")
         return make(name, **fields)
 
-    monkeypatch.setattr(architectures, "small_engine", refused)
+    monkeypatch.setattr(harness, "small_engine", refused)
     report = check_architecture("llama")
     assert report.reasons == ("cannot be served: of course not",)
     assert report.errors == ("bfloat16: accepted, but refused in float32",)
@@ -80,7 +81,7 @@ def test_an_architecture_that_cannot_be_built_is_not_tried(name: str, reason: st
     assert re.fullmatch(reason, report.reasons[0])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_trains_on_the_cpu_alone_is_said() -> None:
     report = check_architecture("rwkv7")
     assert report.trains

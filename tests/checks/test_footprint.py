@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from legos.bench import footprint
-from legos.bench.footprint import footprint_mib
+from legos.checks import footprint
+from legos.checks.footprint import footprint_mib
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")

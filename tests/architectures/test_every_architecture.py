@@ -8,9 +8,9 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from architectures.harness import check_architecture
+from architectures.table import HEAD, table_row
 
-from legos.apps.architectures import HEAD, table_row
-from legos.mlx.checks.architectures import check_architecture
 from legos.mlx.checks.small_models import architectures
 
 OFTEN = ("gemma3_text", "llama", "mamba2", "qwen3", "qwen3_moe")  # in every full run of CI

@@ -1,12 +1,11 @@
-"""How much a bench measures, and two measurements in turn, so that a busy machine slows both."""
+"""How much a bench measures, in turn with what it is compared with."""
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
-__all__ = ["Workload", "medians", "seconds_of"]
+__all__ = ["Workload"]
 
 T = TypeVar("T")
 
@@ -64,15 +63,3 @@ class Workload:
         ):
             found.append([call() for call in calls])
         return found
-
-
-def seconds_of(call: Callable[[], object]) -> float:
-    """Seconds that a call takes."""
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started
-
-
-def medians(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The median of each side."""
-    return statistics.median(ours for ours, _ in pairs), statistics.median(t for _, t in pairs)

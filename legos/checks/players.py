@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import sqrt
 from statistics import fmean, pstdev
 
@@ -14,6 +15,7 @@ from msgspec.structs import replace as changed
 
 from legos.arena.arena import SEATING, Arena
 from legos.arena.matchmaker import ArenaSeats
+from legos.credit.means import with_children
 from legos.fakes.client import Asked, ScriptedClient
 from legos.play.cursor import plays_from
 from legos.play.step import play_all
@@ -25,27 +27,25 @@ from legos.records.seeds import mix
 
 __all__ = [
     "CLOSE",
-    "Answer",
     "Finding",
     "Played",
     "Player",
+    "earned",
     "finding",
-    "mean_rewards",
     "planned_plays",
     "played",
     "random_player",
-    "said_mark",
+    "returns",
+    "rewards_of",
     "slack",
-    "thought_mark",
     "with_thinking",
 ]
 
 CLOSE = 1e-3  # tolerance of reference numbers, which are given with few digits
 FAR = 4.5  # standard errors between a player's mean reward and its expected value
 
-Answer = Callable[[Asked], str]
-Player = Callable[[str, Task, int], Answer]
-"""From a role, the task and the seed of a play to the answers of its seat."""
+Player = Callable[[str, Task, int, Asked], str]
+"""From a role, the task and the seed of a play, and a question, to the answer of the seat."""
 
 
 class Finding(Struct, frozen=True, kw_only=True):
@@ -64,18 +64,14 @@ class Played(Struct, frozen=True, kw_only=True):
     stored: str  # what is in the arena's stores afterwards, as JSON
 
 
-class _AnyLength:
+class _AnyLength(ScriptedClient):
     """A client whose answers are not cut: a scripted token is only one character."""
-
-    def __init__(self, answer: Answer) -> None:
-        self._client = ScriptedClient(answer)
 
     async def complete(
         self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
     ) -> Completion:
-        return await self._client.complete(
-            prompt, changed(sampling, max_tokens=None), adapter=adapter
-        )
+        sampling = changed(sampling, max_tokens=None)
+        return await super().complete(prompt, sampling, adapter=adapter)
 
 
 class _Players(ArenaSeats):
@@ -86,8 +82,9 @@ class _Players(ArenaSeats):
         self._seeds = {mix(seed, SEATING): seed for _, seed in plays}
 
     def seats(self, arena: Seating, task: Task, seed: int) -> Mapping[str, Seat]:
+        play = self._seeds[seed]
         return {
-            role: replace(seat, client=_AnyLength(self._player(role, task, self._seeds[seed])))
+            role: replace(seat, client=_AnyLength(partial(self._player, role, task, play)))
             for role, seat in super().seats(arena, task, seed).items()
         }
 
@@ -124,31 +121,17 @@ def played(
     return Played(episodes=episodes, took_s=took_s, stored=json.dumps(stores.state()))
 
 
-def random_player(_: str, __: Task, ___: int) -> Answer:
+def random_player(_: str, __: Task, ___: int, asked: Asked) -> str:
     """Takes a random choice, and otherwise says a text that means nothing; thinks before both."""
-
-    def answer(asked: Asked) -> str:
-        choices, seed = asked.sampling.choices, asked.sampling.seed
-        return with_thinking(asked, choices[seed % len(choices)] if choices else said_mark(seed))
-
-    return answer
+    choices, seed = asked.sampling.choices, asked.sampling.seed
+    return with_thinking(asked, choices[seed % len(choices)] if choices else f"said-{seed:016x}")
 
 
 def with_thinking(asked: Asked, answer: str) -> str:
     """An answer after some thinking, which no other seat may read, where it can be said."""
     if asked.sampling.restrict:
         return answer
-    return f"<think>{thought_mark(asked.sampling.seed)}</think>{answer}"
-
-
-def said_mark(seed: int) -> str:
-    """A text that only the seat knows whose question has this seed."""
-    return f"said-{seed:016x}"
-
-
-def thought_mark(seed: int) -> str:
-    """As ``said_mark``, in the thinking."""
-    return f"thought-{seed:016x}"
+    return f"<think>thought-{asked.sampling.seed:016x}</think>{answer}"
 
 
 def finding(name: str, passed: bool | None, good: str, bad: str = "") -> Finding:
@@ -156,11 +139,27 @@ def finding(name: str, passed: bool | None, good: str, bad: str = "") -> Finding
     return Finding(name=name, passed=passed, text=bad if passed is False else good)
 
 
-def mean_rewards(episodes: Sequence[Episode]) -> str:
-    """Mean reward of each role, as text."""
-    roles = list(episodes[0].rewards) if episodes else []
-    means = {role: fmean(e.rewards.get(role, 0.0) for e in episodes) for role in roles}
-    return ", ".join(f"{role} {mean:.3g}" for role, mean in means.items()) or "none"
+def returns(role: str, episodes: Sequence[Episode]) -> list[float]:
+    """The rewards of a role in the plays in which it, or a spawned play's role, was asked."""
+    return [
+        rewards_of(episode)[role]
+        for episode in episodes
+        if not episode.error
+        and not episode.void
+        and any(r.role == role and r.turns for e in with_children([episode]) for r in e.rollouts)
+    ]
+
+
+def rewards_of(episode: Episode) -> Mapping[str, float]:
+    """Role -> the reward of the play and those of its turns."""
+    of_turns = {rollout.role: rollout.turn_rewards for rollout in episode.rollouts}
+    return {role: value + of_turns.get(role, 0.0) for role, value in episode.rewards.items()}
+
+
+def earned(roles: Sequence[str], episodes: Sequence[Episode]) -> str:
+    """Mean reward of each role over the plays in which it was asked."""
+    rewards = {role: returns(role, episodes) for role in roles}
+    return ", ".join(f"{role} {fmean(got):.3g}" for role, got in rewards.items() if got) or "none"
 
 
 def slack(rewards: Sequence[float]) -> float:
