@@ -259,12 +259,11 @@ class TableBackend:
 
     @answered
     def optim_step(self, update: Update, *, policy: str = POLICY) -> int:
-        """Apply the last step's gradients by gradient descent."""
+        """Apply the last step's gradients by gradient descent, whatever their norm."""
         gradients, self._gradients = self._gradients, None
         if gradients is None:
             raise TrainerError("there are no gradients; call forward_backward first")
-        share = min(1.0, update.max_grad_norm / (_norm(gradients) + 1e-12))
-        rate, nothing = STEP * update.learning_rate * share, np.zeros(self._num_vocabulary)
+        rate, nothing = STEP * update.learning_rate, np.zeros(self._num_vocabulary)
         before, ema = self._parts["table"], self._parts["ema"]
         moved = {name: before.get(name, nothing) - rate * g for name, g in gradients.items()}
         self._parts["table"] = table = {**before, **moved}

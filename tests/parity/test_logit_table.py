@@ -75,7 +75,6 @@ def test_it_learns_nim_through_the_same_wiring_as_any_device() -> None:
         min_samples_per_step=64,
         staleness_limit=1,
         learning_rate=8.0 / STEP,
-        max_grad_norm=1e9,
         kl_coef=0.0,
         entropy_coef=0.05,
     )
