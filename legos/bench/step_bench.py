@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legos.device import ModelHandle
 from legos.fakes.records import make_sample
@@ -12,9 +12,6 @@ from legos.losses.objective import Objective
 from legos.records.step import BackendConfig, Update
 from legos.wiring.device import Split
 from legos.wiring.model import apply_lora
-
-if TYPE_CHECKING:
-    from legos.mlx.checks.device import MlxChecks
 
 __all__ = ["Cost", "StepBench"]
 
@@ -30,12 +27,12 @@ class Cost:
 class StepBench:
     """The kit's step and bare updates on one model."""
 
-    def __init__(self, model: ModelHandle, baseline: "MlxChecks", **settings: Any) -> None:
+    def __init__(self, model: ModelHandle, baseline: Any, **settings: Any) -> None:
         """Put LoRA on all layers of a model.
 
         Args:
             model: the model, without LoRA.
-            baseline: bare updates on this model.
+            baseline: bare updates on this model and their memory, as ``device_checks`` gives.
             settings: settings of ``BackendConfig``.
         """
         apply_lora(model, rank=8, layers=1000, head=False)

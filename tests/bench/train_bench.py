@@ -38,8 +38,7 @@ def train_bench(
         return StepBench(model, device_checks(model), **settings)
     from bench.torch_bare import TorchBaseline
 
-    baseline: Any = TorchBaseline(model)
-    return StepBench(model, baseline, **settings)
+    return StepBench(model, TorchBaseline(model), **settings)
 
 
 def random_rows(count: int, low: int, high: int, *, prompt: float) -> list[Split]:
