@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, closing, contextmanager
 
 from legos.config.schema import RunConfig
 from legos.errors import EngineError
-from legos.loop.pace import EngineFigures
+from legos.loop.concurrency import EngineStats
 from legos.protocols import Tracker
 from legos.run.folder import RunFolder
 from legos.run.run import Run
@@ -41,7 +41,7 @@ def trackers(
 
 @asynccontextmanager
 async def shown_while(
-    run: Run, console: ConsoleTracker | None, figures: EngineFigures
+    run: Run, console: ConsoleTracker | None, figures: EngineStats
 ) -> AsyncGenerator[None]:
     """Within the block, the console shows what the run does, for how long, and how fast.
 

@@ -18,9 +18,9 @@ from legos.arena.arena import Arena
 from legos.errors import Stopped, TrainerError
 from legos.loop.batcher import Batcher
 from legos.loop.buffer import Buffer
+from legos.loop.concurrency import ConcurrencyLimit, EngineStats
 from legos.loop.failures import MAX_FAILED_SHARE
 from legos.loop.mix import Mix, mix_of
-from legos.loop.pace import EngineFigures, Pace
 from legos.loop.player import Player, PlayGroup
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.play.step import play_each
@@ -45,7 +45,7 @@ async def training_loop(
     batcher: Batcher | None = None,
     publisher: Publisher | None = None,
     play: PlayGroup = play_each,
-    figures: EngineFigures | None = None,
+    stats: EngineStats | None = None,
     progress: bool = True,
 ) -> None:
     """Play and train at the same time until the trainer has done ``num_steps`` steps in total.
@@ -64,8 +64,8 @@ async def training_loop(
         publisher: sends the adapter of each step to the engines; None: to the trainer's engine
             and to the servers of the arenas' clients.
         play: plays a group, here or in other processes.
-        figures: what the engine reports; the number of simultaneous plays then follows it, and
-            ``episode_concurrency * step_concurrency`` is its maximum. None: it is fixed.
+        stats: returns what the engine reports; the number of simultaneous plays then follows it,
+            and ``episode_concurrency * step_concurrency`` is its maximum. None: it is fixed.
         progress: show the steps on the console, as ``legos train`` does.
 
     Raises:
@@ -86,12 +86,12 @@ async def training_loop(
             episode_concurrency=episode_concurrency,
             step_concurrency=step_concurrency,
             play=play,
-            figures=figures,
+            stats=stats,
             references=trainer.references,
         )
         for each in mix.arenas.values()
     ]
-    paces = {name: player.pace for name, player in zip(mix.arenas, players, strict=True)}
+    limits = {name: player.limit for name, player in zip(mix.arenas, players, strict=True)}
     failure: Exception | None = None
     clients = [each.client for each in mix.arenas.values()]
     reached = nullcontext(publisher) if publisher else reaching(clients, trainer.publisher)
@@ -103,7 +103,7 @@ async def training_loop(
             playing = [group.create_task(player.run()) for player in players]
             try:
                 with shown as console:
-                    report = _reporting(console, paces, after_step)
+                    report = _reporting(console, limits, after_step)
                     while trainer.step < num_steps:
                         await _whole_step(trainer, batcher, live, report)
             except Exception as error:
@@ -177,12 +177,14 @@ async def synchronous_training_loop(
 
 
 def _reporting(
-    console: ConsoleTracker | None, paces: Mapping[str, Pace], after_step: AfterStep | None
+    console: ConsoleTracker | None,
+    limits: Mapping[str, ConcurrencyLimit],
+    after_step: AfterStep | None,
 ) -> AfterStep:
     """Combine the console and ``after_step``; the console comes first, to show a failing step."""
 
     async def report(metrics: Metrics, groups: Sequence[Group]) -> None:
-        metrics |= {f"play/{arena}/concurrency": pace.limit for arena, pace in paces.items()}
+        metrics |= {f"play/{name}/concurrency": each.limit for name, each in limits.items()}
         if console is not None:
             console.log(metrics, step=int(metrics["step"] or 0))
         if after_step is not None:

@@ -1,4 +1,4 @@
-"""The player: keeps plays running, as many as the pace allows, and adds each group to the buffer.
+"""The player: keeps plays running, as many as its limit allows, and adds each group to the buffer.
 
 A group is the plays of one task, which are compared with each other. It gets credit and enters the
 buffer when its last play ends; no group waits for another one. In two cases all tasks of one step
@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from legos.arena.arena import Arena
 from legos.errors import Stopped
 from legos.loop.batcher import Batcher
-from legos.loop.pace import EngineFigures, Pace, Slots
+from legos.loop.concurrency import ConcurrencyLimit, EngineStats
 from legos.loop.trainer import References
 from legos.play.context import PlayContext, play_context
 from legos.play.cursor import Split
@@ -31,7 +31,7 @@ class Player:
     """Plays one arena for the batcher.
 
     Attributes:
-        pace: the number of simultaneous plays.
+        limit: the number of simultaneous plays.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Player:
         episode_concurrency: int,
         step_concurrency: int,
         play: PlayGroup = play_each,
-        figures: EngineFigures | None = None,
+        stats: EngineStats | None = None,
         references: References | None = None,
     ) -> None:
         """Make a player.
@@ -53,7 +53,7 @@ class Player:
             episode_concurrency: number of simultaneous plays for each step that is being played.
             step_concurrency: number of steps whose tasks are played at the same time.
             play: plays a group, here or in other processes.
-            figures: what the engine reports, which the number of plays then follows, up to
+            stats: returns what the engine reports, which the number of plays then follows, up to
                 ``episode_concurrency * step_concurrency``; None: the numbers are fixed.
             references: computes reference log-probabilities of each group; None: nobody does here.
 
@@ -66,13 +66,13 @@ class Player:
         self._at_once = step_concurrency * arena.tasks_per_step
         self._most = episode_concurrency * step_concurrency
         self._start = min(self._most, self._at_once * arena.group_size)
-        self.pace = Pace(
+        self.limit = ConcurrencyLimit(
             self._start,
             most=self._most,
             group=min(arena.group_size, self._start),
-            figures=None if batcher.in_turns else figures,
+            stats=None if batcher.in_turns else stats,
         )
-        self._slots = Slots(self._most)  # spawned plays take slots too
+        self._slots = asyncio.Semaphore(self._most)  # spawned plays take slots too
         by_round = batcher.in_turns or self._credit.needs_step
         self._split: Split = "round" if by_round else "id"
         self._unfinished: dict[tuple[int, tuple[int, ...]], Group] = {}  # by their tasks
@@ -110,11 +110,9 @@ class Player:
         playing = sum(len(each.plays) for each in self._unfinished.values())
         del self._unfinished[group.round, group.numbers]
         now, starved = asyncio.get_running_loop().time(), self._batcher.starved
-        if self.pace.group_ended(now, playing=playing, starved=starved):
-            share = min(self.pace.limit / self._start, 1.0)
-            self._slots.resize(math.ceil(self._most * share))
+        self.limit.group_ended(now, playing=playing, starved=starved)
         await self._batcher.put(played, self._references)
 
     def _tasks_at_once(self) -> int:
         """Number of tasks that may be played at the same time."""
-        return math.ceil(self._at_once * self.pace.limit / self._start)
+        return math.ceil(self._at_once * self.limit.limit / self._start)

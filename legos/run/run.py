@@ -255,7 +255,7 @@ class Run:
                 batcher=self._batcher,
                 publisher=out.publisher,
                 play=self._play,
-                figures=self._engine_figures if settings.adaptive_concurrency else None,
+                stats=self._engine_figures if settings.adaptive_concurrency else None,
                 progress=False,
             )
         if not self.finished:  # the run was stopped during the last evaluation

@@ -4,7 +4,6 @@ import asyncio
 import random
 from collections.abc import Iterable, Mapping
 
-import pytest
 from run_world import step_settings
 from simulated import SimulatedEngine
 from virtual_time import in_virtual_time
@@ -12,8 +11,8 @@ from virtual_time import in_virtual_time
 from legos.arena.arena import Arena
 from legos.credit import GRPOCredit
 from legos.fakes import FakeBackend, FakePublisher, ScriptedClient
+from legos.loop.concurrency import ConcurrencyLimit
 from legos.loop.loop import training_loop
-from legos.loop.pace import Pace, Slots
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.play.table import Table
 from legos.records.episode import Task
@@ -75,7 +74,7 @@ def limits(
         40,
         episode_concurrency=128,
         after_step=note,
-        figures=engine.engine.figures if adaptive else None,
+        stats=engine.engine.figures if adaptive else None,
         progress=False,
     )
     _, took = in_virtual_time(story)
@@ -111,14 +110,13 @@ def busy(worked: float, **others: float) -> dict[str, float]:
 
 def test_the_limit_doubles_at_first_and_grows_by_a_group_after_congestion() -> None:
     now: dict[str, float] = {}
-    pace = Pace(16, most=100, group=4, figures=lambda: now)
+    limit = ConcurrencyLimit(16, most=100, group=4, stats=lambda: now)
 
     def look(at: float, playing: int = 100, *, starved: bool = True, **figures: float) -> int:
         now.clear()
         now.update(busy(0.0) | figures)
-        before = pace.limit
-        assert pace.group_ended(at, playing=playing, starved=starved) == (pace.limit != before)
-        return pace.limit
+        limit.group_ended(at, playing=playing, starved=starved)
+        return limit.limit
 
     assert look(0) == 16
     assert look(0.9) == 16  # too soon
@@ -137,28 +135,3 @@ def test_the_limit_doubles_at_first_and_grows_by_a_group_after_congestion() -> N
         look(11, requests_answered_total=100, cache_full_share=cache) == 23
     )  # full, but nothing waits
     assert look(12, requests_answered_total=200, requests_waiting=3, cache_full_share=cache) == 20
-
-
-def test_slots_that_are_taken_away_go_as_they_are_given_back() -> None:
-    async def story() -> None:
-        slots = Slots(3)
-        for _ in range(3):
-            await slots.acquire()
-        slots.resize(1)
-        slots.release()
-        slots.release()
-        assert slots.locked()
-        slots.release()
-        assert not slots.locked()
-        slots.resize(2)
-        for _ in range(2):
-            await slots.acquire()
-        assert slots.locked()
-        slots.resize(1)
-        slots.resize(3)
-        await slots.acquire()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await slots.acquire()
-
-    asyncio.run(story())
