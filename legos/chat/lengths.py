@@ -29,22 +29,25 @@ class LengthCheck:
         """
         self._tokenizer = tokenizer
         self._context = context
-        self._exceeds = lru_cache(maxsize=64)(self._begins_too_long)
+        self._checked = lru_cache(maxsize=64)(self._begins_too_long)
 
     def check(self, prompt: Prompt) -> None:
-        """Look at the texts of a prompt that it holds in full; token ids are counted anyway.
+        """Check the texts of a prompt that it holds in full; token ids are counted anyway.
 
         Raises:
             RequestError: one is too long.
         """
         for message in _messages(prompt):
             text = str(message.content)
-            long = len(text) > _PER_TOKEN * self._context and message.role != "assistant"
-            if long and self._exceeds(text):
+            if message.role != "assistant" and self.exceeds(text):
                 raise RequestError(
                     f"a {message.role} message of {len(text)} characters has more than "
                     f"{self._context} tokens, the context of the model; shorten it"
                 )
+
+    def exceeds(self, text: str) -> bool:
+        """Whether a text has more tokens than the context; only its beginning is tokenized."""
+        return len(text) > _PER_TOKEN * self._context and self._checked(text)
 
     def _begins_too_long(self, text: str) -> bool:
         begin = text.strip()[: _PER_TOKEN * self._context]

@@ -3,10 +3,19 @@
 import re
 from functools import cache
 
-from legos.chat.longest import BYTE_LETTERS
 from legos.chat.tokenizer import ChatTokenizer
 
 __all__ = ["TokenBytes", "printed"]
+
+
+def _byte_letters() -> list[str]:
+    """The letter that byte-level tokenizers write each byte as: itself where it is printable."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+BYTE_LETTERS = _byte_letters()
 
 _BYTES = {letter: byte for byte, letter in enumerate(BYTE_LETTERS)}
 _BYTE_NAME = re.compile(r"<0x([0-9A-F]{2})>")

@@ -6,29 +6,24 @@ import logging
 import resource
 import socket
 import sys
-import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from legos.errors import ConfigError
 from legos.server.app import service_of
-from legos.server.connections import BoundedProtocol, Connections
 
 __all__ = ["bind", "connections_allowed", "serve_app"]
 
 logger = logging.getLogger(__name__)
 
 BACKLOG = 2048  # connections that may wait to be accepted
-ACCEPTED_AT_ONCE = 64
+MOST_CONNECTIONS = 2048  # open at the same time; more requests are answered with 503
+MOST_HEAD_BYTES = 64 * 2**10
 DESCRIPTORS = 10_240  # file descriptors that the process may open; the maximum on macOS
 SPARED = 256  # descriptors reserved for other uses than connections
-QUIET_S = 60.0  # seconds between two log lines about missing descriptors
 IDLE_S = 75  # seconds that a connection may be idle between two requests
 WILDCARDS = ("", "0.0.0.0", "::")  # hosts that mean all addresses of the machine
 LAST_WORDS_S = 2  # seconds to finish writing responses after draining
@@ -59,27 +54,23 @@ async def serve_app(
         host, port = listener.getsockname()[:2]
         listener.close()
         raise _refused(host, port, error) from error
-    service = service_of(app)
-    most = connections_allowed(service.options.max_connections)
-    connections = Connections(
-        replace(service.options, max_connections=most),
-        lambda bound: service.metrics.refused.labels(bound).inc(),
-    )
     config = uvicorn.Config(
         app,
-        http=partial(BoundedProtocol, connections),  # pyright: ignore[reportArgumentType] - called
+        http="h11",  # the only one that limits the size of a request's head
+        h11_max_incomplete_event_size=MOST_HEAD_BYTES,
         lifespan="off",
         ws="none",
         log_config=None,
         log_level="error",  # any client can cause its warnings
         access_log=False,
         server_header=False,
-        backlog=ACCEPTED_AT_ONCE,
+        backlog=BACKLOG,
+        limit_concurrency=connections_allowed(MOST_CONNECTIONS),
         timeout_graceful_shutdown=LAST_WORDS_S,
         timeout_keep_alive=IDLE_S,
     )
-    server = _Server(config)
-    with listener, _rarely_logged_accepts():
+    server, service = _Server(config), service_of(app)
+    with listener:
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve(sockets=[listener]))
             await server.ready.wait()
@@ -107,58 +98,21 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen, then set ``ready``."""
         await super().startup(sockets=sockets)
-        for listener in sockets or ():  # asyncio uses one number for the backlog and for how many
-            listener.listen(BACKLOG)  # connections it accepts at once; the backlog is larger here
         self.ready.set()
 
 
-def connections_allowed(asked: int) -> int:
-    """Number of connections that the process can hold, at most ``asked``.
+def connections_allowed(wanted: int) -> int:
+    """Number of connections that the process can hold, at most ``wanted``.
 
-    Raises the process's limit on open files first, up to its hard limit.
+    Raises the process's limit on open files first, which is 256 by default on macOS.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        soft = wanted
-    if soft == resource.RLIM_INFINITY or soft >= asked + SPARED:
-        return asked
-    allowed = max(soft - SPARED, soft // 2)
-    logger.warning(
-        "at most %d connections at once, since the process may open %d files (ulimit -Hn)",
-        allowed,
-        soft,
-    )
-    return allowed
-
-
-@contextlib.contextmanager
-def _rarely_logged_accepts() -> Generator[None]:
-    """Within the block, the loop logs missing file descriptors only once a minute.
-
-    By default, asyncio logs a stack trace every second for each waiting connection.
-    """
-    loop = asyncio.get_running_loop()
-    before = loop.get_exception_handler()
-    logged_at = -QUIET_S
-
-    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        nonlocal logged_at
-        if not str(context.get("message")).startswith("socket.accept() out of system resource"):
-            if before is None:
-                loop.default_exception_handler(context)
-            else:
-                before(loop, context)
-        elif time.monotonic() - logged_at >= QUIET_S:
-            logged_at = time.monotonic()
-            logger.error("no connection can be accepted: %s", context.get("exception"))
-
-    loop.set_exception_handler(handle)
-    try:
-        yield
-    finally:
-        loop.set_exception_handler(before)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    most = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return min(wanted, max(soft, most) - SPARED)
 
 
 def bind(host: str, port: int) -> socket.socket:

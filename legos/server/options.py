@@ -20,10 +20,7 @@ class ServerOptions:
     max_body_bytes: int = 4 * 2**20
     max_adapter_bytes: int = 2**30  # maximum size of a body that loads an adapter
     request_timeout_s: float = 600.0  # seconds to receive a body, and seconds to answer it
-    head_timeout_s: float = 10.0  # seconds to receive the head of a request
-    body_pause_s: float = 30.0  # maximum seconds between two pieces that a client sends or reads
-    max_head_bytes: int = 64 * 2**10
-    max_connections: int = 2048
+    body_pause_s: float = 30.0  # maximum seconds between two pieces of a body
     max_adapters: int = 64  # adapters that are loaded at the same time
     adapter_folder: Path | None = None  # folder to load adapters from; None: not allowed
     stall_after_s: float = 10.0  # lag of the event loop at which all stacks go into the log

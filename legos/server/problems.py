@@ -105,6 +105,8 @@ def invalid(
             message = "this field is not known here, and ignoring it might change the result"
             near = get_close_matches(name, known, n=1)
             message += f"; did you mean {near[0]!r}?" if near else ""
+        elif problem["type"] == "json_invalid":
+            message = f"the body is no JSON: {message.removeprefix('Invalid JSON: ')}"
         lines.append(f"{name}: {message}" if name else message)
     if len(problems) > MOST_NAMED:
         lines.append(f"and {len(problems) - MOST_NAMED} more")

@@ -2,16 +2,14 @@
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
-from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 from starlette.types import Receive
 
-from legos.chat.longest import longest_token
+from legos.chat.lengths import LengthCheck
 from legos.chat.token_bytes import TokenBytes
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
@@ -27,10 +25,7 @@ from legos.server.seat_keys import SeatKeys
 
 __all__ = ["LONG", "Sampler", "Service", "Source", "encode_texts", "together"]
 
-CHOICE_BYTES = 1 << 18  # of all different choices; a byte may take about 400 bytes in a tree
 LONG = 4096  # characters; longer texts are tokenized on a thread
-ALTERNATIVES = 1 << 21  # of all requests together; one takes about 120 bytes
-PIECE = 1 << 14  # characters of a text that are counted at once
 T = TypeVar("T")
 
 
@@ -80,9 +75,7 @@ class Service:
         self.draining = False
         self.token_bytes = TokenBytes(self.tokenizer)
         self._running = 0
-        self._choices: Counter[tuple[str, ...]] = Counter()  # requests that hold them
-        self._choice_bytes = 0
-        self._alternatives = 0  # that requests may have, those that wait included
+        self._lengths = LengthCheck(self.tokenizer, self.context)
         self._deadlines: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -115,32 +108,19 @@ class Service:
             )
         return asked
 
-    @cached_property
-    def _longest_token(self) -> int | None:
-        return longest_token(self.tokenizer.definition)
-
     async def check_texts(self, texts: Sequence[str], *, param: str) -> None:
-        """Reject texts of which one cannot fit into the context, before they are tokenized.
+        """Reject texts of which one cannot fit into the context, before all of it is tokenized.
 
         Args:
             texts: texts that a prompt holds in full, but for white space.
             param: request field that holds the texts, for the error.
 
         Raises:
-            Problem: 400, with the least number of tokens that the longest text has.
+            Problem: 400, with the length of the context.
         """
         long = [text for text in texts if len(text) > self.context]
-        least = await asyncio.to_thread(self._least_tokens, long) if long else 0
-        if least > self.context:
-            raise self._too_long(f"at least {least}", param)
-
-    def _least_tokens(self, texts: Sequence[str]) -> int:
-        """How many tokens the longest text has at least; counted until they exceed the context."""
-        longest = self._longest_token
-        if longest is None:
-            return 0
-        enough = (self.context + 1) * longest
-        return max(_printed(text, enough) for text in texts) // longest
+        if long and await asyncio.to_thread(lambda: any(map(self._lengths.exceeds, long))):
+            raise self._too_long(f"more than {self.context}", param)
 
     def _too_long(self, length: str, param: str) -> Problem:
         return Problem(
@@ -181,70 +161,31 @@ class Service:
             )
 
     @contextmanager
-    def admitted(
-        self, count: int, choices: tuple[str, ...] = (), *, alternatives: int = 0
-    ) -> Generator[None]:
+    def admitted(self, count: int) -> Generator[None]:
         """Count this many completions as running within the block.
 
-        Args:
-            count: number of completions.
-            choices: their legal answers, whose tree takes memory; equal ones share it.
-            alternatives: how many they have at most.
-
         Raises:
-            Problem: 429, if more completions than allowed would run and wait, or if they would have
-                more bytes of different choices, or more alternatives, than allowed.
+            Problem: 429, if more completions than allowed would run and wait.
         """
         options = self.options
         if self._running + count > options.max_running + options.max_queue:
+            self.metrics.refused.labels("queue").inc()
             waiting = max(self._running - options.max_running, 0)
-            raise self._full(
+            raise Problem(
+                429,
                 f"{self._running} completions are requested already, {waiting} of them wait, and "
                 f"{count} more would exceed the {options.max_running} that may run and the "
-                f"{options.max_queue} that may wait"
+                f"{options.max_queue} that may wait; ask again later",
+                code="queue_full",
+                headers={"retry-after": "1"},
             )
-        if alternatives and self._alternatives + alternatives > ALTERNATIVES:
-            raise self._full(
-                f"the requests that run and wait may have {self._alternatives} alternatives, and "
-                f"{alternatives} more (answers times max_tokens times top_logprobs) would exceed "
-                f"{ALTERNATIVES}; give a smaller max_tokens"
-            )
-        with self._held(choices):
-            self._running += count
-            self._alternatives += alternatives
-            self.metrics.running.set(self._running)
-            try:
-                yield
-            finally:
-                self._running -= count
-                self._alternatives -= alternatives
-                self.metrics.running.set(self._running)
-
-    def _full(self, reason: str) -> Problem:
-        self.metrics.refused.labels("queue").inc()
-        return Problem(
-            429, f"{reason}; ask again later", code="queue_full", headers={"retry-after": "1"}
-        )
-
-    @contextmanager
-    def _held(self, choices: tuple[str, ...]) -> Generator[None]:
-        """Count choices as held in memory within the block; equal ones count once."""
-        size = sum(len(choice.encode()) for choice in choices)
-        new = choices not in self._choices
-        if new and self._choice_bytes + size > CHOICE_BYTES:
-            raise self._full(
-                f"the requests that run and wait have {self._choice_bytes} bytes of choices, and "
-                f"{size} more would exceed {CHOICE_BYTES}"
-            )
-        self._choice_bytes += size * new
-        self._choices[choices] += 1
+        self._running += count
+        self.metrics.running.set(self._running)
         try:
             yield
         finally:
-            self._choices[choices] -= 1
-            if not self._choices[choices]:
-                del self._choices[choices]
-                self._choice_bytes -= size
+            self._running -= count
+            self.metrics.running.set(self._running)
 
     async def attend(self, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         """Run the work of a request until it ends, the client disconnects, or time runs out.
@@ -325,19 +266,6 @@ async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one) for one in work]
     return [task.result() for task in tasks]
-
-
-def _printed(text: str, enough: int) -> int:
-    """Number of characters that are not white space, counted until there are ``enough``.
-
-    The text is read in pieces, between which other threads may run.
-    """
-    count = 0
-    for begin in range(0, len(text), PIECE):
-        count += sum(map(len, text[begin : begin + PIECE].split()))
-        if count >= enough:
-            break
-    return min(count, enough)
 
 
 async def _watch(receive: Receive) -> None:

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from legos.chat.longest import BYTE_LETTERS
-from legos.chat.token_bytes import TokenBytes, printed
+from legos.chat.token_bytes import BYTE_LETTERS, TokenBytes, printed
 from legos.chat.tokenizer import ChatTokenizer
 
 WORDS = ["Ġa", "ab", "Ãł", "ðŁĺ"]  # à, and three of the four bytes of a face

@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from legos.chat.longest import longest_token
 from openai import OpenAI
 
-from legos.chat.longest import longest_token
 from legos.chat.tokenizer import ChatTokenizer
 from legos.fakes import FakeEngine
 

@@ -20,6 +20,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from legos.server.connections import MOST_PIPELINED
 from pydantic import ValidationError
 from safetensors.numpy import save_file
 from tiny_folders import write_tiny_model
@@ -32,7 +33,6 @@ from legos.device import ModelHandle
 from legos.errors import AdapterError
 from legos.records.message import MAX_ALTERNATIVES, MAX_BIAS
 from legos.run.folder import RunFolder
-from legos.server.connections import MOST_PIPELINED
 from legos.server.endpoints import uploads
 from legos.server.endpoints.generation import MOST_ALTERNATIVES
 from legos.server.listen import IDLE_S

@@ -54,11 +54,6 @@ class Asked(Struct, frozen=True, kw_only=True):
         tokens = sum(one.num_alternatives * _most_tokens(one) for one in self.samplings)
         return tokens * self.num_answers
 
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """The legal answers, which are the same for all prompts; empty: any answer is legal."""
-        return self.samplings[0].choices
-
 
 class Reply(Protocol):
     """One answer in the format of its endpoint."""
@@ -164,7 +159,7 @@ def _check_alternatives(asked: Asked) -> None:
 async def _complete_all(service: Service, request: Request, asked: Asked) -> Sequence[Completion]:
     """All answers, in order."""
     each = asked.each
-    with service.admitted(len(each), asked.choices, alternatives=asked.num_alternatives):
+    with service.admitted(len(each)):
         work = [asked.source.complete(*one, adapter=asked.adapter) for one in each]
         completions = await service.attend(request.receive, together(work))
     service.metrics.count(completions)
@@ -191,7 +186,7 @@ async def _stream_all(
         return cast("Completion", news)
 
     each = asked.each
-    with service.admitted(len(each), asked.choices, alternatives=asked.num_alternatives):
+    with service.admitted(len(each)):
         completions = await together([one(index, *item) for index, item in enumerate(each)])
     service.metrics.count(completions)
     return completions

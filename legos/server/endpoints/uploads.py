@@ -1,18 +1,16 @@
 """Parse uploaded adapters: raw bytes or base64 in JSON, with PEFT's tensor names or our own.
 
-All functions here process tens of megabytes and run on a thread. None holds the interpreter's lock
-for more than a few milliseconds, so that the event loop can run: base64 is decoded in pieces.
+All functions here process tens of megabytes and run on a thread.
 """
 
-import re
 from binascii import a2b_base64
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 from pydantic import ValidationError
 
 from legos.errors import AdapterError
-from legos.server.middleware.bodies import parse_json
 from legos.server.problems import Problem, invalid
 from legos.server.schemas.adapters import AdapterUpload
 from legos.server.service import Service
@@ -22,9 +20,19 @@ from legos.weights.packed import unpack_adapter
 
 __all__ = ["adapter_of", "read_json_upload"]
 
-_WEIGHTS_KEY = re.compile(rb'"weights"\s*:\s*"')
-_PIECE = 1 << 20  # base64 characters decoded in one call; a multiple of 4
 _MOST_OTHERS = 1 << 20  # bytes of all fields besides the weights
+
+
+class _Fields(msgspec.Struct, forbid_unknown_fields=True):
+    """The fields of an upload as JSON, which are parsed only once their size is known."""
+
+    name: msgspec.Raw = msgspec.Raw(b"null")
+    version: msgspec.Raw = msgspec.Raw(b"null")
+    scale: msgspec.Raw = msgspec.Raw(b"null")
+    rank: msgspec.Raw = msgspec.Raw(b"null")
+    path: msgspec.Raw = msgspec.Raw(b"null")
+    config: msgspec.Raw = msgspec.Raw(b"null")
+    weights: msgspec.Raw = msgspec.Raw(b"null")
 
 
 def read_json_upload(body: bytearray) -> tuple[AdapterUpload, bytearray]:
@@ -33,43 +41,22 @@ def read_json_upload(body: bytearray) -> tuple[AdapterUpload, bytearray]:
     Raises:
         Problem: the body is not valid JSON, or its weights are not valid base64.
     """
-    key = _WEIGHTS_KEY.search(body, 0, _MOST_OTHERS)
-    if key is None:
-        weights, others = bytearray(), body
-    else:
-        weights, end = _unbase64(body, key.end())
-        others = body[: key.end()] + body[end:]  # the same object with empty weights
-    if len(others) > _MOST_OTHERS:
-        raise Problem(413, f"the fields besides weights take more than {_MOST_OTHERS} bytes")
     try:
-        upload = AdapterUpload.model_validate(parse_json(others), strict=True)
+        fields = msgspec.structs.asdict(msgspec.json.decode(body, type=_Fields))
+        weights = fields.pop("weights")
+        if sum(map(len, fields.values())) > _MOST_OTHERS:
+            raise Problem(413, f"the fields besides weights take more than {_MOST_OTHERS} bytes")
+        upload = AdapterUpload.model_validate_json(msgspec.json.encode(fields))
+        if weights in (b"null", b'""'):
+            return upload, bytearray()
+        text = bytes(weights)[1:-1].replace(b"\\/", b"/")
+        return upload, bytearray(a2b_base64(text, strict_mode=True))
     except ValidationError as error:
         raise invalid(error, AdapterUpload.model_fields) from error
-    if upload.weights != ("" if key else None):
-        raise Problem(400, "weights must be a field of the outermost object", param="weights")
-    return upload, weights
-
-
-def _unbase64(body: bytearray, start: int) -> tuple[bytearray, int]:
-    """Decode a JSON string of base64, in pieces.
-
-    Returns:
-        The bytes, and the index of the string's closing quote, or of the end of the body.
-    """
-    decoded, left = bytearray(), b""
-    for at in range(start, len(body), _PIECE):
-        piece = body[at : at + _PIECE]
-        end = piece.find(b'"')
-        text = (left + (piece if end < 0 else piece[:end])).replace(b"\\/", b"/")
-        whole = len(text) if end >= 0 else (len(text) - 1) // 4 * 4  # the last may be half a \/
-        try:
-            decoded += a2b_base64(text[:whole], strict_mode=True)
-        except ValueError as error:
-            raise Problem(400, "weights are no base64", param="weights") from error
-        if end >= 0:
-            return decoded, at + end
-        left = text[whole:]
-    return decoded, len(body)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise Problem(400, f"the body is no JSON of an upload: {error}") from error
+    except ValueError as error:
+        raise Problem(400, "weights are no base64", param="weights") from error
 
 
 def adapter_of(upload: AdapterUpload, weights: bytearray, service: Service) -> Adapter:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 __all__ = ["ONE_ERROR", "Body", "Ids", "Schema", "Text", "without_nulls"]
 
+MOST_FIELDS = 1024  # of one object
 ONE_ERROR = Field(fail_fast=True)  # a list of a million entries may contain a million errors
 Ids = Annotated[list[int], ONE_ERROR]
 Text = Annotated[str, StringConstraints(min_length=1)]
@@ -21,10 +22,16 @@ def _add_examples(schema: dict[str, Any], kind: type[BaseModel]) -> None:
 
 
 def without_nulls(given: Any) -> Any:
-    """Drop fields that are null: clients write out what they leave open."""
+    """Drop fields that are null: clients write out what they leave open.
+
+    Raises:
+        ValueError: there are too many; each that is unknown would cause an error of its own.
+    """
     if not isinstance(given, dict):
         return given
     fields = cast("dict[str, Any]", given)
+    if len(fields) > MOST_FIELDS:
+        raise ValueError(f"an object has {len(fields)} fields; expected at most {MOST_FIELDS}")
     return {name: value for name, value in fields.items() if value is not None}
 
 
