@@ -1,6 +1,6 @@
 """Read the answers of OpenAI-compatible servers: the tokens that they report, or text alone."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -21,9 +21,9 @@ from legos.records.message import (
 )
 
 __all__ = [
+    "check_version",
     "completion_of",
     "dialect_of",
-    "generated_of",
     "ids_of",
     "scores_of",
     "text_of_event",
@@ -175,7 +175,7 @@ def completion_of(
     if target.dialect != "openai":
         _check_name(target.model, answer.model)
     sampled = _sampled(choice, sampling, target)
-    _check_version(target.adapter, sampled)
+    check_version(target.adapter, sampled.versions)
     has_tokens = bool(sampled.token_ids)
     prompt_ids = answer.prompt_token_ids or choice.prompt_token_ids or ()
     return Completion(
@@ -189,29 +189,6 @@ def completion_of(
         filtered=sampling.filters is not None or sampling.json_schema is not None,
         tool_calls=_calls(choice, sampling.seed) if sampling.tools is not None else (),
     )
-
-
-def generated_of(body: bytes, adapter: str, count: int) -> list[Generated]:
-    """What our server has sampled for a list of prompts, in their order.
-
-    Args:
-        body: the answer.
-        adapter: name of the adapter that was asked for, or NAME@VERSION.
-        count: number of prompts, with one answer each.
-
-    Raises:
-        AdapterError: another adapter or version answered.
-        EndpointError: the answer cannot be read.
-        RequestError: the server is of another version of the kit.
-    """
-    answer = decoded(body, _Answer)
-    _check_name(adapter, answer.model)
-    if [choice.index for choice in answer.choices] != list(range(count)):
-        raise EndpointError(f"the server answered {len(answer.choices)} of {count} prompts")
-    found = [_reported(choice) for choice in answer.choices]
-    for one in found:
-        _check_version(adapter, one)
-    return found
 
 
 def scores_of(body: bytes) -> list[list[float]]:
@@ -278,10 +255,14 @@ def _check_name(asked: str, answered: str | None) -> None:
         raise AdapterError(f"{asked!r} was asked for but {answered!r} answered")
 
 
-def _check_version(asked: str, sampled: Generated) -> None:
-    """Refuse tokens of another version than ``NAME@VERSION`` asks for."""
+def check_version(asked: str, versions: Collection[int]) -> None:
+    """Refuse tokens of another version than ``NAME@VERSION`` asks for.
+
+    Raises:
+        AdapterError: naming both.
+    """
     wanted = split_adapter(asked)[1]
-    other = next((v for v in sampled.versions if wanted is not None and v != wanted), None)
+    other = next((v for v in versions if wanted is not None and v != wanted), None)
     if other is not None:
         raise AdapterError(
             f"{asked!r} was asked for but version {other} sampled; "

@@ -33,7 +33,7 @@ from legos.records.message import (
     messages_or_ids,
 )
 from legos.records.names import POLICY
-from legos.records.request import Generated, Grammar, Progress, Request, Result
+from legos.records.request import Generated, Grammar, PlainRequest, Progress, Request, Result
 
 __all__ = ["EngineClient"]
 
@@ -107,13 +107,36 @@ class EngineClient:
         """
         started = time.perf_counter()
         request = await self._prepared(prompt, sampling, adapter, stream=False)
+        return self._completion(request, await self.generate(request), sampling, started)
+
+    async def generate(self, request: Request) -> Generated:
+        """Sample the tokens of a request.
+
+        Raises:
+            RequestError: the request cannot be served.
+            EngineError: the engine died or was closed.
+        """
         number, future = self._ask(request)
         try:
-            generated = await future
+            return await future
         except asyncio.CancelledError:
             self.cancel(number)
             raise
-        return self._completion(request, generated, sampling, started)
+
+    async def resolved(self, plain: PlainRequest) -> Request:
+        """A request that came from another process, as the engine receives it.
+
+        Raises:
+            RequestError: what constrains it cannot be read.
+        """
+        given = plain.choice_texts, plain.json_schema
+        tree, grammar = self._known_legal(*given) or await self._made_legal(*given)
+        return Request(
+            **msgspec.structs.asdict(plain),
+            choices=tree,
+            grammar=grammar,
+            stops=self._stops(plain.stop) if plain.stop else None,
+        )
 
     def prepare(
         self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
@@ -126,7 +149,7 @@ class EngineClient:
         Raises:
             RequestError: the request cannot be served.
         """
-        legal = self._known_legal(sampling)
+        legal = self._known_legal(sampling.choices, sampling.json_schema)
         if legal is None or is_long(prompt):
             return None
         return self._request(prompt, sampling, adapter, *legal, stream=False), sampling
@@ -200,15 +223,13 @@ class EngineClient:
         scores = self._engine.score(rows, end_ids=self._tokenizer.end_ids, adapter=adapter)
         return await asyncio.wrap_future(scores)
 
-    def _known_legal(self, sampling: Sampling) -> _Legal | None:
+    def _known_legal(self, choices: tuple[str, ...], schema: str | None) -> _Legal | None:
         """What may be sampled; None if it takes long to compute, so that it needs a thread."""
-        choices = sampling.choices
-        if sampling.json_schema is not None or len("".join(choices)) > _SMALL:
+        if schema is not None or len("".join(choices)) > _SMALL:
             return None
         return self._trees.at_once(choices) if choices else None, None
 
-    async def _made_legal(self, sampling: Sampling) -> _Legal:
-        choices, schema = sampling.choices, sampling.json_schema
+    async def _made_legal(self, choices: tuple[str, ...], schema: str | None) -> _Legal:
         tree = await self._trees.get(choices) if choices else None
         return tree, None if schema is None else await self._grammars.get(schema)
 
@@ -216,7 +237,8 @@ class EngineClient:
         self, prompt: Prompt, sampling: Sampling, adapter: str, *, stream: bool
     ) -> Request:
         """The request as the engine receives it; what takes long is made on a thread."""
-        legal = self._known_legal(sampling) or await self._made_legal(sampling)
+        given = sampling.choices, sampling.json_schema
+        legal = self._known_legal(*given) or await self._made_legal(*given)
         make = partial(self._request, prompt, sampling, adapter, *legal, stream=stream)
         return await asyncio.to_thread(make) if is_long(prompt) else make()
 

@@ -3,18 +3,18 @@
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from msgspec import Struct
+import msgspec
+from msgspec.structs import replace
 
-from legos.clients.answers import generated_of, scores_of
+from legos.clients.answers import check_version, scores_of
 from legos.clients.health import healthy
 from legos.clients.lists import RequestLists
 from legos.clients.recovery import Recovery
-from legos.clients.requests import filter_fields
-from legos.clients.transport import Transport, api_root, server_name
+from legos.clients.transport import Transport, api_root, server_name, server_root
+from legos.clients.wire import MSGPACK, RequestBatch, generated_of
 from legos.errors import EngineError, NotFoundError
-from legos.records.message import Filters
 from legos.records.names import adapter_name
 from legos.records.request import Generated, Request
 
@@ -48,29 +48,13 @@ class _LostError(EngineError):
     """The server does not have an adapter that was loaded there."""
 
 
-class _Query(Struct, frozen=True, kw_only=True):
-    """What a request asks for, besides its prompt and its seed."""
-
-    adapter: str
-    max_tokens: int
-    temperature: float
-    end_ids: _Row
-    choices: tuple[str, ...]
-    restrict: bool
-    stop: tuple[str, ...]
-    filters: Filters | None
-    json_schema: str | None
-    num_alternatives: int
-    raw_logprobs: bool
-    raw_alternatives: bool
-
-
 class LegosServer:
     """Implements ``legos.clients.remote.RemoteServer``; it belongs to one event loop.
 
-    The server's tokenizer must be that of the caller: choices, stop texts and JSON schemas travel
-    as texts. A server that was started again gets its adapters again, and the requests that found
-    them missing are repeated; with another model it is refused.
+    Requests travel as MessagePack (``legos.clients.wire``). The server's tokenizer must be that of
+    the caller: choices, stop texts and JSON schemas travel as texts. A server that was started
+    again gets its adapters again, and the requests that found them missing are repeated; with
+    another model it is refused.
     """
 
     def __init__(
@@ -106,20 +90,7 @@ class LegosServer:
 
     async def answer(self, request: Request) -> Generated:
         """Sample one completion; see ``RemoteServer``."""
-        query = _Query(
-            adapter=request.adapter,
-            max_tokens=request.max_tokens,
-            temperature=request.temperature,
-            end_ids=request.end_ids,
-            choices=request.choice_texts,
-            restrict=request.restrict,
-            stop=request.stop,
-            filters=request.filters,
-            json_schema=request.json_schema,
-            num_alternatives=request.num_alternatives,
-            raw_logprobs=request.raw_logprobs,
-            raw_alternatives=request.raw_alternatives,
-        )
+        query = replace(request, prompt_ids=(), seed=0, stream=False)
         return await self._lists.ask(query, (request.prompt_ids, request.seed))
 
     async def score(
@@ -162,19 +133,22 @@ class LegosServer:
         await self._transport.aclose()
 
     async def _sampled(
-        self, query: _Query, asked: Sequence[tuple[_Row, int]]
+        self, query: Request, asked: Sequence[tuple[_Row, int]]
     ) -> Sequence[Generated]:
         """The answers to a list of prompts with their seeds."""
-        body = _body(query, asked)
-
-        def read(answer: bytes) -> Sequence[Generated]:
-            return generated_of(answer, query.adapter, len(asked))
-
-        return await self._answered(
-            query.adapter,
-            lambda: self._transport.request("POST", "/completions", read, json=body),
-            versions=lambda found: {v for each in found for v in each.versions},
+        prompts, seeds = zip(*asked, strict=True)
+        batch = RequestBatch(request=query.plain, prompts=prompts, seeds=seeds)
+        post = partial(
+            self._transport.request,
+            "POST",
+            f"{server_root(self._url)}/engine/generate",
+            partial(generated_of, count=len(asked)),
+            content=msgspec.msgpack.encode(batch),
+            headers={"content-type": MSGPACK},
         )
+        found = await self._answered(query.adapter, post, versions=_versions)
+        check_version(query.adapter, _versions(found))
+        return found
 
     async def _answered(
         self,
@@ -234,27 +208,5 @@ class LegosServer:
         logger.warning("%s has lost its adapters; loaded again: %s", self._url, names)
 
 
-def _body(query: _Query, asked: Sequence[tuple[_Row, int]]) -> dict[str, Any]:
-    """The body of ``POST /v1/completions``."""
-    body: dict[str, Any] = {
-        "model": query.adapter,
-        "prompt": [prompt for prompt, _ in asked],
-        "seeds": [seed for _, seed in asked],
-        "max_tokens": query.max_tokens,
-        "temperature": query.temperature,
-        "stop_token_ids": query.end_ids,
-        # The model's end tokens are among the others if they end the answer; choices need them.
-        "ignore_eos": not query.choices and query.json_schema is None,
-        "return_token_ids": True,
-        **filter_fields(query.filters, query.json_schema),
-    }
-    if query.choices:
-        body |= {"choices": query.choices, "restrict": query.restrict}
-    if query.stop:
-        body["stop"] = query.stop
-    if query.num_alternatives:
-        body["logprobs"] = query.num_alternatives
-        body["logprobs_mode"] = "raw" if query.raw_alternatives else "sampled"
-    if query.raw_logprobs:
-        body["raw_logprobs"] = True
-    return body
+def _versions(found: Sequence[Generated]) -> set[int]:
+    return {version for one in found for version in one.versions}

@@ -10,7 +10,7 @@ from legos.records.choices import ChoiceNode
 from legos.records.message import Draws, Generated, Tokens
 from legos.records.names import POLICY
 
-__all__ = ["Generated", "Grammar", "GrammarState", "Progress", "Request", "Result"]
+__all__ = ["Generated", "Grammar", "GrammarState", "PlainRequest", "Progress", "Request", "Result"]
 
 
 class GrammarState(Protocol):
@@ -39,20 +39,34 @@ class Grammar(Protocol):
         ...
 
 
-class Request(Draws, frozen=True, kw_only=True):
-    """The data that an engine needs to sample one completion."""
+class PlainRequest(Draws, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request as plain data, as it is sent to another process."""
 
     prompt_ids: tuple[int, ...]  # [P] token ids of the prompt, P >= 1
     max_tokens: int  # >= 1
     end_ids: tuple[int, ...] = ()  # token ids that end the completion and are kept in it
-    choices: ChoiceNode | None = None  # legal answers; generation ends when one is complete
-    choice_texts: tuple[str, ...] = ()  # the same as texts, for engines on a server
-    stops: Callable[[tuple[int, ...]], bool] | None = None  # whether to end, after each token
-    stop: tuple[str, ...] = ()  # the texts that ``stops`` tests, for engines on a server
+    choice_texts: tuple[str, ...] = ()  # legal answers; generation ends when one is complete
+    stop: tuple[str, ...] = ()  # texts that end the completion
     adapter: str = POLICY  # "base": the model without adapter; "NAME@VERSION" requires a version
-    grammar: Grammar | None = None  # constraint on the text of the completion
-    json_schema: str | None = None  # the schema of the grammar, for engines on a server
+    json_schema: str | None = None  # JSON schema, as text, that the completion must satisfy
     stream: bool = False  # True: deliver a ``Progress`` for every token, then the whole result
+
+
+class Request(PlainRequest, frozen=True, kw_only=True):
+    """The data that an engine needs to sample one completion.
+
+    What ends or constrains the completion is here also in the form that the engine uses.
+    """
+
+    choices: ChoiceNode | None = None  # the prefix tree of ``choice_texts``
+    stops: Callable[[tuple[int, ...]], bool] | None = None  # tests for ``stop`` after each token
+    grammar: Grammar | None = None  # the grammar of ``json_schema``
+
+    @property
+    def plain(self) -> PlainRequest:
+        """Its plain data."""
+        names = PlainRequest.__struct_fields__
+        return PlainRequest(**{name: getattr(self, name) for name in names})
 
 
 class Progress(Tokens, frozen=True, kw_only=True):

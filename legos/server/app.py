@@ -14,6 +14,7 @@ from legos.errors import LegosError
 from legos.server.endpoints.adapters import adapter_router
 from legos.server.endpoints.chat import chat_router
 from legos.server.endpoints.completions import completion_router
+from legos.server.endpoints.engine import engine_router
 from legos.server.endpoints.episodes import episode_router
 from legos.server.endpoints.state import state_router
 from legos.server.endpoints.texts import text_router
@@ -34,6 +35,7 @@ _ROUTERS = {
     adapter_router: "adapters",
     state_router: "state",
     text_router: "texts",
+    engine_router: "engine",
 }
 _OF_SEATS = {chat_router: "OpenAI", state_router: "state"}  # what programs that play seats need
 _ERRORS = (

@@ -1,7 +1,7 @@
 """The server's metrics in the Prometheus format."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -10,7 +10,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from legos.errors import EngineError
 from legos.protocols import Engine
-from legos.records.message import Completion
+from legos.records.message import Generated
 
 __all__ = ["Metrics"]
 
@@ -55,10 +55,10 @@ class Metrics:
         self.loop_lag_s = histogram("legos_loop_lag_seconds", "By which the event loop was late.")
         registry.register(_EngineNumbers(engine))
 
-    def count(self, completions: Sequence[Completion]) -> None:
-        """Count the tokens of sampled completions."""
-        self._prompt_tokens.inc(sum(len(completion.prompt_ids) for completion in completions))
-        self._tokens.inc(sum(len(completion.token_ids) for completion in completions))
+    def count(self, prompts: Iterable[Sequence[int]], sampled: Iterable[Generated]) -> None:
+        """Count the tokens of completions and of their prompts."""
+        self._prompt_tokens.inc(sum(map(len, prompts)))
+        self._tokens.inc(sum(len(one.token_ids) for one in sampled))
 
     def forget(self, adapter: str) -> None:
         """Remove the metrics of an adapter that was dropped."""

@@ -16,7 +16,7 @@ from legos.chat.tools import PLAIN_TOOLS, ToolFormat
 from legos.protocols import Client, Engine, Scorer
 from legos.records.message import Completion, Prompt, Sampling
 from legos.records.names import BASE, POLICY
-from legos.records.request import Progress
+from legos.records.request import Generated, PlainRequest, Progress, Request
 from legos.server.lobby import Lobby
 from legos.server.options import ServerOptions
 from legos.server.problems import LONGEST_NAME, GoneError, Problem, first_error
@@ -41,6 +41,14 @@ class Sampler(Client, Protocol):
 
 class Source(Sampler, Scorer, Protocol):
     """A client that streams and scores; ``legos.clients.engine.EngineClient`` is one."""
+
+    async def resolved(self, plain: PlainRequest) -> Request:
+        """A request that came from another process, as the engine receives it."""
+        ...
+
+    async def generate(self, request: Request) -> Generated:
+        """Sample the tokens of a request."""
+        ...
 
 
 @dataclass(eq=False)

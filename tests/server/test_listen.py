@@ -1,7 +1,6 @@
 """A server on a port: how it starts, answers and ends, and what it may open."""
 
 import asyncio
-import os
 import socket
 import statistics
 import subprocess
@@ -9,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,62 +103,3 @@ def test_loading_a_device_leaves_the_limit_on_open_files() -> None:
         "print(r.getrlimit(r.RLIMIT_NOFILE))\n"
     )
     assert said == "(1000, 3000) 500 2744\n(3000, 3000)\n"
-
-
-_WITHOUT_DESCRIPTORS = """
-import asyncio, logging, os, resource, sys
-from legos.server.listen import bind, serve_app
-from legos.wiring.http import app_of
-from legos.server.options import ServerOptions
-from legos.fakes import FakeEngine
-from legos import load_model
-
-async def serve():
-    app = app_of(load_model(), FakeEngine(), name="small", options=ServerOptions(), scale=1.0)
-    async with serve_app(app, bind("127.0.0.1", 0)) as url:
-        opened = []
-        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-        try:
-            while True:
-                opened.append(os.open(os.devnull, os.O_RDONLY))
-        except OSError:
-            pass
-        print(url.rsplit(":", 1)[1], flush=True)
-        await asyncio.to_thread(sys.stdin.readline)
-        for one in opened:
-            os.close(one)
-        print("freed", flush=True)
-        await asyncio.to_thread(sys.stdin.readline)
-
-logging.basicConfig()
-asyncio.run(serve())
-"""
-
-
-@pytest.mark.slow
-def test_without_descriptors_the_log_says_so_once(eventually: Eventually) -> None:
-    """Fifty clients wait for two seconds; asyncio would log a stack for each, every second."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _WITHOUT_DESCRIPTORS],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "LEGOS_API_KEY": ""},
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with ExitStack() as stack:
-        stack.callback(process.kill)
-        port = int(process.stdout.readline())
-        for _ in range(50):
-            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
-        time.sleep(2)
-        process.stdin.write("\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == "freed\n"
-        answer = httpx.get(f"http://127.0.0.1:{port}/health", timeout=20, trust_env=False)
-        assert answer.status_code == 200
-        _, errors = process.communicate("\n", timeout=30)
-    assert errors.count("no connection can be accepted") == 1
-    assert errors.count("\n") < 5, errors

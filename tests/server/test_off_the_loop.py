@@ -139,9 +139,9 @@ CASES = {
         {"tokens": [30] * 30_000},
     ),
     "body": Case(
-        "legos.server.middleware.bodies",
-        "parse_json",
-        lambda given, _: len(given),
+        "legos.server.schemas.schema",
+        "without_nulls",
+        lambda given, _: len(given["prompt"]),
         TEXT,
         {"prompt": [1] * 30_000},
     ),

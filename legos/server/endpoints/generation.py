@@ -23,7 +23,7 @@ from legos.server.problems import Problem
 from legos.server.schemas.sampling import SamplingFields, with_seed
 from legos.server.service import Sampler, Service, together
 
-__all__ = ["Asked", "Fields", "Reply", "respond"]
+__all__ = ["Asked", "Fields", "Reply", "check_alternatives", "respond"]
 
 Fields = Mapping[str, Any]
 LONG_ANSWER = 4096  # tokens and alternatives; a larger answer is encoded on a thread
@@ -100,7 +100,7 @@ async def respond(
             disconnected.
         LegosError: an answer cannot be sampled.
     """
-    _check_alternatives(asked)
+    check_alternatives(asked.num_alternatives)
     envelope = {
         "id": f"{prefix}-{uuid.uuid4().hex}",
         "object": kind[body.stream or False],
@@ -143,9 +143,12 @@ async def respond(
     return Response(answer, media_type="application/json")
 
 
-def _check_alternatives(asked: Asked) -> None:
-    """Reject a request for more alternatives than memory should hold."""
-    total = asked.num_alternatives
+def check_alternatives(total: int) -> None:
+    """Reject a request for more alternatives than memory should hold.
+
+    Raises:
+        Problem: 400, with their number.
+    """
     if total > MOST_ALTERNATIVES:
         raise Problem(
             400,
@@ -162,7 +165,7 @@ async def _complete_all(service: Service, request: Request, asked: Asked) -> Seq
     with service.admitted(len(each)):
         work = [asked.source.complete(*one, adapter=asked.adapter) for one in each]
         completions = await service.attend(request.receive, together(work))
-    service.metrics.count(completions)
+    service.metrics.count([one.prompt_ids for one in completions], completions)
     return completions
 
 
@@ -188,7 +191,7 @@ async def _stream_all(
     each = asked.each
     with service.admitted(len(each)):
         completions = await together([one(index, *item) for index, item in enumerate(each)])
-    service.metrics.count(completions)
+    service.metrics.count([one.prompt_ids for one in completions], completions)
     return completions
 
 

@@ -151,7 +151,7 @@ class _Exchange:
 
     def __init__(self, receive: Receive, send: Send, service: Service, limit: int) -> None:
         self._receive, self._send, options = receive, send, service.options
-        self._model = f"{quote(service.model)} {service.fingerprint}".encode()
+        self._model = f"{quote(service.model)} {service.fingerprint}".strip().encode()
         self._limit = limit  # bytes
         self._pause_s = options.body_pause_s
         self._now = asyncio.get_running_loop().time

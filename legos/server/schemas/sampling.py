@@ -16,13 +16,22 @@ from legos.records.message import MAX_BIAS, Filters, Sampling
 from legos.server.problems import Problem
 from legos.server.schemas.schema import ONE_ERROR, Body, Ids, Text
 
-__all__ = ["MAX_SEED", "ModelFields", "SamplingFields", "check_choices", "with_seed"]
+__all__ = [
+    "MAX_SEED",
+    "ModelFields",
+    "SamplingFields",
+    "check_choices",
+    "check_schema",
+    "with_seed",
+]
 
 MAX_SEED = 1 << 64
 MOST_CHOICE_CHARACTERS = 32_768  # total over all choices of a request; each may be a token
 MOST_SCHEMA_CHARACTERS = 65_536
+MOST_STOPS = 64
 
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+Stops = Annotated[list[ShortText], Field(max_length=MOST_STOPS), ONE_ERROR]
 Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
 
 
@@ -89,7 +98,7 @@ class SamplingFields(ModelFields):
         None, max_length=1024, description="Token id to the value added to its logit."
     )
     max_tokens: int | None = Field(None, ge=1)
-    stop: ShortText | Annotated[list[ShortText], Field(max_length=64), ONE_ERROR] | None = None
+    stop: ShortText | Stops | None = None
     stop_token_ids: Ids | None = Field(None, max_length=64)
     ignore_eos: bool = Field(False, description="The model's end tokens do not end the answer.")
     seed: int | None = Field(
@@ -163,13 +172,7 @@ class SamplingFields(ModelFields):
         check_choices(self.choices or ())
         if json_schema is None and self.response_format is not None:
             json_schema = self.response_format.schema_text()
-        if json_schema is not None and len(json_schema) > MOST_SCHEMA_CHARACTERS:
-            raise Problem(
-                400,
-                f"the JSON schema has {len(json_schema)} characters; expected at most "
-                f"{MOST_SCHEMA_CHARACTERS}",
-                param="response_format",
-            )
+        check_schema(json_schema)
         if json_schema is not None and self.choices:
             raise Problem(400, "choices and a JSON schema contradict each other", param="choices")
         return Sampling(
@@ -223,6 +226,21 @@ def check_choices(choices: Sequence[Sized], unit: str = "characters") -> None:
             400,
             f"choices have {size} {unit} together; expected at most {MOST_CHOICE_CHARACTERS}",
             param="choices",
+        )
+
+
+def check_schema(schema: str | None) -> None:
+    """Reject a JSON schema whose grammar would take too much.
+
+    Raises:
+        Problem: it is too long.
+    """
+    if schema is not None and len(schema) > MOST_SCHEMA_CHARACTERS:
+        raise Problem(
+            400,
+            f"the JSON schema has {len(schema)} characters; expected at most "
+            f"{MOST_SCHEMA_CHARACTERS}",
+            param="response_format",
         )
 
 
