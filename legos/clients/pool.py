@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from itertools import chain
@@ -43,8 +42,7 @@ class ServerPool(Generic[ServerT]):
     A server is down when it has failed a request after its retries, or when requests wait there,
     nothing was answered for ``CHECK_S``, and it is not healthy. Its requests go to another server,
     and it is asked nothing until it is healthy again. Where no other server is left, requests wait
-    for one that is down, and fail once it has been down for ``patience_s``. All methods belong to
-    one event loop.
+    for one that is down. All methods belong to one event loop.
 
     Attributes:
         servers: all of them.
@@ -54,7 +52,6 @@ class ServerPool(Generic[ServerT]):
         self,
         servers: Sequence[ServerT],
         *,
-        patience_s: float = math.inf,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Make a pool.
@@ -62,13 +59,9 @@ class ServerPool(Generic[ServerT]):
         Args:
             servers: at least one. Their requests have no effect beyond their answer, so that they
                 can be cancelled and sent elsewhere.
-            patience_s: how long requests wait at a server that answers nothing, not even whether
-                it is healthy, seconds.
             clock: returns the time in seconds.
         """
         self.servers = tuple(servers)
-        self._patience_s = patience_s
-        self._given_up: set[int] = set()  # servers that were down for longer
         self._waiting: list[set[asyncio.Timeout]] = [set() for _ in servers]  # requests at each
         self._load = [0] * len(self.servers)  # number of requests at each
         # Number of requests -> the servers that have so many, those with it for longest first.
@@ -131,11 +124,6 @@ class ServerPool(Generic[ServerT]):
                         f"servers stopped answering {ejections} times while they had this request; "
                         f"the last one is {self.servers[index].name}"
                     ) from None
-                if index in self._given_up:
-                    failures[index] = EndpointError(
-                        f"{self.servers[index].name} has answered nothing for "
-                        f"{self._patience_s:g} s, nor GET /health"
-                    )
             else:
                 return found
             finally:
@@ -179,8 +167,6 @@ class ServerPool(Generic[ServerT]):
     async def _check(self, index: int) -> None:
         """Eject a server that does not answer, and let it return when it does."""
         server, waiting = self.servers[index], self._waiting[index]
-        loop = asyncio.get_running_loop()
-        latest = loop.time() + self._patience_s
         while waiting or index in self._down:
             answered = self._answered[index]
             await asyncio.sleep(CHECK_S)
@@ -189,7 +175,6 @@ class ServerPool(Generic[ServerT]):
                 healthy = await server.healthy()
                 if healthy or self._answered[index] > answered:
                     self._down.discard(index)
-                    self._given_up.discard(index)
                 else:
                     self._down.add(index)
                 if was_down is not (index in self._down):
@@ -197,14 +182,9 @@ class ServerPool(Generic[ServerT]):
                     logger.warning(
                         "%s %s (%d requests wait there)", server.name, said, len(waiting)
                     )
-            if index not in self._down:
-                latest = loop.time() + self._patience_s
-            elif loop.time() >= latest:
-                self._given_up.add(index)
-            others = len(self._down) < len(self.servers)
-            if index in self._down and (others or index in self._given_up):
+            if index in self._down and len(self._down) < len(self.servers):
                 while waiting:
-                    waiting.pop().reschedule(loop.time())
+                    waiting.pop().reschedule(asyncio.get_running_loop().time())
 
 
 async def all_done(calls: Iterable[Awaitable[object]]) -> None:

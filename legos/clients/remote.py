@@ -4,7 +4,6 @@ All requests and the publishers share one event loop, on a thread of their own.
 """
 
 import asyncio
-import math
 import threading
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
@@ -95,7 +94,6 @@ class RemoteEngine:
         *,
         num_vocabulary: int,
         context: int,
-        patience_s: float = math.inf,
     ) -> None:
         """Start the engine's thread; nothing is sent yet.
 
@@ -104,9 +102,8 @@ class RemoteEngine:
             loader: loads adapters into them; None: another process does.
             num_vocabulary: token ids must be below it.
             context: maximum number of prompt and completion tokens together.
-            patience_s: how long requests wait where no server answers anything, seconds.
         """
-        self._pool = ServerPool(servers, patience_s=patience_s)
+        self._pool = ServerPool(servers)
         self._homes = PrefixHomes()
         self._loader = loader
         self._check = RequestCheck(num_vocabulary=num_vocabulary, context=context)

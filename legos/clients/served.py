@@ -65,6 +65,7 @@ class LegosServer:
         loaded: Loaded | None = None,
         model: str = "",
         retries: int | None = None,
+        timeout_s: float = REQUEST_S,
     ) -> None:
         """Describe a server; nothing is sent yet.
 
@@ -74,6 +75,7 @@ class LegosServer:
             loaded: what this process has loaded there; None: another process loads the adapters.
             model: what the server calls its model; empty: as in its first answer.
             retries: maximum number of retries of a failed request; None: about two minutes of them.
+            timeout_s: maximum time of one answer, seconds.
         """
         self._url, self._loaded = url, loaded
         self._losses: tuple[Mapping[str, int], int] = {}, 0  # of these adapters, so often
@@ -81,7 +83,7 @@ class LegosServer:
         self._transport = Transport(
             api_root(url),
             api_key=api_key,
-            timeout_s=REQUEST_S,
+            timeout_s=timeout_s,
             max_connections=CONNECTIONS,
             retries=RETRIES if retries is None else retries,
             model=model,

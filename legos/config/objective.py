@@ -63,8 +63,8 @@ class ObjectiveSettings(Settings):
     kl_refresh_steps: int | None = knob(None, unit="optimiser steps", ge=1)
     """Make the current policy the new reference every so many steps; none: never."""
     kl_server: tuple[str, ...] = knob((), loose=True)
-    """Address of a running server that computes the reference's log-probabilities in place of this
-    process, `legos serve` or vLLM without LoRA; several share the work."""
+    """Address of a running `legos serve` that computes the reference's log-probabilities in place
+    of this process; several share the work."""
     kl_server_adapter: str = knob("base")
     """Name of the adapter at the kl_server that is the reference, or base: its model alone."""
     ema_kl_coef: float = knob(0.0, ge=0)

@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse
 
 from legos.errors import LegosError
+from legos.server.access import Access
 from legos.server.endpoints.adapters import adapter_router
 from legos.server.endpoints.chat import chat_router
 from legos.server.endpoints.completions import completion_router
@@ -18,9 +19,7 @@ from legos.server.endpoints.engine import engine_router
 from legos.server.endpoints.episodes import episode_router
 from legos.server.endpoints.state import state_router
 from legos.server.endpoints.texts import text_router
-from legos.server.middleware.access import Access
 from legos.server.problems import handle
-from legos.server.schemas.answers import ProblemAnswer
 from legos.server.service import Service
 
 __all__ = ["make_app", "service_of"]
@@ -46,7 +45,6 @@ _ERRORS = (
     UnicodeEncodeError,
     Exception,
 )
-_PROBLEMS = (400, 401, 403, 404, 413, 429, 503, 504)
 
 
 def make_app(service: Service) -> FastAPI:
@@ -56,7 +54,6 @@ def make_app(service: Service) -> FastAPI:
         description=_SUMMARY,
         docs_url=None,  # FastAPI's two pages load their scripts from the internet
         redoc_url=None,
-        responses={status: {"model": ProblemAnswer} for status in _PROBLEMS},
     )
     app.state.service = service
     for error in _ERRORS:

@@ -177,23 +177,3 @@ def test_a_cancelled_request_is_not_sent_elsewhere() -> None:
         assert [server.checked for server in servers] == [0, 0]
 
     virtually(go())
-
-
-def test_a_request_fails_where_no_server_answers_anything_for_long() -> None:
-    async def go() -> None:
-        server = Server()
-        pool = ServerPool([server], patience_s=30.0)
-        loop = asyncio.get_running_loop()
-        busy = asyncio.create_task(pool.ask(Server.answer))
-        await asyncio.sleep(100)  # it is healthy, and works for long
-        assert not busy.done()
-        server.hangs, began = True, loop.time()
-        with pytest.raises(EngineError, match=r"a has answered nothing for 30 s, nor GET /health"):
-            await busy
-        assert loop.time() - began <= 30 + 2 * CHECK_S
-        server.hangs = False
-        server.go.set()
-        assert await pool.ask(Server.answer) == 2
-        await asyncio.sleep(10)  # which ends the watch
-
-    in_virtual_time(go())

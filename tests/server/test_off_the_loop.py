@@ -139,7 +139,7 @@ CASES = {
         {"tokens": [30] * 30_000},
     ),
     "body": Case(
-        "legos.server.schemas.schema",
+        "legos.server.schema",
         "without_nulls",
         lambda given, _: len(given["prompt"]),
         TEXT,

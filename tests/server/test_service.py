@@ -82,17 +82,17 @@ def test_what_cannot_fit_is_refused_by_its_beginning(
         ("/v1/completions", {"prompt": ["a", text]}),
         ("/v1/score", {"prompts": [{"messages": chat, "choices": ["a"]}]}),
     ]
-    own = ChatTokenizer.encode
+    own = ChatTokenizer.encode_each
     lengths: list[int] = []
 
-    def encode(tokenizer: ChatTokenizer, text: str) -> tuple[int, ...]:
-        lengths.append(len(text))
-        return own(tokenizer, text)
+    def encode(tokenizer: ChatTokenizer, texts: list[str], *, specials: bool = False) -> Any:
+        lengths.extend(map(len, texts))
+        return own(tokenizer, texts, specials=specials)
 
     with monkeypatch.context() as patch, fake(FakeEngine()) as server, server.http() as http:
-        for name in ("render", "render_chat", "encode_each"):
+        for name in ("render", "render_chat"):
             patch.setattr(ChatTokenizer, name, lambda *_, **__: pytest.fail("it was tokenized"))
-        patch.setattr(ChatTokenizer, "encode", encode)
+        patch.setattr(ChatTokenizer, "encode_each", encode)
         for path, body in bodies:
             answer = http.post(path, json=body)
             assert (answer.status_code, answer.json()["error"]["code"]) == (

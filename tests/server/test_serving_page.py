@@ -20,7 +20,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from legos.server.connections import MOST_PIPELINED
 from pydantic import ValidationError
 from safetensors.numpy import save_file
 from tiny_folders import write_tiny_model
@@ -33,17 +32,15 @@ from legos.device import ModelHandle
 from legos.errors import AdapterError
 from legos.records.message import MAX_ALTERNATIVES, MAX_BIAS
 from legos.run.folder import RunFolder
-from legos.server.endpoints import uploads
+from legos.server.endpoints import sampling, uploads
+from legos.server.endpoints.chat_body import MOST_ARGUMENTS, ChatBody, ToolFunction
+from legos.server.endpoints.completions import CompletionBody
+from legos.server.endpoints.episodes import StartBody
 from legos.server.endpoints.generation import MOST_ALTERNATIVES
-from legos.server.listen import IDLE_S
-from legos.server.middleware import bodies
+from legos.server.endpoints.texts import MOST_TOKENS, ScoreBody, ScoredPrompt, ScoredTokens
+from legos.server.listen import IDLE_S, MOST_CONNECTIONS, MOST_HEAD_BYTES
 from legos.server.options import ServerOptions
-from legos.server.schemas import sampling
-from legos.server.schemas.chat import MOST_ARGUMENTS, ChatBody, ToolFunction
-from legos.server.schemas.completions import CompletionBody
-from legos.server.schemas.episodes import StartBody
-from legos.server.schemas.texts import MOST_TOKENS, ScoreBody, ScoredPrompt, ScoredTokens
-from legos.server.service import ALTERNATIVES, CHOICE_BYTES
+from legos.server.schema import MOST_FIELDS
 from legos.weights import tensors
 from legos.weights.adapter import Adapter, checked_name
 from legos.weights.folder import write_adapter
@@ -246,11 +243,9 @@ def test_the_page_has_the_limits_of_connections() -> None:
     own = ServerOptions()
     rows = {what: numbers(cells[0]) for what, cells in table("| connections | |").items()}
     assert rows == {
-        "open at the same time": [own.max_connections, 503],
-        "the head of a request": [own.head_timeout_s, own.max_head_bytes, 408, 431],
+        "open at the same time": [MOST_CONNECTIONS, 503],
+        "the head of a request": [MOST_HEAD_BYTES, 400],
         "its body": [own.body_pause_s, 408],
-        "an answer that the client does not read": [own.body_pause_s],
-        "unanswered requests of one connection": [MOST_PIPELINED],
         "idle time between two requests": [IDLE_S],
     }
 
@@ -276,13 +271,10 @@ def test_the_page_has_the_limits_of_bodies() -> None:
     rows = {what: numbers(cells[0]) for what, cells in table("| in one body | at most |").items()}
     (choices,) = {limit for each in (ScoredPrompt, ScoredTokens) for limit in of(each, "choices")}
     (prompts,) = set(of(ScoreBody, "prompts"))
-    assert {*of(CompletionBody, "logit_bias")} == {MAX_BIAS, bodies.MOST_FIELDS}
+    assert {*of(CompletionBody, "logit_bias")} == {MAX_BIAS, MOST_FIELDS}
     assert of(CompletionBody, "logprobs") == of(ChatBody, "top_logprobs") == [MAX_ALTERNATIVES]
-    marks = "; ".join(f"`{mark.decode()}`" for mark in bodies.MOST)
     assert rows == {
-        "fields of one object, `logit_bias` among them": [bodies.MOST_FIELDS],
-        f"the characters {marks}": list(bodies.MOST.values()),
-        "nested levels of objects and lists": [bodies.DEEPEST],
+        "fields of one object, `logit_bias` among them": [MOST_FIELDS],
         "`choices` of a prompt": [
             *of(CompletionBody, "choices"),
             choices,
@@ -320,10 +312,8 @@ def test_the_page_has_the_limits_of_bodies() -> None:
     }
 
 
-def test_the_page_has_the_limits_of_choices_that_wait() -> None:
+def test_the_page_has_the_limits_of_what_is_kept() -> None:
     text = " ".join(PAGE.read_text().split())
-    assert f"at most {CHOICE_BYTES:,} bytes (UTF-8) of different `choices`" in text
-    assert f"at most {ALTERNATIVES:,} alternatives together" in text
     assert f"holds {MOST_PARTS} tokens" in text
     assert f"kept for later requests, up to {_TREES >> 20} MiB" in text
 

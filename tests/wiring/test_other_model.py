@@ -6,18 +6,15 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from reference_parity import mixed_samples
-from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
+from scripted_server import serving
 from tiny_folders import write_tiny_model
 
 from legos import GRPOCredit, Trainer, TrainingConfig, load_model, make_arena
 from legos.config.schema import GenerationConfig
-from legos.device import ModelHandle
 from legos.errors import EngineError
 from legos.loop.loop import synchronous_training_loop
-from legos.losses.softmax import log_softmax
 from legos.server.options import ServerOptions
 from legos.weights.base import fingerprint_of
 from legos.wiring.http import app_of
@@ -93,49 +90,6 @@ def test_a_reference_server_that_comes_back_with_another_model_is_refused(
             references(mixed_samples()).result(timeout=60)
 
 
-class Vllm:
-    """A vLLM server without LoRA, which scores tokens as a model does."""
-
-    def __init__(self, model: ModelHandle) -> None:
-        self.model, self.name, self.factor = model, "base", 1.0
-
-    def reply(self, asked: HttpAsked) -> HttpAnswer:
-        if asked.path == "/metrics":
-            return HttpAnswer(b"vllm:num_requests_running 0")
-        if asked.path == "/v1/models":
-            return HttpAnswer({"data": [{"id": self.name, "root": "/m", "owned_by": "vllm"}]})
-        if asked.body["model"] != self.name:
-            return HttpAnswer({"error": {"message": "no such model"}}, 404)
-        scored = [self._scored(*each) for each in enumerate(asked.body["prompt"])]
-        return HttpAnswer({"choices": scored})
-
-    def _scored(self, index: int, prompt: list[int]) -> dict[str, Any]:
-        nats = log_softmax(np, self.model(prompt)[:-1].astype(np.float64) * self.factor)
-        pairs = zip(prompt[1:], nats, strict=True)
-        found = [{str(token): {"logprob": float(row[token])}} for token, row in pairs]
-        return {"index": index, "prompt_logprobs": [None, *found]}
-
-
-@pytest.mark.parametrize("change", [{"name": "other"}, {"factor": 2.0}])
-def test_a_vllm_reference_server_with_another_model_is_refused(
-    change: dict[str, Any], folders: list[Path]
-) -> None:
-    with closing(load_model(str(folders[0]))) as model:
-        apply_lora(model)
-        server = Vllm(model)
-        with serving(ScriptedServer(server.reply)) as url:
-            config = TrainingConfig(kl_coef=0.3, kl_server=(url,))
-            references = reference_servers(config, model, api_key=None)
-            assert references is not None
-            samples = [one for one in mixed_samples() if not one.restricted]
-            with closing(references):
-                assert references(samples).result(timeout=60)[0].reference_logprobs
-                vars(server).update(change)
-                named = rf"base model 'base' .* come back with '{server.name}' "
-                with pytest.raises(EngineError, match=named):
-                    references(samples).result(timeout=60)
-
-
 def test_a_reference_server_that_hangs_ends_the_run(
     folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,8 +99,6 @@ def test_a_reference_server_that_hangs_ends_the_run(
 
     for module in ("references", "same_model"):
         monkeypatch.setattr(f"legos.wiring.{module}.PATIENCE_S", 2.0)
-    monkeypatch.setattr("legos.clients.pool.CHECK_S", 0.5)
-    monkeypatch.setattr("legos.clients.health.ANSWER_S", 0.5)
     with two_servers(folders[:1]) as (url, address), closing(load_model(str(folders[0]))) as model:
         apply_lora(model)
         config = TrainingConfig(kl_coef=0.3, kl_server=(url,))
@@ -155,11 +107,11 @@ def test_a_reference_server_that_hangs_ends_the_run(
         address.apps = [hang]
         with (
             closing(references),
-            pytest.raises(EngineError, match=r"answered nothing for 2 s, nor GET /health.*resume"),
+            pytest.raises(EngineError, match=r"gave no answer within 2 s.*resume"),
         ):
             references(mixed_samples()).result(timeout=60)
         monkeypatch.setattr("legos.wiring.references.kind_of", _ours)
-        with pytest.raises(EngineError, match="has not scored a fixed text within 2 s"):
+        with pytest.raises(EngineError, match="within 2 s"):
             reference_servers(config, model, api_key=None)
 
 

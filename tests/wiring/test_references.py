@@ -224,6 +224,6 @@ def test_a_server_that_reports_no_tokens_is_refused(model: ModelHandle) -> None:
     listed = {"data": [{"id": "gpt", "owned_by": "somebody"}]}
     with (
         serving(ScriptedServer(lambda asked: HttpAnswer(listed))) as url,
-        pytest.raises(ConfigError, match="neither `legos serve` nor vLLM"),
+        pytest.raises(ConfigError, match="is not `legos serve`"),
     ):
         servers_of(model, url)

@@ -16,7 +16,6 @@ __all__ = ["VllmApi"]
 
 T = TypeVar("T")
 REQUEST_S = 120.0  # maximum time of one request
-_LORA = b"vllm:lora_requests_info"  # a metric that only servers with LoRA have
 _SLOTS = re.compile(r'^vllm:lora_requests_info\{[^}]*max_lora="([0-9]{1,9})"', re.MULTILINE)
 _FLAGS = (  # text of vLLM's refusal -> what mends it
     (r"max_lora_rank|lora rank", "start the server with a larger --max-lora-rank"),
@@ -110,10 +109,6 @@ class VllmApi:
     async def slots(self) -> int | None:
         """Number of adapters that can answer at the same time; None: the server does not say."""
         return await self._request("GET", "/metrics", _slots)
-
-    async def has_lora(self) -> bool:
-        """Whether it was started with ``--enable-lora``."""
-        return await self._request("GET", "/metrics", lambda answer: _LORA in answer)
 
     async def aclose(self) -> None:
         """Close this event loop's connections."""

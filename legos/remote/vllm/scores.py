@@ -1,21 +1,13 @@
-"""Exact log-probabilities of whole answers, from one sampled token for each node of their tree.
-
-Those of each token come from vLLM's ``prompt_logprobs`` in one request, where it has no LoRA.
-"""
+"""Exact log-probabilities of whole answers, from one sampled token for each node of their tree."""
 
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any
 
-import msgspec
-
-from legos.clients.transport import decoded
-from legos.errors import EndpointError
 from legos.records.choices import ChoiceNode, choice_tree
 from legos.remote.vllm.completions import Query
 
-__all__ = ["score_prompts", "token_scores_body", "token_scores_of"]
+__all__ = ["score_prompts"]
 
 WATCHED = 128  # token ids of one request; vLLM reports no more
 _Row = tuple[int, ...]
@@ -52,48 +44,6 @@ async def score_prompts(
         [_score(prompt, answer, tree, found, end_ids) for answer in answers]
         for (prompt, answers), tree in zip(prompts, trees, strict=True)
     ]
-
-
-class _Token(msgspec.Struct):
-    logprob: float
-
-
-class _Scored(msgspec.Struct):
-    index: int
-    prompt_logprobs: list[dict[str, _Token] | None] | None = None
-
-
-class _ScoredPrompts(msgspec.Struct):
-    choices: list[_Scored]
-
-
-def token_scores_body(rows: Sequence[tuple[_Row, _Row]], *, model: str) -> dict[str, Any]:
-    """The body of ``POST /v1/completions`` that scores each token of the answers of prompts.
-
-    vLLM computes ``prompt_logprobs`` without temperature and filters; it samples a token too.
-    """
-    prompts = [prompt + answer for prompt, answer in rows]
-    return {"model": model, "prompt": prompts, "max_tokens": 1, "prompt_logprobs": 0}
-
-
-def token_scores_of(body: bytes, *, rows: Sequence[tuple[_Row, _Row]]) -> list[list[float]]:
-    """Log-probability (nats, temperature 1) of each token of the answers.
-
-    Raises:
-        EndpointError: the server's answer lacks some.
-    """
-    choices = {choice.index: choice for choice in decoded(body, _ScoredPrompts).choices}
-    scores: list[list[float]] = []
-    for index, (prompt, answer) in enumerate(rows):
-        scored = choices[index].prompt_logprobs if index in choices else None
-        found = (scored or [])[len(prompt) :]
-        known = [(at or {}).get(str(token)) for at, token in zip(found, answer, strict=False)]
-        if len(known) != len(answer) or None in known:
-            raise EndpointError(
-                f"the vLLM server's answer lacks log-probabilities of prompt {index}"
-            )
-        scores.append([one.logprob for one in known if one is not None])
-    return scores
 
 
 def _inner_nodes(prompt: _Row, tree: ChoiceNode) -> Iterator[tuple[_Row, ChoiceNode]]:

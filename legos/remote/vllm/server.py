@@ -13,7 +13,7 @@ from legos.errors import EndpointError, EngineError, NotFoundError, RequestError
 from legos.records.request import Generated, Request
 from legos.remote.vllm.completions import Drawn, Query, body_of, drawn_of, generated_of, query_of
 from legos.remote.vllm.live import LiveAdapters
-from legos.remote.vllm.scores import score_prompts, token_scores_body, token_scores_of
+from legos.remote.vllm.scores import score_prompts
 
 __all__ = ["VllmServer"]
 
@@ -32,18 +32,15 @@ class VllmServer:
     the adapter that it began with.
     """
 
-    def __init__(
-        self, url: str, live: LiveAdapters, *, api_key: str | None = None, has_lora: bool = True
-    ) -> None:
+    def __init__(self, url: str, live: LiveAdapters, *, api_key: str | None = None) -> None:
         """Describe a server; nothing is sent yet.
 
         Args:
             url: its address.
             live: the adapters that are live there.
             api_key: bearer token.
-            has_lora: whether it was started with ``--enable-lora``; it then cannot score by token.
         """
-        self._live, self._url, self._has_lora = live, url, has_lora
+        self._live, self._url = live, url
         self._transport = Transport(
             api_root(url),
             api_key=api_key,
@@ -72,10 +69,13 @@ class VllmServer:
         """Log-probability of each continuation, nats; see ``Engine.score``.
 
         Raises:
-            RequestError: the server refuses it, or has LoRA and cannot score by token.
+            RequestError: the server refuses it, or tokens are to be scored.
         """
         if by_token:
-            return await self._by_token(prompts, adapter)
+            raise RequestError(
+                f"the vLLM server at {self._url} cannot score by token: with --enable-lora vLLM's "
+                "prompt_logprobs are wrong or end its engine"
+            )
 
         async def ask(query: Query, prompt: _Prompt) -> Mapping[int, float]:
             return (await self._ask(query, prompt))[0].others[0]
@@ -108,25 +108,6 @@ class VllmServer:
                 return drawn, version
             await asyncio.sleep(ABORTED_S)
         raise EngineError(f"the vLLM server aborted a request {MOST_ABORTS} times in a row")
-
-    async def _by_token(
-        self, prompts: Sequence[tuple[_Prompt, Sequence[_Prompt]]], adapter: str
-    ) -> list[list[float]]:
-        """Log-probability of each token of the one continuation of each prompt, nats."""
-        if self._has_lora:
-            raise RequestError(
-                f"the vLLM server at {self._url} cannot score by token: with --enable-lora vLLM's "
-                "prompt_logprobs are wrong or end its engine; start one without LoRA for it"
-            )
-        rows = [(prompt, answer) for prompt, (answer,) in prompts]
-
-        async def ask() -> list[list[float]]:
-            with self._live.use(adapter) as served:
-                body = token_scores_body(rows, model=served.model)
-                read = partial(token_scores_of, rows=rows)
-                return await self._transport.request("POST", "/completions", read, json=body)
-
-        return await self._live.recovery.persist(ask)
 
     async def _drawn(self, query: Query, prompts: Sequence[_Prompt]) -> list[_Answer]:
         """The answers to a list; the server is brought back after a failure.

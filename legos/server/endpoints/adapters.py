@@ -10,14 +10,19 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
+from pydantic import Field
 from starlette.responses import PlainTextResponse
 
 from legos.records.names import POLICY
-from legos.server.endpoints.uploads import adapter_of, read_json_upload
-from legos.server.middleware.bodies import JsonRoute
+from legos.server.bodies import JsonRoute
+from legos.server.endpoints.uploads import (
+    AdapterFields,
+    AdapterUpload,
+    adapter_of,
+    read_json_upload,
+)
 from legos.server.problems import LONGEST_NAME, Problem
-from legos.server.schemas.adapters import AdapterFields, AdapterUpload, VllmLoad, VllmUnload
-from legos.server.schemas.answers import AdapterList, LiveAdapter, LoadedAdapter
+from legos.server.schema import Body, Text
 from legos.server.service import Service
 from legos.weights.adapter import Adapter, AdapterInfo
 
@@ -36,32 +41,44 @@ _UPLOAD = {
 }
 
 
+class VllmLoad(Body):
+    """vLLM's request to load an adapter from a folder."""
+
+    lora_name: Text
+    lora_path: Text = Field(description="Below the adapter folder.")
+    load_inplace: bool = Field(False, description="Replace the adapter loaded under the name.")
+
+
+class VllmUnload(Body):
+    """vLLM's request to drop an adapter."""
+
+    lora_name: Text
+    lora_int_id: int | None = Field(default=None, description="Ignored.")
+
+
 def adapter_router(service: Service) -> APIRouter:
     """The endpoints for adapters."""
     router = APIRouter(route_class=JsonRoute)
-    desk = _Desk(service)
+    loads = _Loads(service)
 
-    @router.post(
-        "/adapters/load", openapi_extra={"requestBody": _UPLOAD}, response_model_exclude_none=True
-    )
-    async def load(request: Request, query: Annotated[AdapterFields, Query()]) -> LoadedAdapter:
+    @router.post("/adapters/load", openapi_extra={"requestBody": _UPLOAD})
+    async def load(request: Request, query: Annotated[AdapterFields, Query()]) -> dict[str, Any]:
         """Load an adapter; the body is JSON, or a safetensors file."""
-        return await desk.load(request, query)
+        return await loads.load(request, query)
 
     @router.get("/adapters/version")
-    async def versions(name: str = POLICY) -> AdapterList:
+    async def versions(name: str = POLICY) -> dict[str, Any]:
         """Version and digest of the named adapter (default: the policy), and of all adapters."""
         live = service.engine.adapters()
         if name not in live and name != POLICY:
             raise _unknown(name)
         one = live.get(name, AdapterInfo(name=name, version=0, digest=""))
-        listed = [LiveAdapter(**asdict(info)) for _, info in sorted(live.items())]
-        return AdapterList(adapters=listed, **asdict(one))
+        return {**asdict(one), "adapters": [asdict(info) for _, info in sorted(live.items())]}
 
     @router.delete("/adapters/{name}")
-    async def drop(name: str, request: Request) -> LiveAdapter:
+    async def drop(name: str, request: Request) -> AdapterInfo:
         """Drop an adapter."""
-        return LiveAdapter(**asdict(await desk.drop(request, name)))
+        return await loads.drop(request, name)
 
     @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
     async def vllm_load(body: VllmLoad, request: Request) -> str:
@@ -72,20 +89,22 @@ def adapter_router(service: Service) -> APIRouter:
                 400, f"adapter {name!r} is loaded already; set load_inplace to replace it"
             )
         upload = AdapterUpload(name=name, path=body.lora_path)
-        with desk.counted(name):
-            await desk.make_live(request, await desk.read(adapter_of, upload, bytearray(), service))
+        with loads.counted(name):
+            await loads.make_live(
+                request, await loads.read(adapter_of, upload, bytearray(), service)
+            )
         return f"Success: LoRA adapter '{name}' added successfully."
 
     @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
     async def vllm_unload(body: VllmUnload, request: Request) -> str:
         """Drop an adapter, in vLLM's format."""
-        await desk.drop(request, body.lora_name)
+        await loads.drop(request, body.lora_name)
         return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
 
     return router
 
 
-class _Desk:
+class _Loads:
     """The actions behind the endpoints."""
 
     def __init__(self, service: Service) -> None:
@@ -95,7 +114,7 @@ class _Desk:
         # Its own threads, because the others may all tokenize long texts.
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="legos-adapter")
 
-    async def load(self, request: Request, query: AdapterFields) -> LoadedAdapter:
+    async def load(self, request: Request, query: AdapterFields) -> dict[str, Any]:
         """Read a body and load the adapter in it.
 
         Raises:
@@ -158,7 +177,7 @@ class _Desk:
         """Make an adapter of a body or a folder on a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, make, *args)
 
-    async def make_live(self, request: Request, adapter: Adapter) -> LoadedAdapter:
+    async def make_live(self, request: Request, adapter: Adapter) -> dict[str, Any]:
         """Send an adapter to the engine and wait until it is loaded.
 
         Returns:
@@ -175,10 +194,10 @@ class _Desk:
         service.metrics.swaps.labels(name).inc()
         service.metrics.swap_s.observe(time.perf_counter() - started)
         if before is None or before.version <= info.version:
-            return LoadedAdapter(**asdict(info))
+            return asdict(info)
         warning = f"version {info.version} replaces the later version {before.version}"
         logger.warning("adapter %r: %s", name, warning)
-        return LoadedAdapter(warning=warning, **asdict(info))
+        return {**asdict(info), "warning": warning}
 
     @contextmanager
     def counted(self, name: str | None) -> Generator[None]:

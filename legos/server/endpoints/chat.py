@@ -13,13 +13,12 @@ from legos.chat.schemas import call_schema
 from legos.play.endpoint import AgentSeat, Question
 from legos.records.message import Completion, Continuation
 from legos.records.request import Progress
+from legos.server.bodies import JsonRoute
+from legos.server.endpoints.chat_body import ChatBody, ChatPrompt
 from legos.server.endpoints.chat_message import Manner, ReplyReader
 from legos.server.endpoints.generation import Asked, Fields, respond
 from legos.server.endpoints.token_fields import TokenReport, token_fields
-from legos.server.middleware.bodies import JsonRoute
 from legos.server.problems import Problem
-from legos.server.schemas.answers import ChatAnswer
-from legos.server.schemas.chat import ChatBody, ChatPrompt
 from legos.server.service import LONG, Service
 
 __all__ = ["chat_router", "render_prompt"]
@@ -33,7 +32,7 @@ def chat_router(service: Service) -> APIRouter:
 
     @router.post(
         "/v1/chat/completions",
-        responses={200: {"model": ChatAnswer, "content": {"text/event-stream": {}}}},
+        responses={200: {"content": {"text/event-stream": {}}}},
         response_class=Response,
     )
     async def chat(body: ChatBody, request: Request) -> Response:

@@ -2,28 +2,62 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
+from pydantic import Field, field_validator
 from starlette.responses import Response
 
 from legos.chat.incremental import TextStream
-from legos.records.message import Completion
+from legos.records.message import MAX_ALTERNATIVES, Completion
 from legos.records.request import Progress
+from legos.server.bodies import JsonRoute
 from legos.server.endpoints.generation import Asked, Fields, respond
+from legos.server.endpoints.sampling import MAX_SEED, SamplingFields
 from legos.server.endpoints.token_fields import TokenReport, token_fields
-from legos.server.middleware.bodies import JsonRoute
 from legos.server.problems import Problem
-from legos.server.schemas.answers import CompletionAnswer
-from legos.server.schemas.completions import CompletionBody
+from legos.server.schema import ONE_ERROR, Ids
 from legos.server.service import Service, encode_texts
 
-__all__ = ["completion_router"]
+__all__ = ["CompletionBody", "completion_router"]
 
 logger = logging.getLogger("legos.server")
 
 DEFAULT_TOKENS = 16  # default max_tokens of OpenAI's API
+
+
+Seed = Annotated[int, Field(ge=0, lt=MAX_SEED)]
+
+
+class CompletionBody(SamplingFields):
+    """``POST /v1/completions``."""
+
+    prompt: str | Ids | Annotated[list[str], ONE_ERROR] | Annotated[list[Ids], ONE_ERROR] = Field(
+        description="One text, one list of token ids, or several of either."
+    )
+    add_special_tokens: bool = Field(
+        True, description="Begin texts with the tokens that the model's texts begin with."
+    )
+    seeds: Annotated[list[Seed], ONE_ERROR] | None = Field(
+        None, description="The seed of each prompt, in place of one seed for all."
+    )
+    logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_ALTERNATIVES,
+        description="Answer with log-probabilities, and with this many alternatives per token.",
+    )
+    echo: Literal[False] | None = Field(None, description="The prompt cannot be echoed.")
+    best_of: Literal[1] | None = None
+    suffix: None = None
+
+    @field_validator("prompt")
+    @classmethod
+    def _several(cls, prompt: Any) -> Any:
+        """A single prompt as a list of one."""
+        single = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
+        return [prompt] if single else prompt
 
 
 def completion_router(service: Service) -> APIRouter:
@@ -32,7 +66,7 @@ def completion_router(service: Service) -> APIRouter:
 
     @router.post(
         "/v1/completions",
-        responses={200: {"model": CompletionAnswer, "content": {"text/event-stream": {}}}},
+        responses={200: {"content": {"text/event-stream": {}}}},
         response_class=Response,
     )
     async def complete(body: CompletionBody, request: Request) -> Response:

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from legos.clients.wire import MSGPACK, RequestBatch, batch_of
+from legos.server.bodies import LONG
 from legos.server.endpoints.generation import check_alternatives
-from legos.server.middleware.bodies import LONG
+from legos.server.endpoints.sampling import MOST_STOPS, check_choices, check_schema
 from legos.server.problems import Problem
-from legos.server.schemas.sampling import MOST_STOPS, check_choices, check_schema
 from legos.server.service import Service, together
 
 __all__ = ["engine_router"]

@@ -19,8 +19,8 @@ from starlette.responses import Response
 from legos.records.message import Completion, Sampling
 from legos.records.request import Progress
 from legos.server.endpoints.event_stream import Emit, EventStream
+from legos.server.endpoints.sampling import SamplingFields, with_seed
 from legos.server.problems import Problem
-from legos.server.schemas.sampling import SamplingFields, with_seed
 from legos.server.service import Sampler, Service, together
 
 __all__ = ["Asked", "Fields", "Reply", "check_alternatives", "respond"]

@@ -8,7 +8,6 @@ from starlette.responses import JSONResponse, Response
 from legos.errors import EngineError
 from legos.records.names import BASE
 from legos.server.problems import LONGEST_NAME, Problem
-from legos.server.schemas.answers import Health, ModelList, OneModel
 from legos.server.service import Service
 
 __all__ = ["state_router"]
@@ -21,21 +20,21 @@ def state_router(service: Service) -> APIRouter:
     router = APIRouter()
 
     @router.get("/v1/models")
-    async def models() -> ModelList:
+    async def models() -> dict[str, Any]:
         """The base model and its adapters."""
-        return ModelList(data=_models(service))
+        return {"object": "list", "data": _models(service)}
 
     @router.get("/v1/models/{model}")
-    async def model(model: str) -> OneModel:
+    async def model(model: str) -> dict[str, Any]:
         """The base model or one adapter."""
         asked = service.model if model == BASE else model
-        found = next((one for one in _models(service) if one.id == asked), None)
+        found = next((one for one in _models(service) if one["id"] == asked), None)
         if found is None:
             named = model[:LONGEST_NAME]
             raise Problem(404, f"model {named!r} does not exist here", code="model_not_found")
         return found
 
-    @router.get("/health", responses={200: {"model": Health}, 503: {"model": Health}})
+    @router.get("/health")
     async def health() -> Response:
         """Whether the engine runs (live) and new requests are accepted (ready)."""
         reasons: list[str] = []
@@ -47,8 +46,8 @@ def state_router(service: Service) -> APIRouter:
         if service.draining:
             reasons.append("the server is about to end")
         status = "ok" if not reasons else ("draining" if live else "dead")
-        answer = Health(status=status, live=live, ready=not reasons, reasons=reasons)
-        return JSONResponse(answer.model_dump(), status_code=503 if reasons else 200)
+        answer = {"status": status, "live": live, "ready": not reasons, "reasons": reasons}
+        return JSONResponse(answer, status_code=503 if reasons else 200)
 
     @router.get(
         "/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}}
@@ -60,17 +59,24 @@ def state_router(service: Service) -> APIRouter:
     return router
 
 
-def _models(service: Service) -> list[OneModel]:
+def _models(service: Service) -> list[dict[str, Any]]:
     """All models that a request can name, the base model first."""
-    common: dict[str, Any] = {
+    common = {
+        "object": "model",
         "created": service.started,
         "owned_by": "legos",
         "root": service.model,
         "max_model_len": service.context,
     }
-    live = service.engine.adapters()
+    base = {"id": service.model, "parent": None, "version": 0, "digest": None, **common}
     adapters = [
-        OneModel(id=name, parent=service.model, version=one.version, digest=one.digest, **common)
-        for name, one in sorted(live.items())
+        {
+            "id": name,
+            "parent": service.model,
+            "version": one.version,
+            "digest": one.digest,
+            **common,
+        }
+        for name, one in sorted(service.engine.adapters().items())
     ]
-    return [OneModel(id=service.model, version=0, **common), *adapters]
+    return [base, *adapters]

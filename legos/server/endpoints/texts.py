@@ -3,30 +3,83 @@
 import asyncio
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Request
+from pydantic import Field
 from starlette.responses import Response
 
 from legos.errors import EngineError
 from legos.records.message import Message
+from legos.server.bodies import JsonRoute
 from legos.server.endpoints.chat import render_prompt
-from legos.server.middleware.bodies import JsonRoute
+from legos.server.endpoints.chat_body import ChatMessage, ChatPrompt
+from legos.server.endpoints.sampling import ModelFields, check_choices
 from legos.server.problems import Problem
-from legos.server.schemas.answers import Decoded, Scores, Tokens
-from legos.server.schemas.sampling import check_choices
-from legos.server.schemas.texts import DetokenizeBody, ScoreBody, ScoredTokens, TokenizeBody
+from legos.server.schema import ONE_ERROR, Body, Ids, Text
 from legos.server.service import LONG, Service, encode_texts
 
-__all__ = ["text_router"]
+__all__ = ["DetokenizeBody", "TokenizeBody", "text_router"]
+
+
+MOST_TOKENS = 1 << 17  # maximum number of tokens in one request to decode
+
+
+class TokenizeBody(ChatPrompt):
+    """A text, or a chat as a prompt."""
+
+    model: str | None = Field(None, description="Ignored; there is one tokenizer.")
+    prompt: str | None = None
+    add_special_tokens: bool = True
+
+
+class DetokenizeBody(Body):
+    """Token ids."""
+
+    model: str | None = Field(None, description="Ignored; there is one tokenizer.")
+    tokens: Ids = Field(max_length=MOST_TOKENS)
+
+
+class ScoredPrompt(Body):
+    """A chat and its possible answers."""
+
+    messages: Annotated[list[ChatMessage], ONE_ERROR] = Field(min_length=1)
+    choices: Annotated[list[Text], ONE_ERROR] = Field(min_length=1, max_length=1024)
+
+
+class ScoredTokens(Body):
+    """A prompt and its possible answers as token ids."""
+
+    prompt: Ids = Field(min_length=1)
+    choices: Annotated[list[Ids], ONE_ERROR] = Field(min_length=1, max_length=1024)
+
+
+class ScoreBody(ModelFields):
+    """Prompts whose possible answers are scored, without sampling."""
+
+    prompts: (
+        Annotated[list[ScoredPrompt], ONE_ERROR, Field(min_length=1, max_length=1024)]
+        | Annotated[list[ScoredTokens], ONE_ERROR, Field(min_length=1, max_length=1024)]
+    ) = Field(description="Chats with texts, or token ids with token ids.")
+    end_token_ids: Ids | None = Field(
+        None,
+        max_length=64,
+        description="The ids that end an answer, where prompts are token ids; by default the "
+        "model's end tokens.",
+    )
+    by_token: bool = Field(
+        default=False,
+        description="Score every token of the one choice of each prompt, where prompts are token "
+        "ids.",
+    )
 
 
 def text_router(service: Service) -> APIRouter:
     """The endpoints."""
     router = APIRouter(route_class=JsonRoute)
 
-    @router.post("/tokenize", response_class=Response, responses={200: {"model": Tokens}})
+    @router.post("/tokenize", response_class=Response)
     async def tokenize(body: TokenizeBody) -> Response:
         """The token ids of a text or a chat."""
         if (body.prompt is None) == (not body.messages):
@@ -41,7 +94,7 @@ def text_router(service: Service) -> APIRouter:
         return await _json(answer, len(ids))
 
     @router.post("/detokenize")
-    async def detokenize(body: DetokenizeBody) -> Decoded:
+    async def detokenize(body: DetokenizeBody) -> dict[str, str]:
         """The text of token ids."""
         vocabulary = service.tokenizer.vocab_size
         bad = next((token for token in body.tokens if not 0 <= token < vocabulary), None)
@@ -50,9 +103,9 @@ def text_router(service: Service) -> APIRouter:
                 400, f"token {bad} is out of range; expected 0 to {vocabulary - 1}", param="tokens"
             )
         decode = service.tokenizer.decode
-        return Decoded(prompt=await asyncio.to_thread(decode, body.tokens, controls=True))
+        return {"prompt": await asyncio.to_thread(decode, body.tokens, controls=True)}
 
-    @router.post("/v1/score", response_class=Response, responses={200: {"model": Scores}})
+    @router.post("/v1/score", response_class=Response)
     async def score(body: ScoreBody, request: Request) -> Response:
         """Log-probability (nats, temperature 1) of each choice as the complete answer.
 

@@ -8,7 +8,7 @@ import msgspec
 
 from legos.chat.token_bytes import TokenBytes, printed
 from legos.records.message import Completion, Tokens
-from legos.server.schemas.sampling import SamplingFields
+from legos.server.endpoints.sampling import SamplingFields
 
 __all__ = ["TokenReport", "token_fields"]
 

@@ -6,21 +6,41 @@ All functions here process tens of megabytes and run on a thread.
 from binascii import a2b_base64
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from legos.errors import AdapterError
 from legos.server.problems import Problem, invalid
-from legos.server.schemas.adapters import AdapterUpload
+from legos.server.schema import Body, Schema
 from legos.server.service import Service
 from legos.weights.adapter import Adapter, checked_name
 from legos.weights.folder import read_adapter
 from legos.weights.packed import unpack_adapter
 
-__all__ = ["adapter_of", "read_json_upload"]
+__all__ = ["AdapterFields", "AdapterUpload", "adapter_of", "read_json_upload"]
 
 _MOST_OTHERS = 1 << 20  # bytes of all fields besides the weights
+
+
+class AdapterFields(Schema):
+    """Fields of an uploaded adapter; what is None is read from the adapter's file."""
+
+    name: str | None = Field(default=None, description="Default: the file's, or policy.")
+    version: int | None = Field(default=None, ge=0)
+    scale: float | None = Field(default=None, description="LoRA's multiplier.")
+    rank: int | None = Field(
+        default=None, ge=1, description="Compared with the rank of the weights."
+    )
+
+
+class AdapterUpload(AdapterFields, Body):
+    """An adapter as JSON."""
+
+    weights: str | None = Field(default=None, description="base64 of safetensors")
+    path: str | None = Field(default=None, description="below the adapter folder")
+    config: dict[str, Any] | None = Field(default=None, description="PEFT's adapter_config.json")
 
 
 class _Fields(msgspec.Struct, forbid_unknown_fields=True):
@@ -47,7 +67,7 @@ def read_json_upload(body: bytearray) -> tuple[AdapterUpload, bytearray]:
         if sum(map(len, fields.values())) > _MOST_OTHERS:
             raise Problem(413, f"the fields besides weights take more than {_MOST_OTHERS} bytes")
         upload = AdapterUpload.model_validate_json(msgspec.json.encode(fields))
-        if weights in (b"null", b'""'):
+        if bytes(weights) in (b"null", b'""'):
             return upload, bytearray()
         text = bytes(weights)[1:-1].replace(b"\\/", b"/")
         return upload, bytearray(a2b_base64(text, strict_mode=True))

@@ -244,12 +244,7 @@ def test_a_name_that_cannot_be(http: httpx.Client, other: Mapping[str, Any], nam
         assert answer.json()["name"] == "policy"
 
 
-@pytest.mark.parametrize("piece", [7, 4096, 1 << 20])
-def test_escaped_base64_is_read(
-    http: httpx.Client, other: Mapping[str, Any], piece: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where a piece ends in the middle of an escape."""
-    monkeypatch.setattr("legos.server.endpoints.uploads._PIECE", piece)
+def test_escaped_base64_is_read(http: httpx.Client, other: Mapping[str, Any]) -> None:
     text = base64.b64encode(save(dict(other))).decode().replace("/", "\\/")
     body = f'{{"version": 4, "weights": "{text}"}}'
     answer = http.post("/adapters/load", content=body, headers={"content-type": "application/json"})

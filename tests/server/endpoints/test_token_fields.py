@@ -16,8 +16,8 @@ from legos.chat.token_bytes import TokenBytes
 from legos.chat.tokenizer import ChatTokenizer
 from legos.fakes import FakeEngine
 from legos.records.message import Tokens
+from legos.server.endpoints.sampling import SamplingFields
 from legos.server.endpoints.token_fields import TokenReport
-from legos.server.schemas.sampling import SamplingFields
 
 FAMILY = "👨‍👩‍👧‍👦"  # 25 bytes
 MOVE = [{"role": "user", "content": "Nim: 5 left, last one wins.\nMoves: 1 2 3"}]

@@ -13,9 +13,9 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 
+from legos.server import schema as schema_file
 from legos.server.options import ServerOptions
-from legos.server.schemas import schema as schema_file
-from legos.server.schemas.schema import Schema
+from legos.server.schema import Schema
 from legos.wiring.http import app_of
 
 
@@ -77,15 +77,14 @@ def test_the_page_needs_nothing_from_elsewhere(served: Any) -> None:
         paths = http.get("/openapi.json").json()["paths"]
         evil = http.get("/docs", headers={"host": "x'><script>alert(1)</script>"})
     assert answer.headers["content-type"].startswith("text/html")
-    assert re.findall(r"https?://[^\s/'\"<]+", answer.text.replace(served.url, "")) == []
+    assert re.findall(r"https?://[^\s/'\"<]+", answer.text) == []
     assert re.findall(r"(?:src|href|url|import)\s*[=(]\s*['\"]?([^'\">)]+)", answer.text) == [
         "openapi.json"
     ]
     assert "<script" not in answer.text + evil.text
     for path in paths:
-        assert f"</b> {path}</code>" in answer.text
-    for told in ("temperature", "of each choice as the complete answer", "-1000", "Nim: 5 left"):
-        assert told.lower() in answer.text.lower()
+        assert f" {path}</code>" in answer.text
+    assert "of each choice as the complete answer" in answer.text
 
 
 @pytest.mark.slow

@@ -309,7 +309,7 @@ def test_half_a_surrogate_pair_is_a_bad_request(fake: Any, place: str) -> None:
     with fake(FakeEngine()) as server, server.http() as http:
         answer = http.post(path, content=body, headers={"content-type": "application/json"})
         assert answer.status_code == 400
-        assert "surrogate" in answer.json()["error"]["message"]
+        assert "hex escape" in answer.json()["error"]["message"]
 
 
 def test_a_bias_that_no_float_holds_is_named(served: Any) -> None:

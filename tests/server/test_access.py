@@ -33,8 +33,10 @@ def test_a_key_is_asked_for(fake: Any) -> None:
             client.models.list()
 
 
-@pytest.mark.parametrize("name", ["Authorization", "Host"])
-def test_a_header_that_counts_comes_once(fake: Any, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "told"), [("Authorization", "several authorization headers"), ("Host", "Invalid HTTP")]
+)
+def test_a_header_that_counts_comes_once(fake: Any, name: str, told: str) -> None:
     lines = ["Host: localhost", "Authorization: Bearer s3cret", "Connection: close"]
     twice = [*lines, next(line for line in lines if line.startswith(name))]
     sent = "\r\n".join(["GET /v1/models HTTP/1.1", *twice, "", ""]).encode()
@@ -44,7 +46,7 @@ def test_a_header_that_counts_comes_once(fake: Any, name: str) -> None:
             wire.sendall(sent)
             answer = b"".join(iter(lambda: wire.recv(4096), b""))
     assert answer.startswith(b"HTTP/1.1 400 ")
-    assert f"several {name.lower()} headers".encode() in answer
+    assert told.encode() in answer
 
 
 def test_on_loopback_other_names_are_refused(fake: Any) -> None:

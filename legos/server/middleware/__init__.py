@@ -1,1 +1,0 @@
-"""Middleware and routes that check requests before an endpoint handles them."""
