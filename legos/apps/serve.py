@@ -20,7 +20,6 @@ from legos.records.limits import EngineLimits
 from legos.records.names import POLICY
 from legos.server.app import service_of
 from legos.server.listen import bind, serve_app
-from legos.server.memory import limit_arenas
 from legos.server.options import ServerOptions
 from legos.stalls import LoopWatch, Watchdog
 from legos.weights.adapter import Adapter, checked_name
@@ -67,7 +66,6 @@ def serve(
     if memory_gib is not None and memory_gib <= 0:
         raise ConfigError(f"--memory-limit-gib is {memory_gib:g}; expected more than 0")
     logging.getLogger("legos.server").setLevel(logging.INFO)
-    limit_arenas()
     named = read_adapters(adapters)
     limits = EngineLimits(
         max_rows=options.max_running,

@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 
 from legos.apps.shared_engine import SharedEngine
 from legos.server.listen import bind, serve_app
-from legos.server.memory import limit_arenas
 from legos.server.options import ServerOptions
 from legos.wiring.http import app_of
 from legos.wiring.trainer import Trainer
@@ -38,7 +37,6 @@ async def served_run(
     Raises:
         ConfigError: the port is taken.
     """
-    limit_arenas()
     listener = bind(host, port)
     await trainer.publish_weights()  # the policy must be live before the first request
     options = ServerOptions.for_host(host, api_key=None)

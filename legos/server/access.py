@@ -5,7 +5,6 @@ import hmac
 import logging
 import re
 import time
-from collections.abc import Sequence
 from urllib.parse import quote
 
 import msgspec
@@ -13,9 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from legos.play.endpoint import AgentSeat
 from legos.records.names import MODEL_HEADER
-from legos.server.memory import MemoryRelease
 from legos.server.problems import Problem
-from legos.server.seat_keys import play_ended
 from legos.server.service import Service
 
 __all__ = ["Access"]
@@ -25,10 +22,8 @@ logger = logging.getLogger("legos.server")
 OPEN = frozenset({"/health", "/docs", "/openapi.json"})  # paths that need no API key
 ALWAYS = frozenset({"/health", "/metrics"})  # answered while the server drains
 LOAD = "/adapters/load"
-_MODEL = MODEL_HEADER.encode()
 # Beginnings of the paths that a seat's key opens.
 OF_SEATS = ("/v1/chat/completions", "/v1/models", "/v1/episodes/")
-ONCE = (b"host", b"authorization")  # headers of which a second one is refused
 _HOST = re.compile(rb"(\[[^]]*\]|[^:]*)(?::\d*)?")
 
 
@@ -38,7 +33,6 @@ class Access:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
-        self._memory = MemoryRelease()
         key = service.options.api_key
         self._key = None if key is None else key.encode()
 
@@ -50,67 +44,79 @@ class Access:
         started = time.perf_counter()
         exchange = _Exchange(receive, send, self._service, self._limit(scope["path"]))
         try:
-            refusal = self._wrong_headers(scope["headers"]) or self._refusal(scope)
-            exchange.seat = scope.get("seat")
-            if refusal is None:
-                await self._app(scope, exchange.receive, exchange.send)
+            try:
+                self._check_host(scope)
+                exchange.seat = scope["seat"] = self._check_key(scope)
+                self._check_length(scope)
+            except Problem as problem:
+                await problem.response()(scope, receive, exchange.send)
             else:
-                await refusal.response()(scope, receive, exchange.send)
+                await self._app(scope, exchange.receive, exchange.send)
         finally:
             exchange.report_to_seat()
             self._note(scope, exchange, time.perf_counter() - started)
-            self._memory.after(exchange.num_bytes)
 
-    def _refusal(self, scope: Scope) -> Problem | None:
-        """The error of a request that is rejected by its head alone, or None.
+    def _check_host(self, scope: Scope) -> None:
+        """Refuse a request that names another host than this one.
 
-        The seat of a running play whose key the request has becomes ``scope["seat"]``.
+        Raises:
+            Problem: 403.
+        """
+        allowed = self._service.options.allowed_hosts
+        host = dict(scope["headers"]).get(b"host", b"")
+        found = _HOST.fullmatch(host)
+        if allowed and not (found and found[1].decode("latin-1").lower() in allowed):
+            raise Problem(
+                403,
+                f"the Host header names {host.decode('latin-1')[:100]!r}, and this server answers "
+                f"to {', '.join(allowed)} only; use one of these in the address, or start the "
+                "server with --host and --api-key for others to reach it",
+            )
+
+    def _check_key(self, scope: Scope) -> AgentSeat | None:
+        """Check the API key.
+
+        Returns:
+            The seat of a running play whose key the request has, or None.
+
+        Raises:
+            Problem: 400, 401 or 403; 503 while the server drains.
         """
         service, path = self._service, scope["path"]
-        headers: dict[bytes, bytes] = dict(scope["headers"])
         if service.draining and path not in ALWAYS:
-            return Problem(503, "the server is about to end", headers={"retry-after": "5"})
-        scheme, _, key = headers.get(b"authorization", b"").strip().partition(b" ")
+            raise Problem(503, "the server is about to end", headers={"retry-after": "5"})
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(given) > 1:
+            raise Problem(400, "the request has several authorization headers; send one")
+        scheme, _, key = b"".join(given).strip().partition(b" ")
         key = key.strip() if scheme.lower() == b"bearer" else b""
-        try:
-            seat = scope["seat"] = service.seats.find(key.decode("latin-1"))
-        except Problem as problem:
-            return problem
-        if seat is not None:
-            if path not in OPEN and not path.startswith(OF_SEATS):
-                return Problem(
-                    403, f"the key of a seat opens {' and '.join(OF_SEATS)}, not {path[:100]}"
-                )
-        elif path not in OPEN and not self._opens(key):
-            return Problem(
+        seat = service.seats.find(key.decode("latin-1"))
+        if path in OPEN:
+            return seat
+        if seat is not None and not path.startswith(OF_SEATS):
+            raise Problem(
+                403, f"the key of a seat opens {' and '.join(OF_SEATS)}, not {path[:100]}"
+            )
+        if seat is None and not self._opens(key):
+            raise Problem(
                 401,
                 "the API key is missing or wrong; send it as Authorization: Bearer KEY",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
-        length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._limit(path):
-            service.metrics.refused.labels("size").inc()
-            return _too_large(self._limit(path))
-        return None
+        return seat
 
-    def _wrong_headers(self, headers: Sequence[tuple[bytes, bytes]]) -> Problem | None:
-        """The error of headers that could mean two things, or name another host."""
-        names = [name for name, _ in headers]
-        for name in ONCE:
-            if names.count(name) > 1:
-                return Problem(400, f"the request has several {name.decode()} headers; send one")
-        allowed = self._service.options.allowed_hosts
-        host = dict(headers).get(b"host", b"")
-        found = _HOST.fullmatch(host)
-        if not allowed or (found and found[1].decode("latin-1").lower() in allowed):
-            return None
-        return Problem(
-            403,
-            f"the Host header names {host.decode('latin-1')[:100]!r}, and this server answers to "
-            f"{', '.join(allowed)} only; use one of these in the address, or start the server with "
-            "--host and --api-key for others to reach it",
-        )
+    def _check_length(self, scope: Scope) -> None:
+        """Refuse a body that is too large by the request's head.
+
+        Raises:
+            Problem: 413.
+        """
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        limit = self._limit(scope["path"])
+        if length.isdigit() and int(length) > limit:
+            self._service.metrics.refused.labels("size").inc()
+            raise _too_large(limit)
 
     def _opens(self, key: bytes) -> bool:
         """Whether the server answers a request that has no seat's key."""
@@ -168,7 +174,8 @@ class _Exchange:
         """Send a part of the response."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), (_MODEL, self._model)]
+            header = MODEL_HEADER.encode(), self._model
+            message["headers"] = [*message.get("headers", ()), header]
         elif self.status is not None and self.status >= 400:
             self._error += message.get("body", b"")
         await self._send(message)
@@ -181,11 +188,9 @@ class _Exchange:
         """
         latest = None if self._whole else min(self._now() + self._pause_s, self._latest)
         try:
-            async with asyncio.timeout_at(latest) as deadline:
-                message = await self._receive_until(deadline)
+            async with asyncio.timeout_at(latest):
+                message = await self._receive()
         except TimeoutError as error:
-            if self.seat is not None and self.seat.ended:
-                raise play_ended() from error
             self.bound = "body"
             raise _closing(408, "the rest of the body did not come") from error
         self.hung_up |= message["type"] == "http.disconnect" and self.status is None
@@ -195,16 +200,6 @@ class _Exchange:
             raise _too_large(self._limit)
         self._whole = not message.get("more_body", False)
         return message
-
-    async def _receive_until(self, deadline: asyncio.Timeout) -> Message:
-        """Receive; the deadline also expires when the seat is closed."""
-        if self.seat is None:
-            return await self._receive()
-        self.seat.deadlines.add(deadline)
-        try:
-            return await self._receive()
-        finally:
-            self.seat.deadlines.discard(deadline)
 
     def report_to_seat(self) -> None:
         """Tell the seat why its request was answered with an error, if it was."""

@@ -1,14 +1,47 @@
-"""Plays that wait for a program of their own, and those that such programs play now."""
+"""The keys of seats that programs play, and the plays that wait for a program of their own."""
 
 import asyncio
+import secrets
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 
+from legos.play.endpoint import ENDED, AgentSeat
 from legos.play.external_episode import ExternalEpisode
 from legos.server.problems import Problem
-from legos.server.seat_keys import SeatKeys
 
-__all__ = ["Lobby"]
+__all__ = ["Lobby", "SeatKeys"]
+
+PREFIX = "seat-"  # distinguishes the key of a seat from that of a server
+
+
+class SeatKeys:
+    """The keys of the seats that can be asked now."""
+
+    def __init__(self) -> None:
+        self._seats: dict[str, AgentSeat] = {}
+
+    @contextmanager
+    def given_to(self, seat: AgentSeat) -> Generator[str]:
+        """Within the block, a new key opens this seat."""
+        key = PREFIX + secrets.token_urlsafe(24)
+        self._seats[key] = seat
+        try:
+            yield key
+        finally:
+            del self._seats[key]
+
+    def find(self, key: str) -> AgentSeat | None:
+        """The seat that a key opens; None: it is no seat's key.
+
+        Raises:
+            Problem: 401 for the key of a play that has ended.
+        """
+        if not key.startswith(PREFIX):
+            return None
+        seat = self._seats.get(key)
+        if seat is None or seat.ended:
+            raise Problem(401, ENDED, code="play_ended", headers={"x-should-retry": "false"})
+        return seat
 
 
 class Lobby:

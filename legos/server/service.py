@@ -17,11 +17,10 @@ from legos.protocols import Client, Engine, Scorer
 from legos.records.message import Completion, Prompt, Sampling
 from legos.records.names import BASE, POLICY
 from legos.records.request import Generated, PlainRequest, Progress, Request
-from legos.server.lobby import Lobby
+from legos.server.lobby import Lobby, SeatKeys
 from legos.server.options import ServerOptions
 from legos.server.problems import LONGEST_NAME, GoneError, Problem, first_error
 from legos.server.prometheus import Metrics
-from legos.server.seat_keys import SeatKeys
 
 __all__ = ["LONG", "Sampler", "Service", "Source", "encode_texts", "together"]
 

@@ -11,9 +11,8 @@ from legos.clients.engine import EngineClient
 from legos.device import ModelHandle
 from legos.protocols import Engine
 from legos.server.app import make_app
-from legos.server.lobby import Lobby
+from legos.server.lobby import Lobby, SeatKeys
 from legos.server.options import ServerOptions
-from legos.server.seat_keys import SeatKeys
 from legos.server.seats import HOST, SeatHost
 from legos.server.service import Service
 from legos.weights.adapter import LoraShape

@@ -21,9 +21,8 @@ from legos.records.message import Message
 from legos.records.request import Request
 from legos.records.sample import samples_of_rollout
 from legos.server.app import make_app
-from legos.server.lobby import Lobby
+from legos.server.lobby import Lobby, SeatKeys
 from legos.server.options import ServerOptions
-from legos.server.seat_keys import SeatKeys
 from legos.server.seats import SeatHost
 from legos.server.service import Service
 
