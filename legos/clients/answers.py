@@ -19,6 +19,7 @@ from legos.records.message import (
     Sampling,
     ToolCall,
 )
+from legos.records.names import adapter_name
 
 __all__ = [
     "check_version",
@@ -99,24 +100,11 @@ class _Choice(Struct):
     legal: tuple[tuple[int, ...], ...] | None = None
     raw_logprobs: tuple[float, ...] | None = None
     alternatives: tuple[Alternatives, ...] | None = None
-    prompt_token_ids: tuple[int, ...] | None = None
-    logprobs: Any = None
-
-
-class _TokenLogprob(Struct):
-    logprob: float
-
-
-class _Logprobs(Struct):
-    """vLLM's log-probabilities: of each token in ``content`` of chats, or of completions."""
-
-    content: list[_TokenLogprob] | None = None
-    token_logprobs: tuple[float, ...] | None = None
 
 
 class _Answer(Struct):
     choices: list[_Choice]
-    model: str | None = None
+    model: str = ""
     prompt_token_ids: tuple[int, ...] | None = None
 
 
@@ -136,6 +124,7 @@ class _Event(Struct):
 class _EventChoice(Struct):
     delta: _Said | None = None  # tool calls come in pieces without names, and are left out
     message: _Said | None = None  # of a server that does not stream
+    finish_reason: str | None = None  # in the last event
 
 
 def dialect_of(models: bytes) -> tuple[Dialect, tuple[str, ...]]:
@@ -172,17 +161,17 @@ def completion_of(
     if not answer.choices:
         raise EndpointError("the server's answer cannot be read: it has no choice")
     choice = answer.choices[0]
-    if target.dialect != "openai":
-        _check_name(target.model, answer.model)
-    sampled = _sampled(choice, sampling, target)
-    check_version(target.adapter, sampled.versions)
-    has_tokens = bool(sampled.token_ids)
-    prompt_ids = answer.prompt_token_ids or choice.prompt_token_ids or ()
+    sampled = Generated(finish_reason=_REASONS.get(choice.finish_reason, "stop"))
+    if target.ours:
+        sampled = _reported(choice)
+        if answer.model and adapter_name(target.adapter) != adapter_name(answer.model):
+            raise AdapterError(f"{target.adapter!r} was asked for but {answer.model!r} answered")
+        check_version(target.adapter, sampled.versions)
     return Completion(
         **asdict(sampled),
         text=_text(choice),
-        prompt_ids=prompt_ids if has_tokens else (),
-        restricted=sampling.restrict and has_tokens,
+        prompt_ids=(answer.prompt_token_ids or ()) if sampled.token_ids else (),
+        restricted=sampling.restrict and bool(sampled.token_ids),
         temperature=sampling.temperature,
         adapter=target.adapter,
         elapsed_s=elapsed_s,
@@ -209,8 +198,11 @@ def ids_of(body: bytes) -> tuple[int, ...]:
     return decoded(body, _TokenIds).tokens
 
 
-def text_of_event(data: str) -> str:
+def text_of_event(data: str) -> tuple[str, bool]:
     """The new text of one event of a streamed chat, or the text of a whole answer.
+
+    Returns:
+        The text, and whether the answer ends with it.
 
     Raises:
         EndpointError: the event reports a failure, or cannot be read.
@@ -218,9 +210,12 @@ def text_of_event(data: str) -> str:
     event = decoded(data, _Event)
     if event.error is not None:
         raise EndpointError(f"the answer broke off: {event.error}")
-    first = event.choices[0] if event.choices else None
-    message = first and (first.delta or first.message)
-    return (message and message.text) or ""
+    if not event.choices:
+        return "", False
+    first = event.choices[0]
+    message = first.delta or first.message
+    ended = first.finish_reason is not None or first.message is not None
+    return (message and message.text) or "", ended
 
 
 def _text(choice: _Choice) -> str:
@@ -247,12 +242,6 @@ def _calls(choice: _Choice, seed: int) -> tuple[ToolCall, ...]:
     calls = (choice.message.tool_calls if choice.message else None) or ()
     named = [ToolCall(call.function.name, call.function.text) for call in calls]
     return with_ids(named, seed)
-
-
-def _check_name(asked: str, answered: str | None) -> None:
-    """Refuse the answer of another adapter; some servers give no name."""
-    if answered and split_adapter(asked)[0] != split_adapter(answered)[0]:
-        raise AdapterError(f"{asked!r} was asked for but {answered!r} answered")
 
 
 def check_version(asked: str, versions: Collection[int]) -> None:
@@ -287,36 +276,3 @@ def _reported(choice: _Choice) -> Generated:
         legal=choice.legal or (),
         finish_reason=_REASONS.get(choice.finish_reason, "stop"),
     )
-
-
-def _sampled(choice: _Choice, sampling: Sampling, target: Target) -> Generated:
-    """The tokens of an answer as the server reports them; none if anything is missing."""
-    if target.dialect == "legos":
-        return _reported(choice)
-    version, ids = target.version, choice.token_ids
-    known = version is not None and (target.processed or sampling.temperature == 1.0)
-    logprobs = _vllm_logprobs(choice.logprobs) if target.dialect == "vllm" and known else None
-    reason = _REASONS.get(choice.finish_reason, "stop")
-    if not ids or not logprobs or len(logprobs) != len(ids):
-        return Generated(finish_reason=reason)
-    return Generated(
-        token_ids=ids,
-        logprobs=logprobs,
-        versions=(version or 0,) * len(ids),
-        finish_reason=reason,
-    )
-
-
-def _vllm_logprobs(given: Any) -> tuple[float, ...] | None:
-    """The log-probability of every token; None: there are none.
-
-    Raises:
-        EndpointError: they cannot be read.
-    """
-    try:
-        found = msgspec.convert(given or {}, _Logprobs)
-    except msgspec.ValidationError as error:
-        raise EndpointError(f"the server's log-probabilities cannot be read: {error}") from error
-    if found.token_logprobs is not None or found.content is None:
-        return found.token_logprobs
-    return tuple(token.logprob for token in found.content)

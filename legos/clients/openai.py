@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -10,8 +9,8 @@ from contextlib import aclosing
 from legos.chat.continuation import after_answer, extended, probes
 from legos.clients.answers import completion_of, dialect_of, ids_of, scores_of, text_of_event
 from legos.clients.requests import Dialect, Target, chat_fields, request_of, split_adapter
-from legos.clients.transport import Transport, api_root, server_root
-from legos.errors import AdapterError, RequestError
+from legos.clients.transport import DONE, Transport, api_root, server_root
+from legos.errors import AdapterError, EndpointError, RequestError
 from legos.records.message import Completion, Continuation, Message, Prompt, Sampling
 from legos.records.names import BASE, POLICY
 
@@ -20,7 +19,6 @@ __all__ = ["OpenAIClient"]
 logger = logging.getLogger(__name__)
 PROMPTS_AT_ONCE = 256  # prompts of one request for scores
 REMEMBERED = 1024  # cached renderings of new messages
-RESOLVED_FOR_S = 0.5  # how long vLLM's newest name of an adapter is cached
 
 
 class OpenAIClient:
@@ -29,11 +27,9 @@ class OpenAIClient:
     Before the first request it asks the server for its kind (``GET /models``):
 
     - ours (``legos serve``): tokens, log-probabilities and versions are the server's own;
-    - vLLM: a seat's adapter ``policy`` is the served name ``policy``, which has no version and is
-      never trained on, or else the newest of ``policy@1``, ``policy@2``, ...; the name gives the
-      version, ``base`` is version 0;
-    - any other endpoint: text alone, so such a completion is never trained on. There is one model
-      then, and adapters cannot be asked for.
+    - any other endpoint: text alone, so such a completion is never trained on. An adapter is asked
+      for by its name where the server lists it, as vLLM does. (``legos train --server`` trains with
+      vLLM.)
 
     Use it as an asynchronous context manager, or close it with ``aclose`` in the event loop that
     made the requests.
@@ -53,22 +49,18 @@ class OpenAIClient:
         max_connections: int = 256,
         retries: int = 4,
         dialect: Dialect | None = None,
-        processed_logprobs: bool = False,
     ) -> None:
         """Make a client; nothing is sent yet.
 
         Args:
             base_url: such as ``http://localhost:8000/v1``; an address alone means its ``/v1``.
             api_key: sent as a bearer token.
-            model: name of the model at a vLLM server or another endpoint; None takes the first
+            model: name of the model at another server than ours; None takes the first
                 that the server lists.
             timeout_s: longest wait for one answer, seconds.
             max_connections: maximum number of simultaneous requests; others wait.
             retries: maximum number of retries of a failed request.
             dialect: the kind of server, for one that does not list its models.
-            processed_logprobs: a vLLM server was started with ``--logprobs-mode
-                processed_logprobs``. Without, its log-probabilities are those of temperature 1, and
-                completions at other temperatures are never trained on.
 
         Raises:
             RequestError: the address is not an HTTP address.
@@ -82,19 +74,18 @@ class OpenAIClient:
         )
         self._model = model
         self._dialect: Dialect | None = dialect
-        self._processed = processed_logprobs
+        self._listed: tuple[str, ...] = ()
         self.base_url, self.api_key = base_url, api_key
         self._asking: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
         self._after: dict[tuple[Message, ...], tuple[int, ...]] = {}  # new messages -> their tokens
-        self._newest: dict[str, tuple[str, float]] = {}  # adapter -> its newest name, time
 
     async def complete(
         self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
     ) -> Completion:
         """Sample one completion of chat messages, token ids or a continued conversation.
 
-        At our server and at vLLM a conversation continues from its tokens, and the server renders
-        only the new messages. Any other endpoint gets all messages.
+        At our server a conversation continues from its tokens, and the server renders only the new
+        messages. Any other gets all messages.
 
         Raises:
             RequestError: the server refuses the request, or does not support it.
@@ -104,7 +95,7 @@ class OpenAIClient:
         started = time.perf_counter()
         target = await self._target(adapter)
         if isinstance(prompt, Continuation):
-            prompt = await self._prompt(prompt, target, tools=sampling.tools is not None)
+            prompt = await self._prompt(prompt, target)
         path, body = request_of(prompt, sampling, target)
 
         def read(answer: bytes) -> Completion:
@@ -123,10 +114,20 @@ class OpenAIClient:
             EndpointError: no server answers, or the answer breaks off.
         """
         path, body = request_of(messages, sampling, await self._target(adapter))
+        ended = False
         async with aclosing(self._transport.events(path, {**body, "stream": True})) as events:
             async for event in events:
-                if piece := text_of_event(event):
+                if event == DONE:
+                    return
+                piece, last = text_of_event(event)
+                ended |= last
+                if piece:
                     yield piece
+        if not ended:
+            raise EndpointError(
+                f"the answer of {self._transport.url} broke off: it has neither a finish_reason "
+                "nor [DONE] at its end"
+            )
 
     async def score(
         self, prompts: Sequence[tuple[Sequence[Message], Sequence[str]]], *, adapter: str = POLICY
@@ -142,7 +143,7 @@ class OpenAIClient:
             EndpointError: no server answers.
         """
         target = await self._target(adapter)
-        if target.dialect != "legos":
+        if not target.ours:
             raise RequestError(
                 f"{self._transport.url} does not report probabilities of given answers, which "
                 "exact evaluations need; serve the model with `legos serve`"
@@ -179,13 +180,10 @@ class OpenAIClient:
         await self.aclose()
 
     async def _prompt(
-        self, prompt: Continuation, target: Target, *, tools: bool
+        self, prompt: Continuation, target: Target
     ) -> Sequence[Message] | Sequence[int]:
-        """The tokens of a conversation and of its new messages, or all messages.
-
-        vLLM reads tool calls only in the answers to messages.
-        """
-        if target.dialect == "openai" or (tools and target.dialect == "vllm"):
+        """The tokens of a conversation and of its new messages, or all messages."""
+        if not target.ours:
             return prompt.messages
         after = self._after.get(prompt.new)
         if after is None:
@@ -235,61 +233,36 @@ class OpenAIClient:
         try:
             dialect, names = await self._transport.request("GET", "/models", dialect_of)
         except RequestError:  # an endpoint without a list; a later request reports what it refuses
-            dialect, names = "openai", ()
+            return "openai"
+        self._listed = names
         if self._model is None and names and dialect != "legos":
             self._model = names[0]
         return dialect
 
     async def _target(self, adapter: str) -> Target:
-        """The model at the server that answers for an adapter."""
-        dialect = await self._kind()
+        """The model at the server that answers for an adapter.
+
+        Raises:
+            AdapterError: vLLM does not serve the adapter.
+            RequestError: the server lists no model, or does not know versions.
+        """
+        dialect, model = await self._kind(), self._model
         if dialect == "legos":
-            return Target(dialect=dialect, adapter=adapter, model=adapter)
-        name, version = split_adapter(adapter)
-        if dialect == "openai":
-            if version is not None:
-                raise RequestError(
-                    f"adapter {adapter!r} asks for a version, which {self._transport.url} does "
-                    "not know; ask without one"
+            return Target(ours=True, adapter=adapter, model=adapter)
+        if dialect == "vllm" and adapter not in (BASE, model):
+            if adapter not in self._listed:
+                self._listed = await self.models()  # it may have been loaded since
+            if adapter not in self._listed:
+                raise AdapterError(
+                    f"{self._transport.url} serves no adapter {adapter}, only "
+                    f"{', '.join(self._listed)}; ask for one of these names, or for 'base'"
                 )
-            return Target(dialect=dialect, adapter=adapter, model=self._own_model())
-        if name == BASE:
-            version, model = 0, self._own_model()
-        elif adapter == f"{name}@{version}":
             model = adapter
-        else:
-            model = await self._served(adapter)
-            version = split_adapter(model)[1]
-        return Target(
-            dialect=dialect,
-            adapter=adapter,
-            model=model,
-            version=version,
-            processed=self._processed,
-        )
-
-    def _own_model(self) -> str:
-        if self._model is None:
-            raise RequestError(f"{self._transport.url} lists no model; give model=NAME")
-        return self._model
-
-    async def _served(self, adapter: str) -> str:
-        """The name at a vLLM server of an adapter without a version, or of its newest version."""
-        known = self._newest.get(adapter)
-        now = asyncio.get_running_loop().time()
-        if known is not None and 0 <= now - known[1] < RESOLVED_FOR_S:
-            return known[0]
-        names = await self.models()
-        named = re.compile(rf"{re.escape(adapter)}@[0-9]{{1,18}}")
-        versions = list(filter(named.fullmatch, names))
-        if adapter in names:
-            found = adapter
-        elif versions:
-            found = max(versions, key=lambda name: split_adapter(name)[1] or 0)
-        else:
-            raise AdapterError(
-                f"{self._transport.url} serves no adapter {adapter} or {adapter}@VERSION, only "
-                f"{', '.join(names)}; ask for one of these names, or for 'base'"
+        elif dialect == "openai" and split_adapter(adapter)[1] is not None:
+            raise RequestError(
+                f"adapter {adapter!r} asks for a version, which {self._transport.url} does not "
+                "know; ask without one"
             )
-        self._newest[adapter] = found, now
-        return found
+        if model is None:
+            raise RequestError(f"{self._transport.url} lists no model; give model=NAME")
+        return Target(ours=False, adapter=adapter, model=model)

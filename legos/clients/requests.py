@@ -1,11 +1,7 @@
 """Request bodies for OpenAI-compatible servers; no network here.
 
-Three kinds of server differ in what they report about tokens:
-
-    legos   token ids, log-probabilities and versions of every token, legal tokens of choices
-    vllm    token ids and log-probabilities; the version is in the adapter's name (policy@12), and
-            version 0 is the base model
-    openai  text alone; such a completion can be read but never trained on
+Ours (``legos serve``) reports token ids, log-probabilities and versions of every token, and the
+legal tokens of choices. Any other reports text alone, which can be read but never trained on.
 """
 
 from collections.abc import Sequence
@@ -18,7 +14,7 @@ from legos.chat.tools import arguments_text
 from legos.errors import RequestError
 from legos.records.message import Filters, Message, Sampling, messages_or_ids
 
-__all__ = ["Dialect", "Target", "chat_fields", "filter_fields", "request_of", "split_adapter"]
+__all__ = ["Dialect", "Target", "chat_fields", "request_of", "split_adapter"]
 
 Dialect = Literal["legos", "vllm", "openai"]
 LARGEST_SEED = (1 << 63) - 1  # for servers other than ours
@@ -27,11 +23,9 @@ LARGEST_SEED = (1 << 63) - 1  # for servers other than ours
 class Target(msgspec.Struct, frozen=True, kw_only=True):
     """The model at a server that answers a request."""
 
-    dialect: Dialect  # kind of the server
+    ours: bool  # whether the server is `legos serve`
     adapter: str  # adapter that the seat asks for
     model: str  # its name in the request
-    version: int | None = None  # version that the name stands for, if the server reports none
-    processed: bool = False  # vLLM: log-probabilities are under the distribution sampled from
 
 
 def split_adapter(adapter: str) -> tuple[str, int | None]:
@@ -65,22 +59,20 @@ def request_of(
         RequestError: this kind of server cannot do what is asked.
     """
     messages, ids = messages_or_ids(prompt)
-    dialect = target.dialect
-    chat = not ids or (dialect == "legos" and sampling.tools is not None)
-    if dialect == "openai" and not chat:
-        raise RequestError(
-            "this server takes no token ids, only messages; serve the model with `legos serve`"
-        )
-    if dialect != "legos" and sampling.restrict:
-        raise RequestError(
-            f"restrict=True needs our server; a {dialect} server does not report log-probabilities "
-            "over the choices alone"
-        )
-    if dialect != "legos" and (sampling.raw_logprobs or sampling.num_alternatives):
-        raise RequestError(
-            "raw_logprobs and num_alternatives need our server; leave them out, or serve the model "
-            "with `legos serve`"
-        )
+    chat = not ids or sampling.tools is not None
+    needs_ours = {
+        "token ids as the prompt": bool(ids),
+        "restrict=True": sampling.restrict,
+        "raw_logprobs": sampling.raw_logprobs,
+        "num_alternatives": bool(sampling.num_alternatives),
+    }
+    for what, needed in needs_ours.items():
+        if needed and not target.ours:
+            raise RequestError(
+                f"{what} needs our server, and another kind of server answers here; leave it out, "
+                "or serve the model with `legos serve`"
+            )
+    seed = sampling.seed
     body: dict[str, Any] = {"model": target.model, "temperature": sampling.temperature}
     if messages:
         body["messages"] = chat_fields(messages)
@@ -96,8 +88,8 @@ def request_of(
         body["stop_token_ids"] = list(sampling.stop_ids)
     if sampling.ignore_end:
         body["ignore_eos"] = True
-    body |= _extensions(sampling, dialect, chat=chat)
-    body |= filter_fields(sampling.filters, sampling.json_schema, plain=dialect == "openai")
+    body |= _extensions(sampling, chat=chat) if target.ours else {"seed": seed & LARGEST_SEED}
+    body |= _filter_fields(sampling.filters, sampling.json_schema, ours=target.ours)
     return ("/chat/completions" if chat else "/completions"), body
 
 
@@ -106,17 +98,9 @@ def chat_fields(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [message_fields(message, arguments_text) for message in messages]
 
 
-def _extensions(sampling: Sampling, dialect: Dialect, *, chat: bool) -> dict[str, Any]:
+def _extensions(sampling: Sampling, *, chat: bool) -> dict[str, Any]:
     """Fields that OpenAI's API does not have, and the seed."""
-    seed = sampling.seed
-    if dialect == "openai":
-        return {"seed": seed & LARGEST_SEED}
-    extra: dict[str, Any] = {"return_token_ids": True}
-    if dialect == "vllm":  # generation_config.json sets what the request leaves out
-        logprobs: dict[str, Any] = {"logprobs": True} if chat else {"logprobs": 0}
-        whole = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-        return {**extra, **logprobs, **whole, "seed": seed & LARGEST_SEED}
-    extra["seed"] = seed
+    extra: dict[str, Any] = {"return_token_ids": True, "seed": sampling.seed}
     if sampling.choices:
         extra |= {"choices": list(sampling.choices), "restrict": sampling.restrict}
     if sampling.raw_logprobs:
@@ -127,16 +111,10 @@ def _extensions(sampling: Sampling, dialect: Dialect, *, chat: bool) -> dict[str
     return extra
 
 
-def filter_fields(
-    filters: Filters | None, json_schema: str | None, *, plain: bool = False
+def _filter_fields(
+    filters: Filters | None, json_schema: str | None, *, ours: bool
 ) -> dict[str, Any]:
-    """Fields that change the distribution besides the temperature.
-
-    Args:
-        filters: None: no change.
-        json_schema: schema of the answer, as text; None: any answer.
-        plain: use only fields of OpenAI's API.
-    """
+    """Fields that change the distribution besides the temperature."""
     fields: dict[str, Any] = {}
     if filters is not None:
         fields = {
@@ -144,7 +122,7 @@ def filter_fields(
             "presence_penalty": filters.presence_penalty,
             "frequency_penalty": filters.frequency_penalty,
         }
-        if not plain:
+        if ours:
             fields |= {
                 "top_k": filters.top_k,
                 "min_p": filters.min_p,

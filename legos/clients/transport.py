@@ -19,6 +19,7 @@ from legos.errors import EndpointError, EngineError, LegosError, NotFoundError, 
 from legos.records.names import MODEL_HEADER
 
 __all__ = [
+    "DONE",
     "LOOPBACK",
     "Transport",
     "api_root",
@@ -32,6 +33,7 @@ T = TypeVar("T")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _TOO_SLOW = (httpx.ReadTimeout, TimeoutError)  # no byte came in time, or not the last one
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
+DONE = "[DONE]"  # the last event of a stream
 IDLE_S = 2.0  # an unused connection is closed then; uvicorn, of our server and vLLM, does after 5 s
 
 
@@ -208,7 +210,9 @@ class Transport:
             await asyncio.sleep(pause_s)
 
     async def events(self, path: str, json: Any) -> AsyncGenerator[str]:
-        """Post a request, and yield the data of each event of its answer, without retries.
+        """Post a request, and yield the data of each event of its answer, also of the last one.
+
+        It is sent once.
 
         A server that does not stream gives its whole answer as one event.
 
@@ -230,10 +234,7 @@ class Transport:
                     return
                 answer.headers["content-type"] = "text/event-stream"  # whatever it is called
                 async for event in EventSource(answer).aiter_sse():
-                    data = event.data.strip()
-                    if data == "[DONE]":
-                        return
-                    if data:
+                    if data := event.data.strip():
                         yield data
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
