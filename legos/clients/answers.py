@@ -1,6 +1,6 @@
 """Read the answers of OpenAI-compatible servers: the tokens that they report, or text alone."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,10 +22,12 @@ from legos.records.message import (
 from legos.records.names import adapter_name
 
 __all__ = [
+    "ListedModel",
     "check_version",
     "completion_of",
     "dialect_of",
     "ids_of",
+    "listed_models",
     "scores_of",
     "text_of_event",
 ]
@@ -37,13 +39,18 @@ _REASONS: Mapping[str | None, FinishReason] = {
 }
 
 
-class _Listed(Struct):
+class ListedModel(Struct):
+    """A model or adapter in the list of a server."""
+
     id: str
-    owned_by: str | None = None
+    owned_by: str | None = None  # "legos", "vllm" or somebody else
+    root: str | None = None
+    parent: str | None = None  # base model of an adapter
+    max_model_len: int | None = None
 
 
 class _Models(Struct):
-    data: list[_Listed]
+    data: list[ListedModel]
 
 
 class _Function(Struct):
@@ -127,18 +134,18 @@ class _EventChoice(Struct):
     finish_reason: str | None = None  # in the last event
 
 
-def dialect_of(models: bytes) -> tuple[Dialect, tuple[str, ...]]:
-    """The kind of server that lists these models (``GET /v1/models``), and their names."""
+def listed_models(body: bytes) -> list[ListedModel]:
+    """The models and adapters of a server (``GET /v1/models``); empty: it lists none."""
     try:
-        listed = msgspec.json.decode(models, type=_Models).data
+        return msgspec.json.decode(body, type=_Models).data
     except msgspec.MsgspecError:
-        return "openai", ()
+        return []
+
+
+def dialect_of(listed: Sequence[ListedModel]) -> Dialect:
+    """The kind of server that lists these models."""
     owners = {model.owned_by for model in listed}
-    names = tuple(model.id for model in listed)
-    for dialect in ("legos", "vllm"):
-        if dialect in owners:
-            return dialect, names
-    return "openai", names
+    return "legos" if "legos" in owners else "vllm" if "vllm" in owners else "openai"
 
 
 def completion_of(

@@ -7,7 +7,14 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from legos.chat.continuation import after_answer, extended, probes
-from legos.clients.answers import completion_of, dialect_of, ids_of, scores_of, text_of_event
+from legos.clients.answers import (
+    completion_of,
+    dialect_of,
+    ids_of,
+    listed_models,
+    scores_of,
+    text_of_event,
+)
 from legos.clients.requests import Dialect, Target, chat_fields, request_of, split_adapter
 from legos.clients.transport import DONE, Transport, api_root, server_root
 from legos.errors import AdapterError, EndpointError, RequestError
@@ -165,7 +172,8 @@ class OpenAIClient:
 
     async def models(self) -> tuple[str, ...]:
         """Names of the models and adapters of the server."""
-        return (await self._transport.request("GET", "/models", dialect_of))[1]
+        listed = await self._transport.request("GET", "/models", listed_models)
+        return tuple(model.id for model in listed)
 
     async def aclose(self) -> None:
         """Close this event loop's connections."""
@@ -231,12 +239,13 @@ class OpenAIClient:
 
     async def _find_out(self) -> Dialect:
         try:
-            dialect, names = await self._transport.request("GET", "/models", dialect_of)
+            listed = await self._transport.request("GET", "/models", listed_models)
         except RequestError:  # an endpoint without a list; a later request reports what it refuses
             return "openai"
-        self._listed = names
-        if self._model is None and names and dialect != "legos":
-            self._model = names[0]
+        self._listed = tuple(model.id for model in listed)
+        dialect = dialect_of(listed)
+        if self._model is None and listed and dialect != "legos":
+            self._model = listed[0].id
         return dialect
 
     async def _target(self, adapter: str) -> Target:

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from legos.clients.answers import dialect_of
+from legos.clients.answers import dialect_of, listed_models
 from legos.clients.engine import EngineClient
 from legos.clients.remote import RemoteEngine
 from legos.clients.requests import Dialect
@@ -176,7 +176,7 @@ async def kind_of(url: str, *, api_key: str | None) -> Dialect:
     """
     server = Transport(api_root(url), api_key=api_key, timeout_s=60.0, max_connections=1, retries=2)
     try:
-        return (await server.request("GET", "/models", dialect_of))[0]
+        return dialect_of(await server.request("GET", "/models", listed_models))
     except (EndpointError, RequestError) as error:
         raise EngineError(str(error)) from error
     finally:

@@ -145,9 +145,11 @@ def test_another_adapter_than_asked_for_is_refused(adapter: str, change: Any, na
     def reply(asked: HttpAsked) -> HttpAnswer:
         return HttpAnswer({**ANSWER, "model": "policy", **change})
 
-    with serving(ScriptedServer(reply, models=OURS)) as url:
-        with pytest.raises(AdapterError, match=named):
-            asyncio.run(ask(url, adapter=adapter))
+    with (
+        serving(ScriptedServer(reply, models=OURS)) as url,
+        pytest.raises(AdapterError, match=named),
+    ):
+        asyncio.run(ask(url, adapter=adapter))
 
 
 def test_the_version_asked_for_is_returned() -> None:

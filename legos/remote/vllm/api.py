@@ -4,11 +4,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from legos.clients.transport import Transport, decoded, server_root
+from legos.clients.answers import listed_models
+from legos.clients.transport import Transport, server_root
 from legos.errors import AdapterError, EndpointError, RequestError
 from legos.remote.vllm.completions import Query, body_of, drawn_of
 
@@ -48,7 +48,8 @@ class VllmApi:
 
     async def listed(self) -> Mapping[str, str]:
         """Name of each model at the server -> its path; the base model comes first."""
-        return await self._request("GET", "/v1/models", _models)
+        listed = await self._request("GET", "/v1/models", listed_models)
+        return {model.id: model.root or "" for model in listed}
 
     async def base(self) -> str:
         """Name and path of the base model, for comparison and for messages."""
@@ -118,19 +119,6 @@ class VllmApi:
         self, method: str, path: str, read: Callable[[bytes], T], *, json: Any = None
     ) -> T:
         return await self._transport.request(method, path, read, json=json)
-
-
-class _Model(msgspec.Struct):
-    id: str
-    root: str | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
-def _models(answer: bytes) -> Mapping[str, str]:
-    return {model.id: model.root or "" for model in decoded(answer, _Models).data}
 
 
 def _slots(answer: bytes) -> int | None:

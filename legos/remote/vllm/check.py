@@ -7,7 +7,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from legos.clients.transport import Transport, api_root, decoded
+from legos.clients.answers import listed_models
+from legos.clients.transport import Transport, api_root
 from legos.errors import EndpointError, EngineError, ModelError, RequestError
 from legos.remote.vllm.completions import Drawn, Query, body_of, drawn_of
 
@@ -21,16 +22,6 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str  # name of its base model
     context: int  # maximum number of prompt and completion tokens together
-
-
-class _Model(msgspec.Struct):
-    id: str
-    parent: str | None = None
-    max_model_len: int | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
 
 
 async def server_facts(url: str, *, api_key: str | None, context: int) -> ServerFacts:
@@ -47,12 +38,12 @@ async def server_facts(url: str, *, api_key: str | None, context: int) -> Server
     """
     transport = _transport(url, api_key)
     try:
-        listed = await transport.request("GET", "/models", partial(decoded, kind=_Models))
+        listed = await transport.request("GET", "/models", listed_models)
     except (EndpointError, RequestError) as error:
         raise EngineError(f"{url} does not list its models: {error}") from error
     finally:
         await transport.aclose()
-    base = next((one for one in listed.data if one.parent is None), None)
+    base = next((one for one in listed if one.parent is None), None)
     if base is None:
         raise ModelError(f"{url} lists no base model")
     return ServerFacts(model=base.id, context=min(context, base.max_model_len or context))
