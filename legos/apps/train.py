@@ -18,7 +18,6 @@ from legos.apps.adapters import resume_command
 from legos.apps.progress import shown_while, trackers
 from legos.apps.restart import restart, watched
 from legos.apps.seated import load_seated
-from legos.apps.shared_engine import SharedEngine
 from legos.apps.signals import StopSignals
 from legos.apps.summary import announcement, comparison, summary
 from legos.config.resolve import ResolvedConfig, read_config
@@ -44,6 +43,7 @@ from legos.wiring.ray import ray_players
 from legos.wiring.trainer import Trainer, trainer_of
 
 if TYPE_CHECKING:
+    from legos.apps.served_run import ServedRun
     from legos.remote.ray.players import Players
 
 __all__ = ["check", "train"]
@@ -120,9 +120,7 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
         mix = make_mix(config, client)
         load_seated(mix.arenas.values(), trainer.generation.load_adapter)
         evaluation = evaluation_of(config, mix, client)
-        shared = None
-        if config.loop.serve_port is not None:
-            shared = SharedEngine(trainer.engine, trained=trainer.policies)
+        served = _served(config, trainer)
         with (
             ThreadPoolExecutor(max_workers=1) as writer,
             StopSignals() as signals,
@@ -138,7 +136,7 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
                 episode_concurrency=config.play.concurrency,
                 base_model=config.model,
                 evaluation=evaluation,
-                count_tokens=_token_count(trainer, shared, players),
+                count_tokens=_token_count(trainer, served, players),
                 engine_figures=trainer.engine_figures,
                 writer=writer,
                 play=play_each if players is None else players.play,
@@ -152,9 +150,9 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
                 if resumed is not None:
                     _keep_settings(folder, resolved, run.step)
                 _print(*announcement(resolved, folder, trainer, run))
-                served = _served(config, trainer, shared)
+                serving = nullcontext() if served is None else served.open(_print)
                 with failure_kept(folder):
-                    _go(run, config, folder, trainer, signals=signals, served=served)
+                    _go(run, config, folder, trainer, signals=signals, serving=serving)
                 seconds = time.perf_counter() - started
             if run.finished:
                 Console().print(comparison(run.first, run.last, config.title))
@@ -164,7 +162,7 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
 
 
 def _token_count(
-    trainer: Trainer, shared: SharedEngine | None, players: "Players | None"
+    trainer: Trainer, served: "ServedRun | None", players: "Players | None"
 ) -> Callable[[], Awaitable[int]]:
     """Counts the tokens sampled for plays and evaluations, without those of HTTP requests."""
     names = (*trainer.policies, *map(evaluated_name, trainer.policies))
@@ -172,7 +170,7 @@ def _token_count(
     async def count() -> int:
         sampled = [await trainer.tokens_generated(name) for name in names]
         elsewhere = 0 if players is None else await players.sampled()
-        return sum(sampled) + elsewhere - (0 if shared is None else shared.tokens_generated)
+        return sum(sampled) + elsewhere - (0 if served is None else served.tokens_generated)
 
     return count
 
@@ -242,7 +240,7 @@ def _go(
     trainer: Trainer,
     *,
     signals: StopSignals,
-    served: AbstractAsyncContextManager[object],
+    serving: AbstractAsyncContextManager[object],
 ) -> None:
     """Train until the last step or a signal."""
 
@@ -257,7 +255,7 @@ def _go(
 
         signals.on_stop(stop)
         try:
-            async with served, shown_while(run, console, trainer.engine_figures):
+            async with serving, shown_while(run, console, trainer.engine_figures):
                 with watched(
                     lambda: trainer.model.turns,
                     folder.path,
@@ -279,17 +277,14 @@ def _go(
         asyncio.run(go(*out))
 
 
-def _served(
-    config: RunConfig, trainer: Trainer, shared: SharedEngine | None
-) -> AbstractAsyncContextManager[object]:
-    """Within the block, an HTTP server answers with the policy if ``loop.serve_port`` is set."""
+def _served(config: RunConfig, trainer: Trainer) -> "ServedRun | None":
+    """The HTTP server of the run, if ``loop.serve_port`` is set."""
     port = config.loop.serve_port
-    if port is None or shared is None:
-        return nullcontext()
-    from legos.apps.served_run import served_run  # a slow import
+    if port is None:
+        return None
+    from legos.apps.served_run import ServedRun  # a slow import
 
-    name = Path(config.model).name
-    return served_run(trainer, shared, name=name, host=SERVED_AT, port=port, say=_print)
+    return ServedRun(trainer, name=Path(config.model).name, host=SERVED_AT, port=port)
 
 
 def _loop_settings(config: RunConfig) -> LoopConfig:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from functools import cache, lru_cache, partial
@@ -32,7 +33,7 @@ from legos.records.message import (
     ToolCall,
     messages_or_ids,
 )
-from legos.records.names import POLICY
+from legos.records.names import POLICY, adapter_name
 from legos.records.request import Generated, Grammar, PlainRequest, Progress, Request, Result
 
 __all__ = ["EngineClient"]
@@ -54,6 +55,9 @@ class EngineClient:
     Requests made within one turn of the event loop reach the engine as one submission, so that
     plays that wake together are batched together; results that it delivers at once wake the loop
     once.
+
+    Attributes:
+        tokens: name of each adapter -> tokens sampled for it, in requests that have ended.
     """
 
     def __init__(
@@ -89,6 +93,8 @@ class EngineClient:
         self._stops = lru_cache(maxsize=256)(partial(stop_test, tokenizer.decode))
         self._short_text = lru_cache(maxsize=65536)(tokenizer.decode)
         self._ends = lru_cache(maxsize=256)(self._make_ends)
+        self.tokens: Counter[str] = Counter()
+        self._adapters: dict[int, str] = {}  # of requests that the engine has
         self._next = 0
         self._outbox: list[tuple[int, Request]] = []
         self._waiting: dict[int, asyncio.Future[Generated] | Called] = {}
@@ -344,6 +350,7 @@ class EngineClient:
             answer = self._waiting.get(item[0])
             if answer is not None and not answer.done():
                 waited.append(item)
+                self._adapters[item[0]] = adapter_name(item[1].adapter)
             else:
                 self._waiting.pop(item[0], None)
         try:
@@ -369,6 +376,9 @@ class EngineClient:
                 if number in self._news:
                     self._news[number].put(result)
                 continue
+            adapter = self._adapters.pop(number, "")
+            if isinstance(result, Generated):
+                self.tokens[adapter] += len(result.token_ids)
             answer = self._waiting.pop(number, None)
             if answer is None or answer.done():
                 continue

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -74,6 +74,7 @@ class Service:
     seats: SeatKeys = field(default_factory=SeatKeys)  # keys of seats of running plays
     lobby: Lobby | None = None  # plays that programs can start; None: there are none
     seats_only: bool = False  # True: only requests with such a key are answered
+    reserved: Collection[str] = ()  # adapters that no request may load or drop
 
     def __post_init__(self) -> None:
         """Start without requests."""

@@ -1,5 +1,6 @@
 """Make the HTTP application of a model and its engine; importing this takes long."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +61,8 @@ def app_of(
     scale: float | None = None,
     lobby: Lobby | None = None,
     seats_only: bool = False,
+    reserved: Collection[str] = (),
+    client: EngineClient | None = None,
 ) -> FastAPI:
     """The HTTP application of a model and its engine.
 
@@ -71,11 +74,13 @@ def app_of(
         scale: LoRA scale of uploaded adapters that do not state one; None: the handle's.
         lobby: plays that programs can start, and the keys of seats of running plays.
         seats_only: answer only requests with such a key, and start no play.
+        reserved: names of adapters that no request may load or drop.
+        client: a client of the engine; None: a new one.
     """
     if scale is None and handle.lora is not None:
         scale = handle.lora.scale
     service = Service(
-        EngineClient(engine, handle.tokenizer, use_threads=True),
+        client or EngineClient(engine, handle.tokenizer, use_threads=True),
         engine,
         handle.tokenizer,
         model=name,
@@ -87,6 +92,7 @@ def app_of(
         seats=SeatKeys() if lobby is None else lobby.keys,
         lobby=None if seats_only else lobby,
         seats_only=seats_only,
+        reserved=reserved,
     )
     app = make_app(service)
     if not seats_only:

@@ -9,25 +9,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import httpx
 import pytest
 from hostile_clients import Clients, aside
 
-from legos import Message, OpenAIClient, Sampling
-from legos.apps import served_run
-from legos.apps.shared_engine import SharedEngine
+from legos import Message, OpenAIClient, Sampling, Trainer, load_model
+from legos.apps.served_run import ServedRun
 from legos.cli import main
-from legos.errors import AdapterError, EngineError
-from legos.fakes import FakeEngine
-from legos.records.request import Request, Result
-from legos.weights.adapter import Adapter, LoraShape
+from legos.weights.adapter import pack_adapter
 
 WINDOW_S = 5.0
 SMALL = [
@@ -38,11 +33,6 @@ SMALL = [
     "--play.options.largest",
     "6",
 ]
-
-
-def adapter(name: str) -> Adapter:
-    shape = LoraShape(rank=1, scale=1.0, num_layers=1, modules=("q",))
-    return Adapter(name=name, version=3, shape=shape, arrays={})
 
 
 async def newest_version(url: str, *, above: int) -> int:
@@ -165,33 +155,31 @@ def test_programs_train_the_policy_with_episodes_of_their_own(tmp_path: Path) ->
     assert all(step["tokens_trained"] > 0 for step in steps[1:])
 
 
-def test_outsiders_do_not_replace_what_is_trained() -> None:
-    engine = FakeEngine()
-    shared = SharedEngine(engine)
-    engine.load_adapter(adapter("policy")).result()
-    with pytest.raises(AdapterError, match="only its trainer replaces it"):
-        shared.load_adapter(adapter("policy")).result()
-    with pytest.raises(AdapterError, match="only its trainer replaces it"):
-        shared.drop_adapter("policy").result()
-    assert shared.load_adapter(adapter("rival")).result().name == "rival"
-    assert dict(shared.versions()) == {"policy": 3, "rival": 3}
-    assert shared.drop_adapter("rival").result() is None
+def test_outsiders_do_not_replace_what_is_trained_and_are_counted_apart() -> None:
+    with closing(Trainer(model=load_model())) as trainer:
+        own = trainer.adapters[0]
+        ours, other = pack_adapter(own), pack_adapter(replace(own, name="rival"))
+        kind = {"content-type": "application/octet-stream"}
+        asked = {"prompt": [1, 20], "max_tokens": 5, "ignore_eos": True}
+        served = ServedRun(trainer, name="tiny", host="127.0.0.1", port=0)
+        said: list[str] = []
 
+        async def ask() -> list[httpx.Response]:
+            async with served.open(lambda *lines: said.extend(lines)):
+                [url] = re.findall(r"http://[^/]+", said[0])
+                async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as http:
+                    return [
+                        await http.post("/adapters/load", content=ours, headers=kind),
+                        await http.delete("/adapters/policy"),
+                        await http.post("/adapters/load", content=other, headers=kind),
+                        await http.post("/v1/completions", json={**asked, "model": "policy"}),
+                        await http.post("/v1/completions", json={**asked, "model": "base"}),
+                    ]
 
-def test_tokens_of_outsiders_are_counted_apart() -> None:
-    engine = FakeEngine(hold=True)
-    shared = SharedEngine(engine)
-    told: list[Sequence[tuple[int, Result]]] = []
-    ours, theirs = told.append, list[Sequence[tuple[int, Result]]]().append
-    engine.submit([(1, Request(prompt_ids=(1, 2, 3), max_tokens=9))], theirs)
-    shared.submit([(1, Request(prompt_ids=(1, 2), max_tokens=9))], ours)
-    shared.submit([(2, Request(prompt_ids=(1,), max_tokens=9))], ours)
-    shared.submit([(3, Request(prompt_ids=(1, 2, 3, 4), max_tokens=9, adapter="base"))], ours)
-    shared.submit([(4, Request(prompt_ids=(1,), max_tokens=9, adapter="base"))], ours)
-    shared.cancel([2, 4], ours)
-    engine.release()
-    assert shared.tokens_generated == 2  # of the trained adapter
-    assert sorted(number for results in told for number, _ in results) == [1, 2, 3, 4]
+        answers = asyncio.run(ask())
+    assert all("only its trainer replaces it" in one.text for one in answers[:2])
+    assert [one.status_code for one in answers[2:]] == [200, 200, 200]
+    assert served.tokens_generated == 5  # of the trained adapter
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,23 +190,3 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFix
         code = main(["train", "--serve", str(port), "--out", str(tmp_path / "run"), *SMALL])
     assert code == 2
     assert str(port) in capsys.readouterr().err
-
-
-def test_a_run_that_serves_limits_memory_arenas_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-    monkeypatch.setattr(served_run, "limit_arenas", lambda: done.append("arenas"))
-    monkeypatch.setattr(served_run, "bind", lambda *_: done.append("port"))
-
-    async def refuse() -> None:
-        raise EngineError("no weights")
-
-    async def begin() -> None:
-        trainer: Any = SimpleNamespace(publish_weights=refuse)
-        shared: Any = None
-        address = {"name": "tiny", "host": "127.0.0.1", "port": 0}
-        async with served_run.served_run(trainer, shared, **address, say=done.append):
-            pass
-
-    with pytest.raises(EngineError, match="no weights"):
-        asyncio.run(begin())
-    assert done == ["arenas", "port"]

@@ -11,8 +11,7 @@ import pytest
 
 from arenas.programs import Programs
 from legos import GRPOCredit, Trainer, load_model
-from legos.apps.served_run import served_run
-from legos.apps.shared_engine import SharedEngine
+from legos.apps.served_run import ServedRun
 from legos.errors import ArenaError
 from legos.play.cursor import plays_from
 from legos.play.step import play_all
@@ -57,7 +56,7 @@ def played(
 ) -> tuple[list[Episode], int]:
     """The episodes of a program, and the tokens that count as asked by others."""
     arena = Programs(trainer.client(), credit_assigner=GRPOCredit(), **options)
-    shared = SharedEngine(trainer.engine, trained=trainer.policies)
+    served = ServedRun(trainer, name="tiny", host="127.0.0.1", port=0)
     said: list[str] = []
     tasks = [(Task(id=str(number), data={"n": number}), number) for number in range(plays)]
 
@@ -65,8 +64,7 @@ def played(
         def say(*lines: str) -> None:
             said.extend(lines)
 
-        address = {"name": "tiny", "host": "127.0.0.1", "port": 0}
-        async with served_run(trainer, shared, **address, say=say):
+        async with served.open(say):
             [url] = re.findall(r"http://[^/]+", said[0])
             async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as http:
                 async with asyncio.TaskGroup() as group:
@@ -75,7 +73,7 @@ def played(
                 return playing.result()
 
     episodes = asyncio.run(run())
-    return episodes, shared.tokens_generated
+    return episodes, served.tokens_generated
 
 
 async def _awaited(work: Awaitable[object]) -> None:

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from starlette.responses import PlainTextResponse
 
+from legos.errors import AdapterError
 from legos.records.names import POLICY
 from legos.server.bodies import JsonRoute
 from legos.server.endpoints.uploads import (
@@ -186,6 +187,7 @@ class _Loads:
         service, name = self._service, adapter.name
         if name == service.model:
             raise Problem(400, f"{name!r} is the base model's name")
+        _check_free(service, name)
         adapter.check_base(service.model)
         before = service.engine.adapters().get(name)
         started = time.perf_counter()
@@ -229,6 +231,7 @@ class _Loads:
         info = self._service.engine.adapters().get(name)
         if info is None:
             raise _unknown(name)
+        _check_free(self._service, name)
         await self._wait(request, self._service.engine.drop_adapter(name))
         self._service.metrics.forget(name)
         return info
@@ -238,6 +241,14 @@ class _Loads:
             return await asyncio.wrap_future(future)
 
         return await self._service.attend(request.receive, result())
+
+
+def _check_free(service: Service, name: str) -> None:
+    if name in service.reserved:
+        raise AdapterError(
+            f"adapter {name!r} is being trained here and only its trainer replaces it; load yours "
+            "under another name"
+        )
 
 
 def _unknown(name: str) -> Problem:
