@@ -1,20 +1,76 @@
-"""JSON bodies: long ones are parsed and validated on a thread."""
+"""JSON bodies: the base classes of their schemas, and how they are read.
+
+``examples.json`` has examples by the name of the class.
+"""
 
 import asyncio
+import json
 from collections.abc import Callable, Coroutine
-from typing import Any, cast
+from pathlib import Path
+from typing import Annotated, Any, cast
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 from starlette.responses import Response
 
 from legos.server.problems import Problem, invalid
 
-__all__ = ["JsonRoute"]
+__all__ = ["ONE_ERROR", "Body", "Ids", "JsonRoute", "Schema", "Text", "without_nulls"]
 
 LONG = 1 << 15  # bytes; parsing more takes longer than about a millisecond
+
+
+MOST_FIELDS = 1024  # of one object
+ONE_ERROR = Field(fail_fast=True)  # a list of a million entries may contain a million errors
+Ids = Annotated[list[int], ONE_ERROR]
+Text = Annotated[str, StringConstraints(min_length=1)]
+
+_EXAMPLES = json.loads(Path(__file__).with_name("examples.json").read_text(encoding="utf-8"))
+
+
+def _add_examples(schema: dict[str, Any], kind: type[BaseModel]) -> None:
+    if kind.__name__ in _EXAMPLES:
+        schema["examples"] = _EXAMPLES[kind.__name__]
+
+
+def without_nulls(given: Any) -> Any:
+    """Drop fields that are null: clients write out what they leave open.
+
+    Raises:
+        ValueError: there are too many; each that is unknown would cause an error of its own.
+    """
+    if not isinstance(given, dict):
+        return given
+    fields = cast("dict[str, Any]", given)
+    if len(fields) > MOST_FIELDS:
+        raise ValueError(f"an object has {len(fields)} fields; expected at most {MOST_FIELDS}")
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+class Schema(BaseModel):
+    """An answer, a query, or a part of one."""
+
+    model_config = ConfigDict(json_schema_extra=_add_examples)
+
+
+class Body(Schema):
+    """A request body or a part of one; unknown fields are refused, unless they are null."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _optional(cls, given: Any) -> Any:
+        return without_nulls(given)
 
 
 class JsonRoute(APIRoute):

@@ -1,6 +1,7 @@
 """The state that all endpoints share: the client, model names, limits and the shutdown."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Collection, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -83,6 +84,7 @@ class Service:
         self.draining = False
         self.token_bytes = TokenBytes(self.tokenizer)
         self._running = 0
+        self._place_s = 0.0  # seconds that a completion holds its place, a moving average
         self._lengths = LengthCheck(self.tokenizer, self.context)
         self._deadlines: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
@@ -176,7 +178,8 @@ class Service:
             Problem: 429, if more completions than allowed would run and wait.
         """
         options = self.options
-        if self._running + count > options.max_running + options.max_queue:
+        most = options.max_running + options.max_queue
+        if self._running + count > most:
             self.metrics.refused.labels("queue").inc()
             waiting = max(self._running - options.max_running, 0)
             raise Problem(
@@ -185,13 +188,15 @@ class Service:
                 f"{count} more would exceed the {options.max_running} that may run and the "
                 f"{options.max_queue} that may wait; ask again later",
                 code="queue_full",
-                headers={"retry-after": "1"},
+                headers={"retry-after": str(math.ceil(max(1.0, self._place_s * count / most)))},
             )
         self._running += count
         self.metrics.running.set(self._running)
+        started = time.monotonic()
         try:
             yield
         finally:
+            self._place_s += 0.1 * (time.monotonic() - started - self._place_s)
             self._running -= count
             self.metrics.running.set(self._running)
 

@@ -7,10 +7,10 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_params
 
 from legos.fakes import FakeEngine
+from legos.server.bodies import Body
 from legos.server.endpoints.chat_body import ChatBody
 from legos.server.endpoints.completions import CompletionBody
 from legos.server.endpoints.texts import DetokenizeBody, TokenizeBody
-from legos.server.schema import Body
 
 CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 ASK: dict[str, dict[str, Any]] = {

@@ -139,7 +139,7 @@ CASES = {
         {"tokens": [30] * 30_000},
     ),
     "body": Case(
-        "legos.server.schema",
+        "legos.server.bodies",
         "without_nulls",
         lambda given, _: len(given["prompt"]),
         TEXT,

@@ -13,9 +13,9 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 
-from legos.server import schema as schema_file
+from legos.server import bodies as schema_file
+from legos.server.bodies import Schema
 from legos.server.options import ServerOptions
-from legos.server.schema import Schema
 from legos.wiring.http import app_of
 
 

@@ -32,6 +32,7 @@ from legos.device import ModelHandle
 from legos.errors import AdapterError
 from legos.records.message import MAX_ALTERNATIVES, MAX_BIAS
 from legos.run.folder import RunFolder
+from legos.server.bodies import MOST_FIELDS
 from legos.server.endpoints import sampling, uploads
 from legos.server.endpoints.chat_body import MOST_ARGUMENTS, ChatBody, ToolFunction
 from legos.server.endpoints.completions import CompletionBody
@@ -40,7 +41,6 @@ from legos.server.endpoints.generation import MOST_ALTERNATIVES
 from legos.server.endpoints.texts import MOST_TOKENS, ScoreBody, ScoredPrompt, ScoredTokens
 from legos.server.listen import IDLE_S, MOST_CONNECTIONS, MOST_HEAD_BYTES
 from legos.server.options import ServerOptions
-from legos.server.schema import MOST_FIELDS
 from legos.weights import tensors
 from legos.weights.adapter import Adapter, checked_name
 from legos.weights.folder import write_adapter

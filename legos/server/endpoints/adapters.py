@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse
 
 from legos.errors import AdapterError
 from legos.records.names import POLICY
-from legos.server.bodies import JsonRoute
+from legos.server.bodies import Body, JsonRoute, Text
 from legos.server.endpoints.uploads import (
     AdapterFields,
     AdapterUpload,
@@ -23,7 +23,6 @@ from legos.server.endpoints.uploads import (
     read_json_upload,
 )
 from legos.server.problems import LONGEST_NAME, Problem
-from legos.server.schema import Body, Text
 from legos.server.service import Service
 from legos.weights.adapter import Adapter, AdapterInfo
 

@@ -8,9 +8,9 @@ from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints
 from legos.chat.tools import arguments_of
 from legos.errors import did_you_mean
 from legos.records.message import MAX_ALTERNATIVES, Message, ToolCall
+from legos.server.bodies import ONE_ERROR, Body, Ids, without_nulls
 from legos.server.endpoints.sampling import SamplingFields
 from legos.server.problems import Problem
-from legos.server.schema import ONE_ERROR, Body, Ids, without_nulls
 
 __all__ = ["ChatBody", "ChatMessage", "ChatPrompt", "MadeCall"]
 

@@ -12,12 +12,11 @@ from starlette.responses import Response
 from legos.chat.incremental import TextStream
 from legos.records.message import MAX_ALTERNATIVES, Completion
 from legos.records.request import Progress
-from legos.server.bodies import JsonRoute
+from legos.server.bodies import ONE_ERROR, Ids, JsonRoute
 from legos.server.endpoints.generation import Asked, Fields, respond
 from legos.server.endpoints.sampling import MAX_SEED, SamplingFields
 from legos.server.endpoints.token_fields import TokenReport, token_fields
 from legos.server.problems import Problem
-from legos.server.schema import ONE_ERROR, Ids
 from legos.server.service import Service, encode_texts
 
 __all__ = ["CompletionBody", "completion_router"]

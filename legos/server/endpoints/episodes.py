@@ -7,10 +7,9 @@ from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
 
 from legos.errors import ArenaError, RewardError
-from legos.server.bodies import JsonRoute
+from legos.server.bodies import Body, JsonRoute, Text
 from legos.server.lobby import Lobby
 from legos.server.problems import Problem
-from legos.server.schema import Body, Text
 from legos.server.service import Service
 
 __all__ = ["StartBody", "episode_router"]

@@ -1,10 +1,13 @@
 """Sample the answers to one request, and send them whole or as a stream of events.
 
 Both completion endpoints use this; what differs between them is the ``Reply`` that they make for
-every answer.
+every answer. Events are sent by ASGI directly and not by sse-starlette, which logs content at debug
+level, replaces uvicorn's exit handler when imported, and polls for the shutdown in a task that
+outlives the event loop.
 """
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -15,19 +18,80 @@ import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from legos.records.message import Completion, Sampling
 from legos.records.request import Progress
-from legos.server.endpoints.event_stream import Emit, EventStream
 from legos.server.endpoints.sampling import SamplingFields, with_seed
-from legos.server.problems import Problem
+from legos.server.problems import GoneError, Problem, problem_of
 from legos.server.service import Sampler, Service, together
 
-__all__ = ["Asked", "Fields", "Reply", "check_alternatives", "respond"]
+__all__ = ["Asked", "EventStream", "Fields", "Reply", "check_alternatives", "respond"]
+
+logger = logging.getLogger(__name__)
 
 Fields = Mapping[str, Any]
 LONG_ANSWER = 4096  # tokens and alternatives; a larger answer is encoded on a thread
 MOST_ALTERNATIVES = 1 << 19  # maximum number of alternatives that one request may ask for
+
+
+Emit = Callable[[Mapping[str, Any]], Awaitable[None]]
+"""Sends one event."""
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class EventStream(Response):
+    """Runs a producer of events while the client is connected.
+
+    An error before the first event is answered with its own status; a later error is an event.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, service: Service, produce: Callable[[Emit], Awaitable[None]]) -> None:
+        super().__init__()
+        self._service = service
+        self._produce = produce
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all events."""
+        begun = False
+        turn = asyncio.Lock()  # several answers of one request write to the same response
+
+        async def write(body: bytes, *, more: bool = True) -> None:
+            nonlocal begun
+            async with turn:
+                if not begun:
+                    begun = True
+                    start = {"type": "http.response.start", "status": 200, "headers": _HEADERS}
+                    await send(start)
+                await send({"type": "http.response.body", "body": body, "more_body": more})
+
+        async def emit(event: Mapping[str, Any]) -> None:
+            await write(b"data: %b\n\n" % msgspec.json.encode(event))
+
+        async def produce() -> None:
+            await self._produce(emit)
+
+        try:
+            await self._service.attend(receive, produce())
+        except GoneError:
+            return
+        except Exception as error:
+            problem = problem_of(error)
+            if problem.status == 500:
+                logger.exception("an answer failed")
+            if not begun:
+                await problem.response()(scope, receive, send)
+                return
+            await write(b"data: %b\n\n" % problem.body(), more=False)
+            return
+        await write(b"data: [DONE]\n\n", more=False)
 
 
 class Asked(Struct, frozen=True, kw_only=True):

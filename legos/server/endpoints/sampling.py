@@ -13,8 +13,8 @@ from pydantic import Field, StringConstraints
 
 from legos.chat.schemas import closed
 from legos.records.message import MAX_BIAS, Filters, Sampling
+from legos.server.bodies import ONE_ERROR, Body, Ids, Text
 from legos.server.problems import Problem
-from legos.server.schema import ONE_ERROR, Body, Ids, Text
 
 __all__ = [
     "MAX_SEED",

@@ -12,12 +12,11 @@ from starlette.responses import Response
 
 from legos.errors import EngineError
 from legos.records.message import Message
-from legos.server.bodies import JsonRoute
+from legos.server.bodies import ONE_ERROR, Body, Ids, JsonRoute, Text
 from legos.server.endpoints.chat import render_prompt
 from legos.server.endpoints.chat_body import ChatMessage, ChatPrompt
 from legos.server.endpoints.sampling import ModelFields, check_choices
 from legos.server.problems import Problem
-from legos.server.schema import ONE_ERROR, Body, Ids, Text
 from legos.server.service import LONG, Service, encode_texts
 
 __all__ = ["DetokenizeBody", "TokenizeBody", "text_router"]

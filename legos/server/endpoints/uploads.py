@@ -12,8 +12,8 @@ import msgspec
 from pydantic import Field, ValidationError
 
 from legos.errors import AdapterError
+from legos.server.bodies import Body, Schema
 from legos.server.problems import Problem, invalid
-from legos.server.schema import Body, Schema
 from legos.server.service import Service
 from legos.weights.adapter import Adapter, checked_name
 from legos.weights.folder import read_adapter
