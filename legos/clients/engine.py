@@ -18,12 +18,12 @@ from legos.chat.stops import cut_at_stop, stop_test
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
 from legos.clients.called import Called
+from legos.clients.constraints import Constraints
 from legos.clients.news import News
-from legos.clients.shared import Shared
 from legos.errors import RequestError
 from legos.play.endpoint import EndpointHost
 from legos.protocols import Engine
-from legos.records.choices import ChoiceNode, choice_tree, tree_bytes
+from legos.records.choices import ChoiceNode
 from legos.records.message import (
     Completion,
     Continuation,
@@ -39,13 +39,9 @@ from legos.records.request import Generated, Grammar, PlainRequest, Progress, Re
 __all__ = ["EngineClient"]
 
 _SHORT = 32  # tokens; longer completions rarely repeat, and caching them takes memory
-_SMALL = 256  # characters of choices, whose tree is made at once
-_TREES = 1 << 26  # bytes of trees that are kept
-_GRAMMARS = 32  # number of grammars that are kept
 _GATHERED = 64  # requests
 _QUIET_S = 0.001  # time without another request after which a burst is complete
 _RESOLVED = 16_384  # tokens; to decode more takes longer than about 5 milliseconds
-_Legal = tuple[ChoiceNode | None, Grammar | None]
 _Prepared = tuple[Request, Sampling]
 
 
@@ -88,8 +84,7 @@ class EngineClient:
         self._lengths = None if context is None else LengthCheck(tokenizer, context)
         self._tools = lru_cache(maxsize=64)(msgspec.json.decode)
         self._use_threads = use_threads
-        self._trees = Shared(self._make_tree, _TREES, size_of=tree_bytes, use_threads=use_threads)
-        self._grammars = Shared(self._make_grammar, _GRAMMARS, use_threads=use_threads)
+        self._constraints = Constraints(tokenizer, use_threads=use_threads)
         self._stops = lru_cache(maxsize=256)(partial(stop_test, tokenizer.decode))
         self._short_text = lru_cache(maxsize=65536)(tokenizer.decode)
         self._ends = lru_cache(maxsize=256)(self._make_ends)
@@ -135,8 +130,7 @@ class EngineClient:
         Raises:
             RequestError: what constrains it cannot be read.
         """
-        given = plain.choice_texts, plain.json_schema
-        tree, grammar = self._known_legal(*given) or await self._made_legal(*given)
+        tree, grammar = await self._constraints.of(plain.choice_texts, plain.json_schema)
         return Request(
             **msgspec.structs.asdict(plain),
             choices=tree,
@@ -155,7 +149,7 @@ class EngineClient:
         Raises:
             RequestError: the request cannot be served.
         """
-        legal = self._known_legal(sampling.choices, sampling.json_schema)
+        legal = self._constraints.known(sampling.choices, sampling.json_schema)
         if legal is None or is_long(prompt):
             return None
         return self._request(prompt, sampling, adapter, *legal, stream=False), sampling
@@ -229,22 +223,11 @@ class EngineClient:
         scores = self._engine.score(rows, end_ids=self._tokenizer.end_ids, adapter=adapter)
         return await asyncio.wrap_future(scores)
 
-    def _known_legal(self, choices: tuple[str, ...], schema: str | None) -> _Legal | None:
-        """What may be sampled; None if it takes long to compute, so that it needs a thread."""
-        if schema is not None or len("".join(choices)) > _SMALL:
-            return None
-        return self._trees.at_once(choices) if choices else None, None
-
-    async def _made_legal(self, choices: tuple[str, ...], schema: str | None) -> _Legal:
-        tree = await self._trees.get(choices) if choices else None
-        return tree, None if schema is None else await self._grammars.get(schema)
-
     async def _prepared(
         self, prompt: Prompt, sampling: Sampling, adapter: str, *, stream: bool
     ) -> Request:
         """The request as the engine receives it; what takes long is made on a thread."""
-        given = sampling.choices, sampling.json_schema
-        legal = self._known_legal(*given) or await self._made_legal(*given)
+        legal = await self._constraints.of(sampling.choices, sampling.json_schema)
         make = partial(self._request, prompt, sampling, adapter, *legal, stream=stream)
         return await asyncio.to_thread(make) if is_long(prompt) else make()
 
@@ -410,14 +393,6 @@ class EngineClient:
             cut=generated.finish_reason != "stop",
             seed=sampling.seed,
         )
-
-    def _make_tree(self, choices: tuple[str, ...]) -> ChoiceNode:
-        return choice_tree(self._tokenizer.encode_each(choices), end_ids=self._tokenizer.end_ids)
-
-    def _make_grammar(self, schema: str) -> Grammar:
-        from legos.chat.grammar import json_grammar  # slow to import, and rarely needed
-
-        return json_grammar(schema, self._tokenizer)
 
     def _make_ends(self, stop_ids: tuple[int, ...], ignore_end: bool) -> tuple[int, ...]:
         return tuple(sorted({*(() if ignore_end else self._tokenizer.end_ids), *stop_ids}))

@@ -25,7 +25,7 @@ def test_the_bytes_of_kept_trees_are_bounded(
     tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch, characters: int, count: int
 ) -> None:
     """However many trees that is: a bound on their number would keep them all."""
-    monkeypatch.setattr("legos.clients.engine._TREES", MOST)
+    monkeypatch.setattr("legos.clients.constraints.TREES", MOST)
     engine = FakeEngine()
     client = EngineClient(engine, tokenizer, use_threads=True)
 
@@ -33,10 +33,12 @@ def test_the_bytes_of_kept_trees_are_bounded(
         for number in range(count):
             choice = (f"{number:03}" * characters)[:characters]
             await client.complete([1], Sampling(choices=(choice,), max_tokens=1))
-            kept = [tree for tree, _ in client._trees._values.values()]
-            assert client._trees.size == sum(map(tree_bytes, kept)) <= MOST
+            kept = [tree for tree, _ in client._constraints.trees._values.values()]
+            assert client._constraints.trees.size == sum(map(tree_bytes, kept)) <= MOST
 
     asyncio.run(ask())
     sizes = [tree_bytes(request.choices) for request in engine.requests if request.choices]
     assert sum(sizes) > MOST
-    assert sum(sizes[-len(client._trees._values) - 1 :]) > MOST  # no more than needed were dropped
+    assert (
+        sum(sizes[-len(client._constraints.trees._values) - 1 :]) > MOST
+    )  # no more than needed were dropped

@@ -115,7 +115,7 @@ CASES = {
         {"messages": LONG_CHAT},
     ),
     "tree": Case(
-        "legos.clients.engine",
+        "legos.clients.constraints",
         "choice_tree",
         lambda given, _: sum(map(len, given)),
         TEXT,

@@ -26,7 +26,7 @@ from tiny_folders import write_tiny_model
 
 from legos.apps.served_run import DRAIN_S
 from legos.cli import commands, main
-from legos.clients.engine import _TREES
+from legos.clients.constraints import TREES
 from legos.clients.news import MOST_PARTS
 from legos.device import ModelHandle
 from legos.errors import AdapterError
@@ -315,7 +315,7 @@ def test_the_page_has_the_limits_of_bodies() -> None:
 def test_the_page_has_the_limits_of_what_is_kept() -> None:
     text = " ".join(PAGE.read_text().split())
     assert f"holds {MOST_PARTS} tokens" in text
-    assert f"kept for later requests, up to {_TREES >> 20} MiB" in text
+    assert f"kept for later requests, up to {TREES >> 20} MiB" in text
 
 
 def longest(accept: Callable[[str], object]) -> int:

@@ -1,7 +1,7 @@
 """``POST /v1/completions``: completions of prompts that are texts or token ids."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -14,7 +14,7 @@ from legos.records.message import MAX_ALTERNATIVES, Completion
 from legos.records.request import Progress
 from legos.server.bodies import ONE_ERROR, Ids, JsonRoute
 from legos.server.endpoints.generation import Asked, Fields, respond
-from legos.server.endpoints.sampling import MAX_SEED, SamplingFields
+from legos.server.endpoints.sampling import SamplingFields
 from legos.server.endpoints.token_fields import TokenReport, token_fields
 from legos.server.problems import Problem
 from legos.server.service import Service, encode_texts
@@ -26,9 +26,6 @@ logger = logging.getLogger("legos.server")
 DEFAULT_TOKENS = 16  # default max_tokens of OpenAI's API
 
 
-Seed = Annotated[int, Field(ge=0, lt=MAX_SEED)]
-
-
 class CompletionBody(SamplingFields):
     """``POST /v1/completions``."""
 
@@ -37,9 +34,6 @@ class CompletionBody(SamplingFields):
     )
     add_special_tokens: bool = Field(
         True, description="Begin texts with the tokens that the model's texts begin with."
-    )
-    seeds: Annotated[list[Seed], ONE_ERROR] | None = Field(
-        None, description="The seed of each prompt, in place of one seed for all."
     )
     logprobs: int | None = Field(
         None,
@@ -98,9 +92,8 @@ async def _asked(service: Service, body: CompletionBody) -> Asked:
     sampling = body.sampling(
         max_tokens=None if body.choices else DEFAULT_TOKENS, alternatives=body.logprobs
     )
-    samplings = [
-        msgspec.structs.replace(sampling, seed=seed) for seed in _seeds(body, len(prompts))
-    ]
+    # Without a seed, equal prompts of one request get different random seeds.
+    samplings = [msgspec.structs.replace(sampling, seed=body.first_seed()) for _ in prompts]
     return Asked(
         source=service.source,
         prompts=prompts,
@@ -124,25 +117,6 @@ async def _prompts(service: Service, body: CompletionBody) -> list[tuple[int, ..
     if not ids or not all(ids):
         raise Problem(400, "prompt is empty; expected at least one token", param="prompt")
     return ids
-
-
-def _seeds(body: CompletionBody, count: int) -> Sequence[int]:
-    """The seed of the first answer to each prompt.
-
-    Raises:
-        Problem: the request gives seeds, but not one for each prompt.
-    """
-    if body.seeds is None:
-        # Without a seed, equal prompts of one request get different random seeds.
-        return [body.first_seed() for _ in range(count)]
-    if body.seed is not None or len(body.seeds) != count:
-        raise Problem(
-            400,
-            f"there are {len(body.seeds)} seeds for {count} prompts; give one for each prompt, and "
-            "no seed beside them",
-            param="seeds",
-        )
-    return body.seeds
 
 
 class _TextReply:

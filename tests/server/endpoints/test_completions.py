@@ -124,21 +124,3 @@ def test_many_at_once_by_the_asynchronous_client(served: Any, client: OpenAI) ->
         for n in range(32)
     ]
     assert asyncio.run(all_at_once()) == [answer.choices[0].text for answer in alone]
-
-
-def test_each_prompt_of_a_list_has_a_seed_of_its_own(client: OpenAI) -> None:
-    prompts, seeds = [[1, 20, 30], [1, 21], [1, 20, 30]], [7, 2, 9]
-
-    def listed(**fields: Any) -> Any:
-        return client.completions.create(
-            model="policy", prompt=prompts, max_tokens=3, extra_body={**fields}
-        )
-
-    alone = [ask(client, prompt, seed=seed) for prompt, seed in zip(prompts, seeds, strict=True)]
-    assert [choice.text for choice in listed(seeds=seeds).choices] == [
-        one.choices[0].text for one in alone
-    ]
-    with pytest.raises(openai.BadRequestError, match="2 seeds for 3 prompts"):
-        listed(seeds=[1, 2])
-    with pytest.raises(openai.BadRequestError, match="no seed beside them"):
-        listed(seeds=seeds, seed=1)

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from legos.clients.shared import Shared
+from legos.clients.constraints import Shared
 
 
 @pytest.mark.parametrize("use_threads", [False, True])

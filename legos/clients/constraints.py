@@ -1,11 +1,20 @@
-"""A cache of values that are slow to make, for coroutines of one event loop."""
+"""What requests allow, in the form that engines use: trees of choices and grammars, cached."""
 
 import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
 
-__all__ = ["Shared"]
+from legos.chat.tokenizer import ChatTokenizer
+from legos.records.choices import ChoiceNode, choice_tree, tree_bytes
+from legos.records.request import Grammar
+
+__all__ = ["Constraints", "Shared"]
+
+SMALL = 256  # characters of choices, whose tree is made at once
+TREES = 1 << 26  # bytes of trees that are kept
+GRAMMARS = 32  # number of grammars that are kept
+Legal = tuple[ChoiceNode | None, Grammar | None]
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -75,3 +84,43 @@ class Shared(Generic[K, V]):
         while self.size > self._most and len(self._values) > 1:
             self.size -= self._values.pop(next(iter(self._values)))[1]
         return made[0]
+
+
+class Constraints:
+    """The trees and grammars of one tokenizer."""
+
+    def __init__(self, tokenizer: ChatTokenizer, *, use_threads: bool) -> None:
+        """Start without any.
+
+        Args:
+            tokenizer: the model's tokenizer.
+            use_threads: make grammars and large trees on threads.
+        """
+        self._tokenizer = tokenizer
+        self.trees = Shared(self._tree, TREES, size_of=tree_bytes, use_threads=use_threads)
+        self._grammars = Shared(self._grammar, GRAMMARS, use_threads=use_threads)
+
+    def known(self, choices: tuple[str, ...], schema: str | None) -> Legal | None:
+        """The tree and the grammar of a request; None if they take long to make."""
+        if schema is not None or len("".join(choices)) > SMALL:
+            return None
+        return self.trees.at_once(choices) if choices else None, None
+
+    async def of(self, choices: tuple[str, ...], schema: str | None) -> Legal:
+        """The tree and the grammar of a request.
+
+        Raises:
+            RequestError: the schema or a choice cannot be used.
+        """
+        if (found := self.known(choices, schema)) is not None:
+            return found
+        tree = await self.trees.get(choices) if choices else None
+        return tree, None if schema is None else await self._grammars.get(schema)
+
+    def _tree(self, choices: tuple[str, ...]) -> ChoiceNode:
+        return choice_tree(self._tokenizer.encode_each(choices), end_ids=self._tokenizer.end_ids)
+
+    def _grammar(self, schema: str) -> Grammar:
+        from legos.chat.grammar import json_grammar  # slow to import, and rarely needed
+
+        return json_grammar(schema, self._tokenizer)
