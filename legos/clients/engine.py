@@ -17,9 +17,9 @@ from legos.chat.lengths import LengthCheck, is_long
 from legos.chat.stops import cut_at_stop, stop_test
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
-from legos.clients.called import Called
+from legos.clients.callback import Callback
 from legos.clients.constraints import Constraints
-from legos.clients.news import News
+from legos.clients.progress_queue import ProgressQueue
 from legos.errors import RequestError
 from legos.play.endpoint import EndpointHost
 from legos.protocols import Engine
@@ -92,8 +92,8 @@ class EngineClient:
         self._adapters: dict[int, str] = {}  # of requests that the engine has
         self._next = 0
         self._outbox: list[tuple[int, Request]] = []
-        self._waiting: dict[int, asyncio.Future[Generated] | Called] = {}
-        self._news: dict[int, News] = {}
+        self._waiting: dict[int, asyncio.Future[Generated] | Callback] = {}
+        self._news: dict[int, ProgressQueue] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._receive = self._deliver  # one object: the engine compares receivers
 
@@ -166,7 +166,7 @@ class EngineClient:
         request = replace(request, seed=seed)
         started = time.perf_counter()
         completion = partial(self._completion, request, sampling=sampling, started=started)
-        return self._enqueue(request, Called(completion, done))
+        return self._enqueue(request, Callback(completion, done))
 
     def cancel(self, number: int) -> None:
         """End a completion whose caller no longer waits; its ``done`` is not called."""
@@ -190,7 +190,7 @@ class EngineClient:
         started = time.perf_counter()
         request = await self._prepared(prompt, sampling, adapter, stream=True)
         number, future = self._ask(request)
-        news = self._news[number] = News(future)
+        news = self._news[number] = ProgressQueue(future)
         try:
             async with aclosing(news.read()) as parts:
                 async for part in parts:
@@ -299,7 +299,7 @@ class EngineClient:
         future: asyncio.Future[Generated] = asyncio.get_running_loop().create_future()
         return self._enqueue(request, future), future
 
-    def _enqueue(self, request: Request, answer: "asyncio.Future[Generated] | Called") -> int:
+    def _enqueue(self, request: Request, answer: "asyncio.Future[Generated] | Callback") -> int:
         """Queue a request for the submission of this turn of the loop; returns its number."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:

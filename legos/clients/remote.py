@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from legos.clients.pool import Pooled, ServerPool, all_done
-from legos.clients.prefixes import PrefixHomes
+from legos.clients.prefix_affinity import PrefixAffinity
 from legos.clients.request_check import RequestCheck
 from legos.errors import EngineError, LegosError, RequestError
 from legos.protocols import Deliver
@@ -104,7 +104,7 @@ class RemoteEngine:
             context: maximum number of prompt and completion tokens together.
         """
         self._pool = ServerPool(servers)
-        self._homes = PrefixHomes()
+        self._homes = PrefixAffinity()
         self._loader = loader
         self._check = RequestCheck(num_vocabulary=num_vocabulary, context=context)
         self._waiting: dict[tuple[Deliver, int], asyncio.Task[None]] = {}

@@ -14,7 +14,7 @@ import httpx
 import msgspec
 from httpx_sse import EventSource
 
-from legos.clients.gate import Gate
+from legos.clients.concurrency_limit import ConcurrencyLimit
 from legos.errors import EndpointError, EngineError, LegosError, NotFoundError, RequestError
 from legos.records.names import MODEL_HEADER
 
@@ -74,7 +74,7 @@ class _Pool(NamedTuple):
     """The connections of one event loop."""
 
     http: httpx.AsyncClient
-    gate: Gate
+    gate: ConcurrencyLimit
 
 
 class _AgainError(Exception):
@@ -93,7 +93,7 @@ class Transport:
     """Sends requests to one server.
 
     Each event loop has its own pool of connections, made with its first request. There are no more
-    requests at once than the server admits (``Gate``).
+    requests at once than the server admits (``ConcurrencyLimit``).
 
     Attributes:
         url: the address to which paths are appended.
@@ -300,7 +300,9 @@ class Transport:
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop)
         if pool is None:
-            pool = self._pools[loop] = _Pool(self._client(), Gate(self._max_connections))
+            pool = self._pools[loop] = _Pool(
+                self._client(), ConcurrencyLimit(self._max_connections)
+            )
         return pool
 
     def _client(self) -> httpx.AsyncClient:

@@ -61,8 +61,8 @@ def make_app(service: Service) -> FastAPI:
     for make_router, tag in (_OF_SEATS if service.seats_only else _ROUTERS).items():
         app.include_router(make_router(service), tags=[tag])
 
-    if service.lobby is not None:
-        app.include_router(episode_router(service, service.lobby), tags=["episodes"])
+    if service.matches is not None:
+        app.include_router(episode_router(service, service.matches), tags=["episodes"])
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:

@@ -10,7 +10,7 @@ from legos.errors import ArenaError
 from legos.play.endpoint import AgentSeat, Endpoint
 from legos.play.external_episode import ExternalEpisode
 from legos.server.listen import bind, serve_app
-from legos.server.lobby import Lobby
+from legos.server.matches import MatchQueue
 
 __all__ = ["HOST", "SeatHost"]
 
@@ -20,15 +20,15 @@ HOST = "127.0.0.1"
 class SeatHost:
     """Opens seats to other programs at an address of this machine, while there are any."""
 
-    def __init__(self, lobby: Lobby, app: Callable[[], FastAPI]) -> None:
+    def __init__(self, matches: MatchQueue, app: Callable[[], FastAPI]) -> None:
         """Prepare to serve.
 
         Args:
-            lobby: plays that another server offers; it has the keys that the application accepts.
+            matches: plays that another server offers; it has the keys that the application accepts.
             app: makes the application; called for each server, since one that ends rejects
                 requests from then on.
         """
-        self.lobby = lobby
+        self.matches = matches
         self._make_app = app
         self._server: _Server | None = None
 
@@ -41,7 +41,7 @@ class SeatHost:
         server.num_seats += 1
         try:
             url = await asyncio.shield(server.url)
-            with self.lobby.keys.given_to(seat) as key:
+            with self.matches.keys.given_to(seat) as key:
                 yield Endpoint(base_url=f"{url}/v1", api_key=key)
         finally:
             server.num_seats -= 1
@@ -55,12 +55,12 @@ class SeatHost:
         Raises:
             ArenaError: no server offers plays.
         """
-        if not self.lobby.serving:
+        if not self.matches.serving:
             raise ArenaError(
                 "this play waits for a program, but the run has no server where one could start "
                 "it; give --serve PORT"
             )
-        return self.lobby.offered(offer)
+        return self.matches.offered(offer)
 
 
 class _Server:

@@ -18,7 +18,7 @@ from legos.protocols import Client, Engine, Scorer
 from legos.records.message import Completion, Prompt, Sampling
 from legos.records.names import BASE, POLICY
 from legos.records.request import Generated, PlainRequest, Progress, Request
-from legos.server.lobby import Lobby, SeatKeys
+from legos.server.matches import MatchQueue, SeatKeys
 from legos.server.options import ServerOptions
 from legos.server.problems import LONGEST_NAME, GoneError, Problem, first_error
 from legos.server.prometheus import Metrics
@@ -73,7 +73,7 @@ class Service:
     lora_scale: float | None = None  # LoRA's multiplier for an adapter that does not state one
     options: ServerOptions = field(default_factory=ServerOptions)
     seats: SeatKeys = field(default_factory=SeatKeys)  # keys of seats of running plays
-    lobby: Lobby | None = None  # plays that programs can start; None: there are none
+    matches: MatchQueue | None = None  # plays that programs can start; None: there are none
     seats_only: bool = False  # True: only requests with such a key are answered
     reserved: Collection[str] = ()  # adapters that no request may load or drop
 

@@ -12,7 +12,7 @@ from legos.clients.engine import EngineClient
 from legos.device import ModelHandle
 from legos.protocols import Engine
 from legos.server.app import make_app
-from legos.server.lobby import Lobby, SeatKeys
+from legos.server.matches import MatchQueue, SeatKeys
 from legos.server.options import ServerOptions
 from legos.server.seats import HOST, SeatHost
 from legos.server.service import Service
@@ -59,7 +59,7 @@ def app_of(
     name: str,
     options: ServerOptions,
     scale: float | None = None,
-    lobby: Lobby | None = None,
+    matches: MatchQueue | None = None,
     seats_only: bool = False,
     reserved: Collection[str] = (),
     client: EngineClient | None = None,
@@ -72,7 +72,7 @@ def app_of(
         name: name of the base model in the API.
         options: limits on requests, keys and logging.
         scale: LoRA scale of uploaded adapters that do not state one; None: the handle's.
-        lobby: plays that programs can start, and the keys of seats of running plays.
+        matches: plays that programs can start, and the keys of seats of running plays.
         seats_only: answer only requests with such a key, and start no play.
         reserved: names of adapters that no request may load or drop.
         client: a client of the engine; None: a new one.
@@ -89,8 +89,8 @@ def app_of(
         tools=handle.tool_format,
         lora_scale=scale,
         options=options,
-        seats=SeatKeys() if lobby is None else lobby.keys,
-        lobby=None if seats_only else lobby,
+        seats=SeatKeys() if matches is None else matches.keys,
+        matches=None if seats_only else matches,
         seats_only=seats_only,
         reserved=reserved,
     )
@@ -107,13 +107,13 @@ def seat_host(handle: ModelHandle, engine: Engine) -> SeatHost:
         handle: the model.
         engine: its engine.
     """
-    lobby = Lobby(SeatKeys())
+    matches = MatchQueue(SeatKeys())
     options = ServerOptions.for_host(
         HOST, api_key=None, max_queue=NO_LIMIT, request_timeout_s=NO_LIMIT
     )
 
     def app() -> FastAPI:
         name = handle.folder.name
-        return app_of(handle, engine, name=name, options=options, lobby=lobby, seats_only=True)
+        return app_of(handle, engine, name=name, options=options, matches=matches, seats_only=True)
 
-    return SeatHost(lobby, app)
+    return SeatHost(matches, app)

@@ -15,7 +15,7 @@ from legos.chat.incremental import TextStream
 from legos.chat.stops import cut_at_stop, stop_test
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.clients.engine import EngineClient
-from legos.clients.news import MOST_PARTS
+from legos.clients.progress_queue import MOST_PARTS
 from legos.errors import RequestError
 from legos.fakes import FakeEngine
 from legos.records.message import Completion, Filters, Sampling

@@ -21,7 +21,7 @@ from legos.records.message import Message
 from legos.records.request import Request
 from legos.records.sample import samples_of_rollout
 from legos.server.app import make_app
-from legos.server.lobby import Lobby, SeatKeys
+from legos.server.matches import MatchQueue, SeatKeys
 from legos.server.options import ServerOptions
 from legos.server.seats import SeatHost
 from legos.server.service import Service
@@ -87,7 +87,7 @@ def play(tokenizer: ChatTokenizer) -> Callable[..., tuple[Episode, FakeEngine]]:
             return found
 
         engine = FakeEngine(answer, hold=hold)
-        lobby = Lobby(SeatKeys())
+        matches = MatchQueue(SeatKeys())
 
         def app() -> Any:
             return make_app(
@@ -98,12 +98,12 @@ def play(tokenizer: ChatTokenizer) -> Callable[..., tuple[Episode, FakeEngine]]:
                     model="small",
                     context=512,
                     options=ServerOptions.for_host("127.0.0.1", api_key=None),
-                    seats=lobby.keys,
+                    seats=matches.keys,
                     seats_only=True,
                 )
             )
 
-        host = SeatHost(lobby, app)
+        host = SeatHost(matches, app)
         client = EngineClient(engine, tokenizer, endpoints=lambda: host)
         arena = Hosted(agent, **settings)
         arena.client = client

@@ -27,7 +27,7 @@ from tiny_folders import write_tiny_model
 from legos.apps.served_run import DRAIN_S
 from legos.cli import commands, main
 from legos.clients.constraints import TREES
-from legos.clients.news import MOST_PARTS
+from legos.clients.progress_queue import MOST_PARTS
 from legos.device import ModelHandle
 from legos.errors import AdapterError
 from legos.records.message import MAX_ALTERNATIVES, MAX_BIAS

@@ -15,8 +15,8 @@ from legos.records.message import Completion, Continuation
 from legos.records.request import Progress
 from legos.server.bodies import JsonRoute
 from legos.server.endpoints.chat_body import ChatBody, ChatPrompt
-from legos.server.endpoints.chat_message import Manner, ReplyReader
-from legos.server.endpoints.generation import Asked, Fields, respond
+from legos.server.endpoints.chat_message import ReplyFormat, ReplyReader
+from legos.server.endpoints.generation import Fields, GenerationRequest, respond
 from legos.server.endpoints.token_fields import TokenReport, token_fields
 from legos.server.problems import Problem
 from legos.server.service import LONG, Service
@@ -37,7 +37,7 @@ def chat_router(service: Service) -> APIRouter:
     )
     async def chat(body: ChatBody, request: Request) -> Response:
         """Answer a chat."""
-        asked, manner = await _asked(service, body, request.scope.get("seat"))
+        asked, form = await _asked(service, body, request.scope.get("seat"))
         return await respond(
             service,
             request,
@@ -45,7 +45,7 @@ def chat_router(service: Service) -> APIRouter:
             asked,
             kind=("chat.completion", "chat.completion.chunk"),
             prefix="chatcmpl",
-            reply=lambda _: _ChatReply(service, body, manner),
+            reply=lambda _: _ChatReply(service, body, form),
         )
 
     return router
@@ -84,7 +84,9 @@ async def render_prompt(
     return tokenizer.render(given)
 
 
-async def _asked(service: Service, body: ChatBody, seat: AgentSeat | None) -> tuple[Asked, Manner]:
+async def _asked(
+    service: Service, body: ChatBody, seat: AgentSeat | None
+) -> tuple[GenerationRequest, ReplyFormat]:
     """Check a body; returns what is sampled, and how the answers are parsed.
 
     Args:
@@ -126,7 +128,7 @@ async def _asked(service: Service, body: ChatBody, seat: AgentSeat | None) -> tu
         alternatives=(body.top_logprobs or 0) if body.logprobs else None,
         json_schema=call_schema(tools) if forced else None,
     )
-    manner = Manner(
+    form = ReplyFormat(
         thinking=service.tokenizer.opens_thinking(prompt) and sampling.json_schema is None,
         tools=tuple(tools),
         form=service.tools if tools else None,
@@ -136,14 +138,14 @@ async def _asked(service: Service, body: ChatBody, seat: AgentSeat | None) -> tu
     if question is not None:
         given = body.temperature if "temperature" in body.model_fields_set else None
         sampling = question.sampling(sampling, given)
-    asked = Asked(
+    asked = GenerationRequest(
         source=question or service.source,
         prompts=[prompt],
         samplings=[sampling],
         adapter=adapter,
         num_answers=body.n or 1,
     )
-    return asked, manner
+    return asked, form
 
 
 def _question(seat: AgentSeat, body: ChatBody, tools: Sequence[Any]) -> Question:
@@ -162,8 +164,8 @@ def _question(seat: AgentSeat, body: ChatBody, tools: Sequence[Any]) -> Question
 class _ChatReply:
     """One answer as a message, or as the parts of one."""
 
-    def __init__(self, service: Service, body: ChatBody, manner: Manner) -> None:
-        self._reader = ReplyReader(service.tokenizer, manner)
+    def __init__(self, service: Service, body: ChatBody, form: ReplyFormat) -> None:
+        self._reader = ReplyReader(service.tokenizer, form)
         self._body = body
         self._report = TokenReport(service.token_bytes, raw=body.raw)
         self._begun = False

@@ -16,10 +16,10 @@ from legos.chat.tools import ToolFormat, called
 from legos.records.message import Completion, ToolCall
 from legos.records.request import Progress
 
-__all__ = ["Manner", "ReplyReader"]
+__all__ = ["ReplyFormat", "ReplyReader"]
 
 
-class Manner(Struct, frozen=True, kw_only=True):
+class ReplyFormat(Struct, frozen=True, kw_only=True):
     """How replies are parsed."""
 
     thinking: bool  # True if the reply begins as thinking
@@ -36,23 +36,23 @@ class ReplyReader:
         num_calls: number of tool calls so far.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer, manner: Manner) -> None:
-        self._manner = manner
-        self._decode = reply_decoder(tokenizer, manner.form)
-        self._text = TextStream(self._decode, manner.stop)
-        form = None if manner.forced else manner.form
-        self._parser = ReplyParser(thinking=manner.thinking, form=form, tools=manner.tools)
+    def __init__(self, tokenizer: ChatTokenizer, reply: ReplyFormat) -> None:
+        self._format = reply
+        self._decode = reply_decoder(tokenizer, reply.form)
+        self._text = TextStream(self._decode, reply.stop)
+        form = None if reply.forced else reply.form
+        self._parser = ReplyParser(thinking=reply.thinking, form=form, tools=reply.tools)
         self.num_calls = 0
 
     def push(self, progress: Progress) -> dict[str, Any]:
         """Parse new tokens; returns the new parts of the message."""
         text = self._text.push(progress.token_ids)
-        return {} if self._manner.forced else self._fields(self._parser.push(text))
+        return {} if self._format.forced else self._fields(self._parser.push(text))
 
     def finish(self, completion: Completion) -> dict[str, Any]:
         """End the reply; returns the parts that were not returned yet."""
-        text = cut_at_stop(self._decode(completion.token_ids), self._manner.stop)
-        if self._manner.forced:
+        text = cut_at_stop(self._decode(completion.token_ids), self._format.stop)
+        if self._format.forced:
             call = _forced_call(text)
             return {"content": text} if call is None else {"tool_calls": [self._call(call)]}
         rest = self._text.finish(text)

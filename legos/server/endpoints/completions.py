@@ -13,7 +13,7 @@ from legos.chat.incremental import TextStream
 from legos.records.message import MAX_ALTERNATIVES, Completion
 from legos.records.request import Progress
 from legos.server.bodies import ONE_ERROR, Ids, JsonRoute
-from legos.server.endpoints.generation import Asked, Fields, respond
+from legos.server.endpoints.generation import Fields, GenerationRequest, respond
 from legos.server.endpoints.sampling import SamplingFields
 from legos.server.endpoints.token_fields import TokenReport, token_fields
 from legos.server.problems import Problem
@@ -80,7 +80,7 @@ def completion_router(service: Service) -> APIRouter:
     return router
 
 
-async def _asked(service: Service, body: CompletionBody) -> Asked:
+async def _asked(service: Service, body: CompletionBody) -> GenerationRequest:
     """Check a body; returns what is sampled."""
     if service.options.log_prompts:
         logger.info("completion %s", body.model_dump_json(include={"prompt"}))
@@ -94,7 +94,7 @@ async def _asked(service: Service, body: CompletionBody) -> Asked:
     )
     # Without a seed, equal prompts of one request get different random seeds.
     samplings = [msgspec.structs.replace(sampling, seed=body.first_seed()) for _ in prompts]
-    return Asked(
+    return GenerationRequest(
         source=service.source,
         prompts=prompts,
         samplings=samplings,

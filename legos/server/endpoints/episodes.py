@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from legos.errors import ArenaError, RewardError
 from legos.server.bodies import Body, JsonRoute, Text
-from legos.server.lobby import Lobby
+from legos.server.matches import MatchQueue
 from legos.server.problems import Problem
 from legos.server.service import Service
 
@@ -39,14 +39,14 @@ class RewardBody(Body):
         return self
 
 
-def episode_router(service: Service, lobby: Lobby) -> APIRouter:
+def episode_router(service: Service, matches: MatchQueue) -> APIRouter:
     """The endpoints."""
     router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/episodes")
     async def start(body: StartBody, request: Request) -> dict[str, Any]:
         """Start an episode: take a play that waits for a program."""
-        offer = await service.attend(request.receive, lobby.start(body.wait_s))
+        offer = await service.attend(request.receive, matches.start(body.wait_s))
         task = offer.task
         return {
             "id": offer.id,
@@ -60,7 +60,7 @@ def episode_router(service: Service, lobby: Lobby) -> APIRouter:
     @router.post("/v1/episodes/{episode}/reward")
     async def reward(episode: str, body: RewardBody) -> dict[str, Any]:
         """End an episode with its rewards, or as failed."""
-        offer = lobby.find(episode)
+        offer = matches.find(episode)
         try:
             if body.error is not None:
                 offer.fail(body.error)

@@ -26,7 +26,7 @@ from legos.server.endpoints.sampling import SamplingFields, with_seed
 from legos.server.problems import GoneError, Problem, problem_of
 from legos.server.service import Sampler, Service, together
 
-__all__ = ["Asked", "EventStream", "Fields", "Reply", "check_alternatives", "respond"]
+__all__ = ["EventStream", "Fields", "GenerationRequest", "Reply", "check_alternatives", "respond"]
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class EventStream(Response):
         await write(b"data: [DONE]\n\n", more=False)
 
 
-class Asked(Struct, frozen=True, kw_only=True):
+class GenerationRequest(Struct, frozen=True, kw_only=True):
     """One request: its prompts, and how each of its answers is sampled."""
 
     source: Sampler  # samples the answers
@@ -142,7 +142,7 @@ async def respond(
     service: Service,
     request: Request,
     body: SamplingFields,
-    asked: Asked,
+    asked: GenerationRequest,
     *,
     kind: tuple[str, str],
     prefix: str,
@@ -223,7 +223,9 @@ def check_alternatives(total: int) -> None:
         )
 
 
-async def _complete_all(service: Service, request: Request, asked: Asked) -> Sequence[Completion]:
+async def _complete_all(
+    service: Service, request: Request, asked: GenerationRequest
+) -> Sequence[Completion]:
     """All answers, in order."""
     each = asked.each
     with service.admitted(len(each)):
@@ -234,7 +236,9 @@ async def _complete_all(service: Service, request: Request, asked: Asked) -> Seq
 
 
 async def _stream_all(
-    service: Service, asked: Asked, pass_on: Callable[[int, Progress | Completion], Awaitable[None]]
+    service: Service,
+    asked: GenerationRequest,
+    pass_on: Callable[[int, Progress | Completion], Awaitable[None]],
 ) -> Sequence[Completion]:
     """Pass on the tokens of all answers as they are sampled, then each whole answer."""
     started = time.perf_counter()
@@ -259,7 +263,7 @@ async def _stream_all(
     return completions
 
 
-def _usage(asked: Asked, completions: Sequence[Completion]) -> dict[str, int]:
+def _usage(asked: GenerationRequest, completions: Sequence[Completion]) -> dict[str, int]:
     """Token counts; a prompt counts once, even if it has several answers."""
     prompt = sum(map(len, asked.prompts))
     sampled = sum(len(completion.token_ids) for completion in completions)

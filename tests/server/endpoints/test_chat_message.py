@@ -29,7 +29,7 @@ WEATHER = {
 }
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Bonn"}}</tool_call>'
 CHAT = [{"role": "user", "content": "Weather in Bonn?"}]
-# In the manner of Qwen: mlx-lm finds the form of tool calls in it.
+# In the form of Qwen: mlx-lm finds the form of tool calls in it.
 TEMPLATE = (
     "{%- if tools %}{{- '<|system|>' + (tools | tojson) + '<|end|>' }}{%- endif %}"
     "{%- for message in messages %}{{- '<|user|>' if message.role == 'user' else '<|assistant|>' }}"

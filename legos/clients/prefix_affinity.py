@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
-__all__ = ["PrefixHomes"]
+__all__ = ["PrefixAffinity"]
 
 BLOCK = 32  # tokens; beginnings are compared in steps of so many
 MOST_BLOCKS = 1 << 16  # that are remembered, the newest
 
 
-class PrefixHomes:
+class PrefixAffinity:
     """Remembers where prompts were sent, so that a conversation returns to its prefix.
 
     A prompt returns to where the longest known beginning of it was sent, if that is at least half

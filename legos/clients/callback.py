@@ -6,10 +6,10 @@ from typing import Any
 from legos.records.message import Completion
 from legos.records.request import Generated
 
-__all__ = ["Called"]
+__all__ = ["Callback"]
 
 
-class Called:
+class Callback:
     """The receiver of one answer that calls a function, where a future would wake a coroutine."""
 
     __slots__ = ("_completion", "_done")

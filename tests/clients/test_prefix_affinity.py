@@ -4,13 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legos.clients import prefixes
-from legos.clients.prefixes import BLOCK, PrefixHomes
+from legos.clients.prefix_affinity import BLOCK, PrefixAffinity
 
 RULES = tuple(range(2 * BLOCK))
 
 
 def test_a_conversation_returns_and_shared_rules_alone_do_not_bind() -> None:
-    homes = PrefixHomes()
+    homes = PrefixAffinity()
     first = (*RULES, *range(500, 500 + 3 * BLOCK))
     homes.settle("policy", first, 1)
     assert homes.find("policy", (*first, *range(900, 900 + BLOCK))) == 1
@@ -23,7 +23,7 @@ def test_a_conversation_returns_and_shared_rules_alone_do_not_bind() -> None:
 
 
 def test_the_oldest_are_forgotten() -> None:
-    homes = PrefixHomes()
+    homes = PrefixAffinity()
     blocks = prefixes.MOST_BLOCKS
     for number in range(blocks // 2 + 1):
         homes.settle("policy", (number,) * 2 * BLOCK, 0)
@@ -33,7 +33,7 @@ def test_the_oldest_are_forgotten() -> None:
 
 @given(st.lists(st.integers(0, 3), max_size=4 * BLOCK), st.integers(0, 5))
 def test_a_prompt_finds_itself_where_it_has_blocks(ids: list[int], server: int) -> None:
-    homes = PrefixHomes()
+    homes = PrefixAffinity()
     homes.settle("policy", ids, server)
     known = len(ids) // BLOCK * BLOCK
     expected = server if known and 2 * known >= len(ids) else None

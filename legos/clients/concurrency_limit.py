@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 
 from anyio import CapacityLimiter
 
-__all__ = ["Gate"]
+__all__ = ["ConcurrencyLimit"]
 
 GROW_S = 10.0  # time without a refusal after which more requests at once are tried
 
 
-class Gate:
+class ConcurrencyLimit:
     """Admits requests, the first ones first; all methods belong to one event loop.
 
     Each refusal (status 429) lowers the number of simultaneous requests to those that the server

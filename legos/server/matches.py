@@ -9,7 +9,7 @@ from legos.play.endpoint import ENDED, AgentSeat
 from legos.play.external_episode import ExternalEpisode
 from legos.server.problems import Problem
 
-__all__ = ["Lobby", "SeatKeys"]
+__all__ = ["MatchQueue", "SeatKeys"]
 
 PREFIX = "seat-"  # distinguishes the key of a seat from that of a server
 
@@ -44,7 +44,7 @@ class SeatKeys:
         return seat
 
 
-class Lobby:
+class MatchQueue:
     """The plays that a server offers to programs.
 
     Attributes:

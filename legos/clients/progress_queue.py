@@ -5,12 +5,12 @@ from collections.abc import AsyncGenerator
 
 from legos.records.request import Generated, Progress
 
-__all__ = ["News"]
+__all__ = ["ProgressQueue"]
 
 MOST_PARTS = 256  # that wait for the reader; also tokens of a part of the rest
 
 
-class News:
+class ProgressQueue:
     """The tokens of one completion that wait for its reader.
 
     A reader that falls far behind gets the rest once the completion has ended, from its record,
