@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from legos.play.endpoint import AgentSeat
 from legos.records.names import MODEL_HEADER
+from legos.server.matches import play_ended
 from legos.server.problems import Problem
 from legos.server.service import Service
 
@@ -188,9 +189,11 @@ class _Exchange:
         """
         latest = None if self._whole else min(self._now() + self._pause_s, self._latest)
         try:
-            async with asyncio.timeout_at(latest):
-                message = await self._receive()
+            async with asyncio.timeout_at(latest) as deadline:
+                message = await self._receive_until(deadline)
         except TimeoutError as error:
+            if self.seat is not None and self.seat.ended:
+                raise play_ended() from error
             self.bound = "body"
             raise _closing(408, "the rest of the body did not come") from error
         self.hung_up |= message["type"] == "http.disconnect" and self.status is None
@@ -200,6 +203,16 @@ class _Exchange:
             raise _too_large(self._limit)
         self._whole = not message.get("more_body", False)
         return message
+
+    async def _receive_until(self, deadline: asyncio.Timeout) -> Message:
+        """Receive; the deadline also expires when the seat is closed."""
+        if self.seat is None:
+            return await self._receive()
+        self.seat.deadlines.add(deadline)
+        try:
+            return await self._receive()
+        finally:
+            self.seat.deadlines.discard(deadline)
 
     def report_to_seat(self) -> None:
         """Tell the seat why its request was answered with an error, if it was."""

@@ -9,7 +9,7 @@ from legos.play.endpoint import ENDED, AgentSeat
 from legos.play.external_episode import ExternalEpisode
 from legos.server.problems import Problem
 
-__all__ = ["MatchQueue", "SeatKeys"]
+__all__ = ["MatchQueue", "SeatKeys", "play_ended"]
 
 PREFIX = "seat-"  # distinguishes the key of a seat from that of a server
 
@@ -40,8 +40,13 @@ class SeatKeys:
             return None
         seat = self._seats.get(key)
         if seat is None or seat.ended:
-            raise Problem(401, ENDED, code="play_ended", headers={"x-should-retry": "false"})
+            raise play_ended()
         return seat
+
+
+def play_ended() -> Problem:
+    """The error of a request whose play has ended."""
+    return Problem(401, ENDED, code="play_ended", headers={"x-should-retry": "false"})
 
 
 class MatchQueue:
