@@ -64,23 +64,28 @@ def read_json_upload(body: bytearray) -> tuple[AdapterUpload, bytearray]:
     """
     try:
         fields = msgspec.structs.asdict(msgspec.json.decode(body, type=_Fields))
-        weights = fields.pop("weights")
+        weights = bytes(fields.pop("weights"))
         if sum(map(len, fields.values())) > _MOST_OTHERS:
             raise Problem(413, f"the fields besides weights take more than {_MOST_OTHERS} bytes")
         upload = AdapterUpload.model_validate_json(msgspec.json.encode(fields))
-        if bytes(weights) in (b"null", b'""'):
-            return upload, bytearray()
-        text = bytes(weights)[1:-1].replace(b"\\/", b"/")
-        decoded = bytearray()
-        for start in range(0, len(text), _PIECE):  # one call would hold the interpreter's lock
-            decoded += a2b_base64(text[start : start + _PIECE], strict_mode=True)
-        return upload, decoded
     except ValidationError as error:
         raise invalid(error, AdapterUpload.model_fields) from error
     except (msgspec.MsgspecError, RecursionError) as error:
         raise Problem(400, f"the body is no JSON of an upload: {error}") from error
+    if weights == b"null":
+        return upload, bytearray()
+    return upload, _unbase64(weights[1:-1].replace(b"\\/", b"/"))
+
+
+def _unbase64(text: bytes) -> bytearray:
+    """Decode base64 in pieces; one call for all would hold the interpreter's lock."""
+    decoded = bytearray()
+    try:
+        for start in range(0, len(text), _PIECE):
+            decoded += a2b_base64(text[start : start + _PIECE], strict_mode=True)
     except ValueError as error:
         raise Problem(400, "weights are no base64", param="weights") from error
+    return decoded
 
 
 def adapter_of(upload: AdapterUpload, weights: bytearray, service: Service) -> Adapter:
