@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from legos.clients.health import healthy as answers
+from legos.clients.health import healthy
 from legos.errors import EngineError
 from legos.remote.process import ServerProcess
 
@@ -33,7 +33,7 @@ class GivenServer:
         Raises:
             EngineError: it does not within the time to wait.
         """
-        if not await healthy(self.url, within_s=self._wait_s):
+        if not await _answers_within(self.url, within_s=self._wait_s):
             raise EngineError(
                 f"the vLLM server at {self.url} has not answered for {self._wait_s:g} s "
                 f"({failure}); start it again"
@@ -54,7 +54,7 @@ class OwnServer:
             EngineError: it cannot be started; the message shows the end of its log.
         """
         process = self._process
-        if await healthy(self.url, within_s=SETTLE_S, useful=lambda: process.running):
+        if await _answers_within(self.url, within_s=SETTLE_S, useful=lambda: process.running):
             return
         try:
             await asyncio.to_thread(process.restart)
@@ -62,11 +62,13 @@ class OwnServer:
             raise EngineError(f"{error}\nIt was started again because: {failure}") from failure
 
 
-async def healthy(url: str, *, within_s: float, useful: Callable[[], bool] = lambda: True) -> bool:
+async def _answers_within(
+    url: str, *, within_s: float, useful: Callable[[], bool] = lambda: True
+) -> bool:
     """Whether a server answers ``/health`` within some time, while waiting is useful."""
     deadline = time.monotonic() + within_s
     while useful():
-        if await answers(url):
+        if await healthy(url):
             return True
         if time.monotonic() >= deadline:
             return False
