@@ -304,6 +304,7 @@ class EngineClient:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop, self._outbox, self._waiting, self._news = loop, [], {}, {}
+            self._adapters = {}
         if not self._outbox:
             loop.call_soon(self._gather if self._use_threads else self._flush)
         self._next += 1
