@@ -12,7 +12,7 @@ from legos.clients.answers import check_version, scores_of
 from legos.clients.health import healthy
 from legos.clients.lists import RequestLists
 from legos.clients.recovery import Recovery
-from legos.clients.transport import Transport, api_root, server_name, server_root
+from legos.clients.transport import Transport, api_root, server_name
 from legos.clients.wire import MSGPACK, RequestBatch, generated_of
 from legos.errors import EngineError, NotFoundError
 from legos.records.names import adapter_name
@@ -143,7 +143,7 @@ class LegosServer:
         post = partial(
             self._transport.request,
             "POST",
-            f"{server_root(self._url)}/engine/generate",
+            "/engine/generate",
             partial(generated_of, count=len(asked)),
             content=msgspec.msgpack.encode(batch),
             headers={"content-type": MSGPACK},

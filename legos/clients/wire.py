@@ -1,4 +1,4 @@
-"""The MessagePack form in which our own processes ask a server of ours (``POST /engine/generate``).
+"""The MessagePack form in which our own processes ask a server of ours (``POST /v1/engine/generate``).
 
 A body has the requests that differ only in prompt and seed; the answer is a list of ``Generated``.
 """

@@ -1,4 +1,4 @@
-"""``POST /engine/generate``: requests of our own processes, in MessagePack."""
+"""``POST /v1/engine/generate``: requests of our own processes, in MessagePack."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ def engine_router(service: Service) -> APIRouter:
     """The endpoint."""
     router = APIRouter()
 
-    @router.post("/engine/generate", include_in_schema=False)
+    @router.post("/v1/engine/generate", include_in_schema=False)
     async def generate(request: Request) -> Response:
         """Sample the completions of a batch."""
         data = await request.body()
