@@ -1,6 +1,7 @@
-"""The MessagePack form in which our own processes ask a server of ours (``POST /v1/engine/generate``).
+"""The MessagePack form in which our own processes ask a server of ours.
 
-A body has the requests that differ only in prompt and seed; the answer is a list of ``Generated``.
+The route is ``POST /v1/engine/generate``. A body has the requests that differ only in prompt and
+seed; the answer is a list of ``Generated``.
 """
 
 from collections.abc import Sequence
