@@ -13,16 +13,14 @@ from accounts import checked_ledger
 from stored_plays import timeless_plays
 
 from legos.arena.arena import Arena
-from legos.config.schema import LoopConfig
+from legos.config.schema import LoopConfig, TrainingConfig
 from legos.credit import GRPOCredit, RAECredit
 from legos.fakes import Asked, FakeBackend, FakePublisher, ScriptedClient
 from legos.loop.mix import Mix
-from legos.loop.trainer import PolicyTrainer, StepSettings
-from legos.losses.objective import Objective
+from legos.loop.trainer import PolicyTrainer
 from legos.play.table import Table
 from legos.records.episode import Episode, Task
 from legos.records.names import POLICY
-from legos.records.step import Update
 from legos.run.checkpoint import newest_whole, read_state
 from legos.run.folder import RunFolder
 from legos.run.run import Run
@@ -103,14 +101,13 @@ class Inline(Executor):
         return future
 
 
-def step_settings(limit: int, *, samples: int = 10) -> StepSettings:
+def step_settings(limit: int, *, samples: int = 10) -> TrainingConfig:
     """The settings of a step; their schedule shows which step an update belongs to."""
-    return StepSettings(
-        min_samples=samples,
+    return TrainingConfig(
+        min_samples_per_step=samples,
         staleness_limit=limit,
-        normalisation="token",
-        objective=lambda step, num_steps: Objective(),
-        update=lambda step, num_steps: Update(learning_rate=1.0 - step / num_steps),
+        learning_rate=1.0,
+        learning_rate_end_fraction=0.0,
     )
 
 

@@ -7,11 +7,12 @@ from typing import Any, Literal, Self, cast
 
 from pydantic import model_validator
 
-from legos.config.schedule import Schedule
+from legos.config.schedule import linear
 from legos.config.setting import Settings, knob
 from legos.errors import ConfigError
+from legos.loop.select import Selection
 from legos.losses.kl import KlEstimator
-from legos.losses.objective import Anchor, check_ratio
+from legos.losses.objective import Anchor, Objective, check_ratio
 from legos.losses.policy import LOSSES, ImportanceSampling, LossSpec, PolicyLoss
 
 __all__ = ["ObjectiveSettings"]
@@ -160,10 +161,31 @@ class ObjectiveSettings(Settings):
             )
         return self
 
-    @property
-    def entropy(self) -> Schedule:
-        """The weight of the entropy bonus over the run."""
-        return Schedule(self.entropy_coef, self.entropy_coef_end, self.entropy_steps)
+    def objective(self, step: int, num_steps: int) -> Objective:
+        """The objective of a step of a run of ``num_steps``."""
+        high = self.clip_range if self.clip_range_high is None else self.clip_range_high
+        length = self.entropy_steps or num_steps
+        return Objective(
+            loss=self.policy_loss,
+            anchor=self.ratio_anchor,
+            icepop=self.icepop,
+            clip_low=self.clip_range,
+            clip_high=high,
+            kl_estimator=self.kl_estimator,
+            kl_coef=self.kl_coef,
+            ema_kl_coef=self.ema_kl_coef,
+            entropy_coef=linear(
+                self.entropy_coef, self.entropy_coef_end, step=step, num_steps=length
+            ),
+        )
+
+    def selection(self, num_vocabulary: int | None = None) -> Selection:
+        """Which samples are trained on, for a model with this vocabulary."""
+        return Selection(
+            overlong=self.overlong_filter,
+            zero_advantage=self.zero_advantage == "remove",
+            num_vocabulary=num_vocabulary,
+        )
 
     def _check_kl_server(self) -> None:
         """Refuse settings of the reference that its servers do not compute."""

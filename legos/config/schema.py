@@ -13,11 +13,12 @@ from pydantic import model_validator
 from legos.config.objective import ObjectiveSettings
 from legos.config.places import check_places
 from legos.config.play import MixedArena, PlayConfig, check_play
+from legos.config.schedule import linear
 from legos.config.setting import Settings, knob
 from legos.errors import ConfigError
 from legos.loop.deficits import Spill, check_shares
 from legos.records.limits import EngineLimits
-from legos.records.step import MICRO_BATCH_TOKENS
+from legos.records.step import MICRO_BATCH_TOKENS, Update
 
 __all__ = [
     "GenerationConfig",
@@ -74,6 +75,16 @@ class TrainingConfig(ObjectiveSettings):
     use_dora: bool = knob(False)
     """DoRA: learn the length of every adapted row besides LoRA. Steps take 10 to 20 % longer;
     mixtures of experts are refused."""
+
+    def update(self, step: int, num_steps: int) -> Update:
+        """How the gradients of a step of a run of ``num_steps`` are applied."""
+        warm = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
+        end = self.learning_rate * self.learning_rate_end_fraction
+        return Update(
+            learning_rate=warm * linear(self.learning_rate, end, step=step, num_steps=num_steps),
+            ema_decay=self.ema_decay if self.ema_kl_coef else None,
+            kl_refresh_steps=self.kl_refresh_steps,
+        )
 
 
 class GenerationConfig(Settings):

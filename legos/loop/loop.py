@@ -141,13 +141,16 @@ def batcher_of(
             trainer.ledger,
             tasks_per_step=arena.tasks_per_step,
             staleness_limit=limit,
-            select=settings.select,
+            select=trainer.select,
             max_failed_share=max_failed_share,
         )
         for name, arena in mix.arenas.items()
     ]
     return Batcher(
-        buffers, min_samples=settings.min_samples, staleness_limit=limit, deficits=mix.deficits
+        buffers,
+        min_samples=settings.min_samples_per_step,
+        staleness_limit=limit,
+        deficits=mix.deficits,
     )
 
 

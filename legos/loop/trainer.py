@@ -7,9 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -37,17 +36,36 @@ References = Callable[[Sequence[Sample]], "Future[list[Sample]]"]
 """Samples -> the same with reference log-probabilities; ``clients.references`` asks servers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSettings:
-    """Settings that turn samples into an optimiser step."""
+class StepSettings(Protocol):
+    """What turns samples into an optimiser step; ``legos.TrainingConfig`` has it."""
 
-    min_samples: int  # minimum number of samples for one step
-    staleness_limit: int  # maximum staleness of a token, in optimiser steps
-    normalisation: LossNormalisation
-    objective: Callable[[int, int], Objective]  # step, number of steps -> this step's objective
-    update: Callable[[int, int], Update]  # step, number of steps -> how this step is applied
-    clip_skip_threshold: float = 0.3  # a step that clips a larger share of tokens is not applied
-    select: Selection = KEEP_ALL  # selects the samples of a batch that are trained on
+    @property
+    def min_samples_per_step(self) -> int:
+        """Minimum number of samples for one step without a token budget."""
+        ...
+
+    @property
+    def staleness_limit(self) -> int:
+        """Maximum staleness of a token, in optimiser steps."""
+        ...
+
+    @property
+    def loss_normalisation(self) -> LossNormalisation:
+        """What counts the same in the loss."""
+        ...
+
+    @property
+    def skip_threshold(self) -> float:
+        """A step that clips a larger share of its tokens is not applied."""
+        ...
+
+    def objective(self, step: int, num_steps: int) -> Objective:
+        """The objective of a step of a run of ``num_steps``."""
+        ...
+
+    def update(self, step: int, num_steps: int) -> Update:
+        """How the gradients of that step are applied."""
+        ...
 
 
 class _Part(NamedTuple):
@@ -84,6 +102,7 @@ class PolicyTrainer:
         settings: StepSettings,
         *,
         policies: Sequence[str] = (POLICY,),
+        select: Selection = KEEP_ALL,
         gather: Gather | None = None,
         references: References | None = None,
     ) -> None:
@@ -94,6 +113,7 @@ class PolicyTrainer:
             publisher: loads adapters into the engines.
             settings: settings of a step, the same for all policies.
             policies: names of the adapters that the backend trains, at least one.
+            select: selects the samples of a group that are trained on.
             gather: collects the samples of all processes; each process then trains on all samples
                 and counts its own tokens. None: this process trains alone.
             references: computes reference log-probabilities; None: the backend does.
@@ -101,6 +121,7 @@ class PolicyTrainer:
         self.backend = backend
         self.publisher = publisher
         self.settings = settings
+        self.select = select
         self.policies = tuple(policies)
         self.ledger = Ledger()
         self.metrics: Metrics = {}
@@ -136,7 +157,7 @@ class PolicyTrainer:
             TrainerError: no sample is left to train on.
         """
         live, before = self.versions, self.ledger.state()
-        selected, reasons = self.settings.select(batch)
+        selected, reasons = self.select(batch)
         kept, future = only(selected, lambda s: s.newest_version <= live.get(s.policy, math.inf))
         left_out = Counter(reasons) + Counter(future=future)
         self.ledger.generated += batch.tokens_generated
@@ -198,12 +219,12 @@ class PolicyTrainer:
             samples = yield self._gather(samples, self.version)
         parts: list[_Part] = []
         for policy, of_policy in self._by_policy(samples, left_out).items():
-            weights = normalisation_weights(of_policy, settings.normalisation)
+            weights = normalisation_weights(of_policy, settings.loss_normalisation)
             found: PassResult = yield self.backend.forward_backward(
                 of_policy, weights, objective, policy=policy, stop=stop
             )
             metrics = step_metrics(found.loss, found.sums, found.grad_norm)
-            reason = skip_reason(metrics, clip_skip_threshold=settings.clip_skip_threshold)
+            reason = skip_reason(metrics, clip_skip_threshold=settings.skip_threshold)
             if reason is not None:
                 level = logging.WARNING if reason == "non_finite" else logging.INFO
                 logger.log(level, "update of %s left out: %s, %s", policy, reason, metrics)

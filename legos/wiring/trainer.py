@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from legos.clients.engine import EngineClient
 from legos.clients.pool import all_done
-from legos.config.schedule import linear
 from legos.config.schema import RunConfig, TrainingConfig
 from legos.device import LocalEngine, ModelHandle
 from legos.errors import AdapterError, ConfigError
-from legos.loop.select import Selection
-from legos.loop.trainer import PolicyTrainer, StepSettings
-from legos.losses.objective import Objective
+from legos.loop.trainer import PolicyTrainer
 from legos.records.limits import EngineLimits, TrainingSize
 from legos.records.names import POLICY
-from legos.records.step import BackendConfig, Update
+from legos.records.step import BackendConfig
 from legos.remote.publish.carriers import Carrier
 from legos.remote.publish.engine import ManyPublishers
 from legos.remote.publish.http import HttpPublisher
@@ -38,7 +35,7 @@ from legos.wiring.references import reference_servers
 if TYPE_CHECKING:
     from legos.server.seats import SeatHost
 
-__all__ = ["Trainer", "step_settings", "trainer_of"]
+__all__ = ["Trainer", "trainer_of"]
 
 
 logger = logging.getLogger(__name__)
@@ -122,8 +119,9 @@ class Trainer(PolicyTrainer):
         super().__init__(
             model.make_backend(replace(settings, policies=tuple(policies))),
             self.generation.publisher,
-            step_settings(config.anchored(model.dtype), num_vocabulary=model.num_vocabulary),
+            config.anchored(model.dtype),
             policies=policies,
+            select=config.selection(model.num_vocabulary),
             gather=others.gather if others else None,
             references=self._references,
         )
@@ -306,46 +304,4 @@ def backend_config(
         restored=restored,
         memory_limit_bytes=None if limit is None else int(limit * (1 << 30)),
         report=report,
-    )
-
-
-def step_settings(config: TrainingConfig, *, num_vocabulary: int | None = None) -> StepSettings:
-    """The trainer's settings, with schedules over the run's steps."""
-
-    def objective(step: int, num_steps: int) -> Objective:
-        return Objective(
-            loss=config.policy_loss,
-            anchor=config.ratio_anchor,
-            icepop=config.icepop,
-            clip_low=config.clip_range,
-            clip_high=config.clip_range
-            if config.clip_range_high is None
-            else config.clip_range_high,
-            kl_estimator=config.kl_estimator,
-            kl_coef=config.kl_coef,
-            ema_kl_coef=config.ema_kl_coef,
-            entropy_coef=config.entropy.at(step, num_steps=num_steps),
-        )
-
-    def update(step: int, num_steps: int) -> Update:
-        warm = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
-        end = config.learning_rate * config.learning_rate_end_fraction
-        return Update(
-            learning_rate=warm * linear(config.learning_rate, end, step=step, num_steps=num_steps),
-            ema_decay=config.ema_decay if config.ema_kl_coef else None,
-            kl_refresh_steps=config.kl_refresh_steps,
-        )
-
-    return StepSettings(
-        min_samples=config.min_samples_per_step,
-        staleness_limit=config.staleness_limit,
-        normalisation=config.loss_normalisation,
-        objective=objective,
-        update=update,
-        clip_skip_threshold=config.skip_threshold,
-        select=Selection(
-            overlong=config.overlong_filter,
-            zero_advantage=config.zero_advantage == "remove",
-            num_vocabulary=num_vocabulary,
-        ),
     )

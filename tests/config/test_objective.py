@@ -12,11 +12,10 @@ from legos.errors import ConfigError
 from legos.loop.select import Selection
 from legos.losses.objective import Objective
 from legos.losses.policy import LOSSES
-from legos.wiring.trainer import step_settings
 
 
 def objective(**settings: Any) -> Objective:
-    return step_settings(TrainingConfig(**settings)).objective(0, 10)
+    return TrainingConfig(**settings).objective(0, 10)
 
 
 @pytest.mark.parametrize("loss", list(LOSSES))
@@ -34,8 +33,8 @@ def test_the_old_names_stand() -> None:
     assert objective(importance_sampling="token").policy_loss == "ppo"
     assert objective(importance_sampling="sequence").policy_loss == "gspo"
     sequences = TrainingConfig(importance_sampling="sequence")
-    assert step_settings(sequences).clip_skip_threshold == 0.9
-    assert step_settings(TrainingConfig(loss="gmpo")).clip_skip_threshold == 0.3
+    assert sequences.skip_threshold == 0.9
+    assert TrainingConfig(loss="gmpo").skip_threshold == 0.3
 
 
 def test_a_loss_and_another_ratio_contradict_each_other() -> None:
@@ -59,7 +58,7 @@ def test_a_reference_is_refused_where_nothing_pulls_to_it() -> None:
             TrainingConfig(**given)
     for steps in (5, None):
         config = TrainingConfig(kl_refresh_steps=steps)
-        assert step_settings(config).update(0, 10).kl_refresh_steps == steps
+        assert config.update(0, 10).kl_refresh_steps == steps
 
 
 @pytest.mark.parametrize(
@@ -125,7 +124,7 @@ def test_corrections_reach_the_trainer() -> None:
     ],
 )
 def test_the_type_of_the_base_sets_the_anchor(given: Any, dtype: str, anchor: str) -> None:
-    found = step_settings(TrainingConfig(**given).anchored(dtype)).objective(0, 10)
+    found = TrainingConfig(**given).anchored(dtype).objective(0, 10)
     assert found.anchor == anchor
 
 
@@ -152,7 +151,7 @@ def test_a_loss_changes_what_another_loss_implied(tmp_path: Path) -> None:
     other = resolve(run=file, overrides={"training.loss": "cispo"}).config.training
     assert (other.policy_loss, other.importance_sampling) == ("cispo", "token")
     unnamed = resolve(run=file, overrides={"training.loss": "none"}).config.training
-    assert step_settings(unnamed).objective(0, 10).clip_range == (3e-4, 4e-4)
+    assert unnamed.objective(0, 10).clip_range == (3e-4, 4e-4)
     both = {"training.loss": "cispo", "training.importance_sampling": "sequence"}
     with pytest.raises(ConfigError, match="leave importance_sampling out"):
         resolve(run=file, overrides=both)
@@ -182,7 +181,7 @@ def test_a_credit_rule_is_known_by_its_name() -> None:
 
 def test_what_is_left_out_is_a_setting() -> None:
     def select(*, num_vocabulary: int | None = None, **options: Any) -> Any:
-        return step_settings(TrainingConfig(**options), num_vocabulary=num_vocabulary).select
+        return TrainingConfig(**options).selection(num_vocabulary)
 
     assert select() == Selection()
     assert select(overlong_filter=True) == Selection(overlong=True)

@@ -11,11 +11,10 @@ from legos.config.schema import (
     TrainingConfig,
 )
 from legos.errors import ConfigError
-from legos.wiring.trainer import step_settings
 
 
 def clip_range(config: TrainingConfig) -> tuple[float, float]:
-    return step_settings(config).objective(0, 10).clip_range
+    return config.objective(0, 10).clip_range
 
 
 def test_defaults_are_those_documented() -> None:

@@ -10,15 +10,14 @@ from virtual_time import in_virtual_time
 from arenas.kuhn import Kuhn
 from arenas.nim import Nim
 from legos.arena.arena import GameArena
+from legos.config.schema import TrainingConfig
 from legos.credit import GRPOCredit
 from legos.fakes import Asked, FakeBackend, FakePublisher, ScriptedClient
 from legos.loop.loop import training_loop
 from legos.loop.mix import Mix
-from legos.loop.trainer import PolicyTrainer, StepSettings
-from legos.losses.objective import Objective
+from legos.loop.trainer import PolicyTrainer
 from legos.records.message import Completion, Prompt, Sampling
 from legos.records.names import POLICY
-from legos.records.step import Update
 
 MOVE_S = 0.01
 STEPS, WARM = 24, 5  # the first steps are larger: nobody knows the length of a play yet
@@ -49,13 +48,7 @@ class RandomMoves(ScriptedClient):
 @pytest.mark.parametrize("games", [(Nim,), (Nim, Kuhn)], ids=["nim", "nim and kuhn"])
 def test_almost_no_token_is_too_old(games: tuple[type, ...], pass_s: float) -> None:
     tokens = 1440 if len(games) == 1 else 2048
-    settings = StepSettings(
-        min_samples=256,
-        staleness_limit=1,
-        normalisation="token",
-        objective=lambda *_: Objective(),
-        update=lambda *_: Update(learning_rate=1.0),
-    )
+    settings = TrainingConfig(min_samples_per_step=256, staleness_limit=1, learning_rate=1.0)
     backend = FakeBackend(
         pass_s=lambda samples: pass_s * sum(len(s.positions) for s in samples) / tokens, keep=False
     )

@@ -11,16 +11,15 @@ from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 
 from legos.arena.arena import Arena
 from legos.clients.openai import OpenAIClient
+from legos.config.schema import TrainingConfig
 from legos.credit import GRPOCredit
 from legos.errors import ArenaError
 from legos.fakes import FakeBackend, FakePublisher, ScriptedClient
 from legos.loop.loop import training_loop
-from legos.loop.trainer import PolicyTrainer, StepSettings
-from legos.losses.objective import Objective
+from legos.loop.trainer import PolicyTrainer
 from legos.play.table import Table
 from legos.records.episode import Task
 from legos.records.message import Message, Sampling
-from legos.records.step import Update
 
 
 class Judged(Arena):
@@ -46,13 +45,7 @@ class Judged(Arena):
 
 
 def trainer() -> PolicyTrainer:
-    settings = StepSettings(
-        min_samples=4,
-        staleness_limit=1,
-        normalisation="token",
-        objective=lambda step, num_steps: Objective(),
-        update=lambda step, num_steps: Update(learning_rate=1.0),
-    )
+    settings = TrainingConfig(min_samples_per_step=4, staleness_limit=1, learning_rate=1.0)
     return PolicyTrainer(FakeBackend(), FakePublisher(), settings)
 
 

@@ -5,24 +5,17 @@ from concurrent.futures import Future
 
 import pytest
 
+from legos.config.schema import TrainingConfig
 from legos.errors import TrainerError
 from legos.fakes import FakeBackend, FakePublisher, make_sample
-from legos.loop.trainer import Gather, PolicyTrainer, StepSettings
-from legos.losses.objective import Objective
+from legos.loop.trainer import Gather, PolicyTrainer
 from legos.records.sample import Sample, TrainingBatch
-from legos.records.step import Update
 
 OTHERS = [make_sample((7, 8, 9), positions=(1, 2)), make_sample((5, 6), advantages=-1.0)]
 
 
 def trainer(gather: Gather | None) -> PolicyTrainer:
-    settings = StepSettings(
-        min_samples=1,
-        staleness_limit=0,
-        normalisation="token",
-        objective=lambda step, num_steps: Objective(),
-        update=lambda step, num_steps: Update(learning_rate=1.0),
-    )
+    settings = TrainingConfig(min_samples_per_step=1, staleness_limit=0, learning_rate=1.0)
     return PolicyTrainer(FakeBackend(), FakePublisher(), settings, gather=gather)
 
 

@@ -13,19 +13,18 @@ from virtual_time import in_virtual_time
 
 from legos.arena.arena import Arena
 from legos.arena.endings import Forfeit
+from legos.config.schema import TrainingConfig
 from legos.credit import GRPOCredit, RAECredit
 from legos.errors import ArenaError, EngineError, Stopped
 from legos.fakes import FakeBackend, FakePublisher, ScriptedClient
 from legos.loop.loop import batcher_of, training_loop
 from legos.loop.mix import mix_of
 from legos.loop.player import Player
-from legos.loop.trainer import PolicyTrainer, StepSettings
-from legos.losses.objective import Objective
+from legos.loop.trainer import PolicyTrainer
 from legos.play.table import Table
 from legos.protocols import CreditAssigner
 from legos.records.episode import Task
 from legos.records.sample import Sample, TrainingBatch
-from legos.records.step import Update
 
 FAST_S, SLOW_S = 0.01, 5.0
 
@@ -58,13 +57,7 @@ class Waits(Arena):
 
 
 def trainer(limit: int = 2) -> PolicyTrainer:
-    settings = StepSettings(
-        min_samples=64,
-        staleness_limit=limit,
-        normalisation="token",
-        objective=lambda step, num_steps: Objective(),
-        update=lambda step, num_steps: Update(learning_rate=1.0),
-    )
+    settings = TrainingConfig(min_samples_per_step=64, staleness_limit=limit, learning_rate=1.0)
     return PolicyTrainer(FakeBackend(), FakePublisher(), settings)
 
 

@@ -12,6 +12,7 @@ import pytest
 from one_buffer import GAME, alone
 
 from legos.arena.arena import Arena
+from legos.config.schema import TrainingConfig
 from legos.credit import GRPOCredit
 from legos.errors import TrainerError
 from legos.fakes import FakeBackend, FakePublisher, ScriptedClient, make_sample
@@ -19,13 +20,13 @@ from legos.loop.ledger import Ledger
 from legos.loop.loop import batcher_of, synchronous_training_loop, training_loop
 from legos.loop.mix import mix_of
 from legos.loop.select import Selection
-from legos.loop.trainer import PolicyTrainer, StepSettings
+from legos.loop.trainer import PolicyTrainer
 from legos.losses.objective import Objective
 from legos.play.table import Table
 from legos.records.episode import Task
 from legos.records.names import POLICY
 from legos.records.sample import Group, Sample
-from legos.records.step import PassResult, Update
+from legos.records.step import PassResult
 
 
 class Coin(Arena):
@@ -53,21 +54,15 @@ class Coin(Arena):
         return {"player": float(number % 2) if live else 1.0}
 
 
-def trainer(**changes: Any) -> PolicyTrainer:
-    settings: dict[str, Any] = {
-        "min_samples": 4,
-        "staleness_limit": 0,
-        "normalisation": "token",
-        "objective": lambda step, num_steps: Objective(),
-        "update": lambda step, num_steps: Update(learning_rate=1.0),
-        "select": Selection(overlong=False, zero_advantage=True),
-    }
-    return PolicyTrainer(FakeBackend(), FakePublisher(), StepSettings(**(settings | changes)))
+def trainer(limit: int = 0, *, select: Selection | None = None) -> PolicyTrainer:
+    settings = TrainingConfig(min_samples_per_step=4, staleness_limit=limit, learning_rate=1.0)
+    select = select or Selection(zero_advantage=True)
+    return PolicyTrainer(FakeBackend(), FakePublisher(), settings, select=select)
 
 
 @pytest.mark.parametrize("limit", [0, 2])
 def test_a_step_waits_until_enough_groups_have_an_advantage(limit: int) -> None:
-    trained = trainer(staleness_limit=limit)
+    trained = trainer(limit)
     seen: list[Mapping[str, Any]] = []
 
     async def after_step(metrics: Mapping[str, Any], batches: Any) -> None:
@@ -190,7 +185,7 @@ class Failing(FakeBackend):
 
 @pytest.mark.parametrize("limit", [0, 2])
 def test_what_a_failed_step_was_made_of_waits_again(limit: int) -> None:
-    trained = trainer(staleness_limit=limit)
+    trained = trainer(limit)
     trained.backend = Failing()
     coin = Coin(5, trained)
     batcher = batcher_of(trained, mix_of(coin))

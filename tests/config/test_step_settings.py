@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from legos.config.schema import TrainingConfig
-from legos.wiring.trainer import step_settings
 
 
 @pytest.mark.parametrize(
@@ -19,9 +18,7 @@ from legos.wiring.trainer import step_settings
 )
 def test_a_setting_of_the_objective_is_its_own(name: str, value: Any) -> None:
     given: Any = {name: value}
-    found, default = (
-        step_settings(TrainingConfig(**fields)).objective(0, 10) for fields in (given, {})
-    )
+    found, default = (TrainingConfig(**fields).objective(0, 10) for fields in (given, {}))
     changed = {
         field for field in found.__slots__ if getattr(found, field) != getattr(default, field)
     }
@@ -38,47 +35,34 @@ def test_a_setting_of_the_objective_is_its_own(name: str, value: Any) -> None:
     ],
 )
 def test_a_setting_of_the_update_is_its_own(given: Any, expected: dict[str, Any]) -> None:
-    found, default = (
-        step_settings(TrainingConfig(**fields)).update(0, 10) for fields in (given, {})
-    )
+    found, default = (TrainingConfig(**fields).update(0, 10) for fields in (given, {}))
     assert found == replace(default, **expected)
 
 
 def test_the_share_of_clipped_tokens_has_a_threshold() -> None:
     config = TrainingConfig(clip_skip_threshold=0.7)
-    assert step_settings(config).clip_skip_threshold == 0.7
+    assert config.skip_threshold == 0.7
 
 
 def test_ranges_have_a_side_each() -> None:
     config = TrainingConfig(clip_range=0.1, clip_range_high=0.3)
-    ppo = step_settings(config).objective(0, 10)
+    ppo = config.objective(0, 10)
     assert ppo.clip_range == (0.1, 0.3)
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(None, [0.4, 0.3, 0.2]), (4, [0.4, 0.2, 0.2])])
 def test_the_entropy_bonus_is_a_line(steps: int | None, expected: list[float]) -> None:
     config = TrainingConfig(entropy_coef=0.4, entropy_coef_end=0.2, entropy_steps=steps)
-    objective = step_settings(config).objective
+    objective = config.objective
     assert [objective(step, 8).entropy_coef for step in (0, 4, 8)] == pytest.approx(expected)
 
 
 def test_the_learning_rate_rises_and_falls() -> None:
     config = TrainingConfig(learning_rate=0.8, warmup_steps=4, learning_rate_end_fraction=0.5)
-    update = step_settings(config).update
+    update = config.update
     line = [0.8, 0.75, 0.7, 0.65, 0.6]
     warm = [0.25, 0.5, 0.75, 1.0, 1.0]  # the first step moves something
     assert [update(step, 8).learning_rate for step in range(5)] == pytest.approx(
         [share * value for share, value in zip(warm, line, strict=True)]
     )
     assert update(8, 8).learning_rate == pytest.approx(0.4)
-
-
-def test_what_makes_samples_a_step() -> None:
-    config = TrainingConfig(
-        min_samples_per_step=7,
-        staleness_limit=5,
-        loss_normalisation="constant",
-    )
-    found = step_settings(config)
-    assert (found.min_samples, found.staleness_limit) == (7, 5)
-    assert found.normalisation == "constant"
