@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from legos.apps.adapters import resume_command
+from legos.apps.learning_rate import advised_learning_rates
 from legos.builtin import BUILTIN
 from legos.config.resolve import ResolvedConfig, is_chosen
 from legos.config.schema import RunConfig
@@ -15,7 +16,6 @@ from legos.loop.evaluation import flat_figures
 from legos.mac import has_battery, on_battery
 from legos.run.folder import RunFolder
 from legos.run.run import Run
-from legos.wiring.learning_rate import advise_learning_rate
 from legos.wiring.machine import blas_hint
 from legos.wiring.trainer import Trainer
 
@@ -50,9 +50,12 @@ def announcement(
             f"the base computes in {model.dtype}: the ratio is to the trainer's own probabilities, "
             "and a capped weight corrects the gap (training.anchor proximal)"
         )
-    advice = advise_learning_rate(model.folder)
-    if config.model != BUILTIN and advice is not None:  # that one brings its own learning rate
-        yield advice.describe(config.training.learning_rate)
+    rates = advised_learning_rates(model.folder)
+    if config.model != BUILTIN and rates is not None:  # that one brings its own learning rate
+        yield (
+            f"learning rate {config.training.learning_rate:.3g}; for LoRA on a model of this size "
+            f"look between {rates[0]:.1g} and {rates[1]:.1g} (training.learning_rate)"
+        )
     if config.loop.pause_on_battery and not has_battery():
         yield "loop.pause_on_battery has no effect: this machine is no Mac with a battery"
     if on_battery() and not config.loop.pause_on_battery:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from legos.wiring.learning_rate import advise_learning_rate
+from legos.apps.learning_rate import advised_learning_rates
 
 
 def write(folder: Path, **config: object) -> Path:
@@ -25,18 +25,16 @@ def write(folder: Path, **config: object) -> Path:
 def test_the_rate_falls_with_the_hidden_size(
     tmp_path: Path, family: str, hidden: int, highest: float
 ) -> None:
-    advice = advise_learning_rate(write(tmp_path, model_type=family, hidden_size=hidden))
+    advice = advised_learning_rates(write(tmp_path, model_type=family, hidden_size=hidden))
     assert advice is not None
-    assert advice.highest == pytest.approx(highest)
-    assert advice.lowest == pytest.approx(highest / 10)
-    assert f"hidden size {hidden}" in advice.describe(1e-5)
+    assert advice == pytest.approx((highest / 10, highest))
 
 
 def test_the_text_model_of_a_larger_one_counts(tmp_path: Path) -> None:
     folder = write(
         tmp_path, model_type="gemma3", text_config={"hidden_size": 2000, "model_type": "llama"}
     )
-    advice = advise_learning_rate(folder)
+    advice = advised_learning_rates(folder)
     assert advice is not None
-    assert advice.highest == pytest.approx(5e-4)
-    assert advise_learning_rate(write(tmp_path, model_type="mamba")) is None
+    assert advice[1] == pytest.approx(5e-4)
+    assert advised_learning_rates(write(tmp_path, model_type="mamba")) is None
