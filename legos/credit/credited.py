@@ -131,13 +131,13 @@ def _untrainable(rollout: Rollout) -> str | None:
     filtered = missing = False
     checked = None  # the adapter of the last completion, which most completions share
     for turn in rollout.turns:
-        said = turn.completion
-        if said.adapter != checked:
-            checked = said.adapter
+        completion = turn.completion
+        if completion.adapter != checked:
+            checked = completion.adapter
             if adapter_name(checked) != rollout.policy:
                 return "wrong_adapter"
-        filtered = filtered or said.filtered
-        missing = missing or not said.trainable
+        filtered = filtered or completion.filtered
+        missing = missing or not completion.trainable
     if filtered:
         return "sampling_filters"
     return "no_logprobs" if missing else None

@@ -22,8 +22,8 @@ EQUAL_STEPS = 10  # with equal rewards, until it is reported
 STILL_STEPS = 30  # with equal answers, until it is reported
 TURNS = 8  # answers of a sample that are compared, to bound the time that it takes
 SAME = 0.97  # share of answers that equal the most frequent one to their prompt
-FLAT = 0.02  # change of a figure, or distance from its optimum, that counts as none
-EXACT = ("/exploitability", "/joint_value")  # figures of exact evaluations
+FLAT = 0.02  # change of a metric, or distance from its optimum, that counts as none
+EXACT = ("/exploitability", "/joint_value")  # metrics of exact evaluations
 Metrics = Mapping[str, float | int | None]
 
 
@@ -31,14 +31,14 @@ class _Still(NamedTuple):
     """A step of a policy that gave the same answers."""
 
     reward: float
-    figure: float | None  # of the newest evaluation
+    metric: float | None  # of the newest evaluation
 
 
 class AlarmLog:
     """Logs an error each time it starts, and each warning once per process.
 
     Attributes:
-        evaluated: figures of the newest evaluation, under flat names.
+        evaluated: metrics of the newest evaluation, under flat names.
     """
 
     def __init__(self) -> None:
@@ -105,14 +105,14 @@ class AlarmLog:
         return found
 
     def _standstill(self, prefix: str, samples: Sequence[Sample], metrics: Metrics) -> list[Alarm]:
-        """An alarm if a policy has given the same answers in many steps without a better figure."""
+        """An alarm if a policy has given the same answers in many steps without a better metric."""
         entropy, share = metrics.get(f"{prefix}entropy"), _same_share(samples)
         if entropy is None or share is None:
             return []
         first = self._first.setdefault(prefix, entropy)
-        name, figure = self._figure()
+        name, exact = self._exact()
         newest = self._still[prefix]
-        newest.append(_Still(metrics.get("reward_mean") or 0.0, figure))
+        newest.append(_Still(metrics.get("reward_mean") or 0.0, exact))
         if share < SAME:
             newest.clear()
         if len(newest) < STILL_STEPS or self._solved(""):
@@ -121,10 +121,10 @@ class AlarmLog:
         before, after = (
             fmean(each.reward for each in part) for part in ([*newest][:half], [*newest][half:])
         )
-        figures = [each.figure for each in newest if each.figure is not None]
-        if abs(after - before) > FLAT or (figures and abs(figures[-1] - figures[0]) > FLAT):
+        values = [each.metric for each in newest if each.metric is not None]
+        if abs(after - before) > FLAT or (values and abs(values[-1] - values[0]) > FLAT):
             return []
-        shown = f" and {name} {figure:.3g}" if figure is not None else ""
+        shown = f" and {name} {exact:.3g}" if exact is not None else ""
         text = (
             f"the policy stands still: for {STILL_STEPS} steps it has given the same answer to the "
             f"same prompt ({share:.0%}, entropy {entropy:.3f} after {first:.3f} at first), at "
@@ -133,8 +133,8 @@ class AlarmLog:
         )
         return [Alarm(level="warning", metric=f"{prefix}standstill", text=text)]
 
-    def _figure(self) -> tuple[str, float | None]:
-        """The exact figure of the newest evaluation, if there is one."""
+    def _exact(self) -> tuple[str, float | None]:
+        """The exact metric of the newest evaluation, if there is one."""
         for name, value in self.evaluated.items():
             if name.endswith(EXACT):
                 return name.rpartition("/")[2].replace("_", " "), value
@@ -147,17 +147,17 @@ class AlarmLog:
         return bool(own) and all(map(self._best_play, own))
 
     def _best_play(self, place: str) -> bool:
-        figures = self.evaluated
-        best = figures.get(f"{place}/optimal_joint_value")
+        metrics = self.evaluated
+        best = metrics.get(f"{place}/optimal_joint_value")
         return (
-            figures.get(f"{place}/exploitability", 1.0) <= FLAT
-            or figures.get(f"{place}/optimal_move_rate", 0.0) >= 1.0 - FLAT
-            or (best is not None and figures[f"{place}/joint_value"] >= best - FLAT)
+            metrics.get(f"{place}/exploitability", 1.0) <= FLAT
+            or metrics.get(f"{place}/optimal_move_rate", 0.0) >= 1.0 - FLAT
+            or (best is not None and metrics[f"{place}/joint_value"] >= best - FLAT)
         )
 
 
 def _rewards(batches: Sequence[TrainingBatch]) -> dict[str, Counter[float]]:
-    """Each trained role -> the rewards of its plays that ended, with their numbers."""
+    """Each trained role -> the rewards of its plays that ended, with their counts."""
     found: defaultdict[str, Counter[float]] = defaultdict(Counter)
     for episode in with_children(episode for batch in batches for episode in batch.episodes):
         if episode.error is None and not episode.void:

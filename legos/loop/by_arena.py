@@ -20,7 +20,7 @@ def play_metrics(batches: Sequence[TrainingBatch], *, mixed: bool) -> dict[str, 
 
     Args:
         batches: the batches of one optimiser step.
-        mixed: whether the run has several arenas. Numbers that only one arena has (its own metrics,
+        mixed: whether the run has several arenas. Metrics that only one arena has (its own metrics,
             the rewards of its roles) then carry its name: ``batches/ARENA/…``.
     """
     by_arena: dict[str, list[TrainingBatch]] = {}

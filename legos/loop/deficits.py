@@ -16,7 +16,7 @@ from legos.errors import ConfigError
 
 __all__ = ["TOKENS_PER_STEP", "Deficits", "Spill", "check_shares"]
 
-TOKENS_PER_STEP = 2048  # chosen tokens of a step of several arenas, where nobody sets the number
+TOKENS_PER_STEP = 2048  # default for a step of several arenas, in chosen tokens
 Spill = Literal["block", "lend"]
 """When an arena has too few tokens for a step: wait for it, or fill the step from the others."""
 _ROUNDING = 1e-6

@@ -38,7 +38,7 @@ class Ledger:
         self.discarded.update(reasons)
 
     def lose(self, reason: str, tokens: int) -> None:
-        """Add tokens that were generated but reach no batch, and are not counted elsewhere."""
+        """Add tokens that were generated but reach no batch, and are counted nowhere else."""
         if tokens:
             self.generated += tokens
             self.discarded[reason] += tokens
@@ -76,7 +76,7 @@ class Ledger:
 
     def metrics(self, *, queued: int) -> dict[str, int]:
         """Totals since the start of the run, under flat names."""
-        numbers = {
+        metrics = {
             "tokens_generated": self.generated,
             "tokens_trained": self.trained,
             "tokens_filtered": self.filtered.total(),
@@ -84,10 +84,10 @@ class Ledger:
             "tokens_queued": queued,
         }
         if len(self.trained_by) > 1:
-            numbers |= {f"trained/{policy}_tokens": n for policy, n in self.trained_by.items()}
-        numbers |= {f"filtered/{reason}_tokens": n for reason, n in self.filtered.items()}
-        numbers |= {f"discarded/{reason}_tokens": n for reason, n in self.discarded.items()}
-        return numbers
+            metrics |= {f"trained/{policy}_tokens": n for policy, n in self.trained_by.items()}
+        metrics |= {f"filtered/{reason}_tokens": n for reason, n in self.filtered.items()}
+        metrics |= {f"discarded/{reason}_tokens": n for reason, n in self.discarded.items()}
+        return metrics
 
     def state(self) -> dict[str, Any]:
         """The counts for the checkpoint, as JSON values."""

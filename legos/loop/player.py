@@ -54,8 +54,8 @@ class Player:
             step_concurrency: number of steps whose tasks are played at the same time.
             play: plays a group, here or in other processes.
             stats: returns what the engine reports, which the number of plays then follows, up to
-                ``episode_concurrency * step_concurrency``; None: the numbers are fixed.
-            references: computes reference log-probabilities of each group; None: nobody does here.
+                ``episode_concurrency * step_concurrency``; None: the number is fixed.
+            references: computes reference log-probabilities of each group; None: the backend does.
 
         Raises:
             ArenaError: the arena has no credit rule.

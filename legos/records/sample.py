@@ -216,22 +216,24 @@ def samples_of_rollout(
     runs: list[list[tuple[Completion, float]]] = []
     sizes: list[int] = []  # number of tokens of each run
     for turn, advantage in zip(rollout.turns, advantages, strict=True):
-        said = turn.completion
-        num_prompt = len(said.prompt_ids)
+        completion = turn.completion
+        num_prompt = len(completion.prompt_ids)
         number = len(runs) - 1
-        while number >= 0 and (sizes[number] > num_prompt or not _continues(runs[number], said)):
+        while number >= 0 and (
+            sizes[number] > num_prompt or not _continues(runs[number], completion)
+        ):
             number -= 1
         if number < 0:  # it starts a run
             number = len(runs)
             runs.append([])
             sizes.append(0)
-        runs[number].append((said, advantage))
-        sizes[number] = num_prompt + len(said.token_ids)
+        runs[number].append((completion, advantage))
+        sizes[number] = num_prompt + len(completion.token_ids)
     samples = [_sample_of_turns(run, rollout, group=group, name=name) for run in runs]
     return samples, max(0, len(runs) - 1)
 
 
-def _continues(run: Sequence[tuple[Completion, float]], said: Completion) -> bool:
+def _continues(run: Sequence[tuple[Completion, float]], completion: Completion) -> bool:
     """Whether a prompt starts with all earlier tokens, and the sampling settings are the same.
 
     One sample has one temperature, and either all or none of its tokens are restricted to legal
@@ -240,9 +242,9 @@ def _continues(run: Sequence[tuple[Completion, float]], said: Completion) -> boo
     last = run[-1][0]
     before = len(last.prompt_ids)
     return (
-        said.prompt_ids[before : before + len(last.token_ids)] == last.token_ids
-        and said.prompt_ids[:before] == last.prompt_ids
-        and (said.restricted, said.temperature) == (last.restricted, last.temperature)
+        completion.prompt_ids[before : before + len(last.token_ids)] == last.token_ids
+        and completion.prompt_ids[:before] == last.prompt_ids
+        and (completion.restricted, completion.temperature) == (last.restricted, last.temperature)
     )
 
 
@@ -256,14 +258,14 @@ def _sample_of_turns(
     advantages: tuple[float, ...] = ()
     legal: tuple[tuple[int, ...], ...] = ()
     truncated = False
-    for said, advantage in run:
-        start, count = len(said.prompt_ids), len(said.token_ids)
+    for completion, advantage in run:
+        start, count = len(completion.prompt_ids), len(completion.token_ids)
         positions += (start,) if count == 1 else tuple(range(start, start + count))
-        logprobs += said.logprobs
-        versions += said.versions
+        logprobs += completion.logprobs
+        versions += completion.versions
         advantages += (advantage,) * count
-        legal += said.legal or ((),) * count
-        truncated = truncated or said.finish_reason == "length"
+        legal += completion.legal or ((),) * count
+        truncated = truncated or completion.finish_reason == "length"
     last = run[-1][0]
     return Sample(
         token_ids=last.prompt_ids + last.token_ids,
