@@ -14,7 +14,7 @@ from legos.apps.adapters import loaded, named_adapter
 from legos.apps.person import Person, Terminal
 from legos.apps.transcript import answer_of, ending, heading, turns_of
 from legos.arena.arena import Arena, GameArena
-from legos.arena.matchmaker import Cast
+from legos.arena.matchmaker import SeatOverride
 from legos.builtin import is_builtin
 from legos.clients.openai import OpenAIClient
 from legos.config.schema import GenerationConfig, PlayConfig
@@ -170,7 +170,7 @@ def _cast(
     runner: asyncio.Runner,
     *,
     settings: PlayConfig,
-) -> Generator[Cast]:
+) -> Generator[SeatOverride]:
     """Within the block, the players of the roles can be asked; the rest ask the model."""
     named = {role: one for role, one in who.items() if not one.startswith(URLS)}
     adapters = {
@@ -202,13 +202,13 @@ def _cast(
             seated[role] = one, client, fragment or POLICY
     try:
         if len(seated) == len(arena.roles):
-            yield Cast(change)
+            yield SeatOverride(change)
             return
         with loaded(players.model, [*adapters.values()], EngineLimits()) as live:
             arena.client = client = live.client()
             for role in who.keys() - seated.keys():
                 seated[role] = who[role], client, adapters[role].name if role in adapters else BASE
-            yield Cast(change)
+            yield SeatOverride(change)
     finally:
         for _, client, _ in seated.values():
             if isinstance(client, OpenAIClient):

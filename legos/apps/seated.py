@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from legos.apps.adapters import named_adapter
 from legos.arena.arena import Arena
-from legos.arena.matchmaker import ArenaSeats
+from legos.arena.matchmaker import ArenaSeats, SeatOverride
 from legos.errors import CheckpointError
 from legos.play.cursor import plays_from
-from legos.protocols import Matchmaker, Seat, Seating
-from legos.records.episode import Episode, Task
+from legos.protocols import Seat
 from legos.records.names import BASE
 from legos.weights.adapter import Adapter
 
@@ -37,7 +36,7 @@ def load_seated(arenas: Iterable[Arena], load: Callable[[Adapter], object]) -> N
     for arena in arenas:
         if type(arena).seats is Arena.seats and type(arena.matchmaker) is ArenaSeats:
             continue  # the policy sits everywhere
-        live: dict[str, str] = {}
+        live: dict[str, str] = {}  # as seats name an adapter -> as the engine does
         for task, seed in plays_from(arena, arena.seed, PLAYS, held_out=False):
             for seat in arena.seated(task, seed).values():
                 known = (BASE, *arena.policies, *live)
@@ -47,7 +46,7 @@ def load_seated(arenas: Iterable[Arena], load: Callable[[Adapter], object]) -> N
                     load(adapter)
                     live[seat.adapter] = adapter.name
         if live:
-            arena.matchmaker = _LiveAdapters(arena.matchmaker, live)
+            arena.matchmaker = SeatOverride(partial(_renamed, live), arena.matchmaker)
 
 
 def _found(text: str) -> Adapter | None:
@@ -60,25 +59,6 @@ def _found(text: str) -> Adapter | None:
     return replace(adapter, name=f"seat-{adapter.digest[:12]}")  # equal weights, equal name
 
 
-class _LiveAdapters:
-    """A matchmaker whose seats name adapters as the engine does."""
-
-    def __init__(self, matchmaker: Matchmaker, live: Mapping[str, str]) -> None:
-        self._matchmaker = matchmaker
-        self._live = live  # as seats name it -> as the engine does
-
-    def seats(self, arena: Seating, task: Task, seed: int) -> Mapping[str, Seat]:
-        seats = self._matchmaker.seats(arena, task, seed)
-        return {
-            role: replace(seat, adapter=self._live.get(seat.adapter, seat.adapter))
-            for role, seat in seats.items()
-        }
-
-    def record(self, episode: Episode) -> None:
-        self._matchmaker.record(episode)
-
-    def state(self) -> dict[str, Any]:
-        return self._matchmaker.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._matchmaker.restore(state)
+def _renamed(live: Mapping[str, str], seat: Seat, _: int) -> Seat:
+    """A seat that names its adapter as the engine does."""
+    return replace(seat, adapter=live.get(seat.adapter, seat.adapter))

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from legos.protocols import Seat, Seating
+from legos.protocols import Matchmaker, Seat, Seating
 from legos.records.episode import Episode, Task
 
-__all__ = ["ArenaSeats", "Cast"]
+__all__ = ["ArenaSeats", "SeatOverride"]
 
 
 class ArenaSeats:
@@ -28,13 +28,18 @@ class ArenaSeats:
         """Do nothing, because there is no state."""
 
 
-class Cast(ArenaSeats):
-    """Uses the seats of the arena, each changed by a function of the seat and the play's seed."""
+class SeatOverride:
+    """Changes each seat of a matchmaker by a function of the seat and the play's seed."""
 
-    def __init__(self, change: Callable[[Seat, int], Seat]) -> None:
+    def __init__(
+        self, change: Callable[[Seat, int], Seat], matchmaker: Matchmaker | None = None
+    ) -> None:
+        """Take the function, and the matchmaker; None: the seats of the arena."""
         self._change = change
+        self._matchmaker = inner = matchmaker or ArenaSeats()
+        self.record, self.state, self.restore = inner.record, inner.state, inner.restore
 
     def seats(self, arena: Seating, task: Task, seed: int) -> Mapping[str, Seat]:
         """Return the changed seats."""
-        seats = super().seats(arena, task, seed)
+        seats = self._matchmaker.seats(arena, task, seed)
         return {role: self._change(seat, seed) for role, seat in seats.items()}

@@ -6,7 +6,7 @@ from copy import copy
 from dataclasses import replace
 
 from legos.arena.arena import Arena
-from legos.arena.matchmaker import Cast
+from legos.arena.matchmaker import SeatOverride
 from legos.errors import ArenaError, did_you_mean
 from legos.play.step import play_all
 from legos.protocols import Client, Seat
@@ -46,6 +46,6 @@ async def play_task(
 
     played = copy(arena)
     played.client = arena.client or next(iter(players.values()), None)
-    played.matchmaker = Cast(change)
+    played.matchmaker = SeatOverride(change)
     [episode] = await play_all(played, [(task, seed)], asyncio.Semaphore(1))
     return episode
