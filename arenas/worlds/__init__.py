@@ -7,7 +7,7 @@ from typing import Any
 
 from legos import Arena, Task
 
-__all__ = ["held_out_tasks", "seeded_tasks", "take_arena_settings"]
+__all__ = ["World", "held_out_tasks", "take_arena_settings"]
 
 HELD_OUT = 64  # seeds from 0 on that are evaluated and never trained on
 
@@ -18,13 +18,24 @@ def take_arena_settings(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: settings.pop(name) for name in settings.keys() & of_arena}
 
 
-def seeded_tasks(rng: random.Random) -> Iterator[Task]:
-    """Plays of a world that differ in their seed."""
-    while True:
-        seed = rng.randrange(HELD_OUT, 1 << 31)
-        yield Task(id=str(seed), seed=seed)
+class World(Arena):
+    """An arena of another package, ``SCHEME:SOURCE``, whose plays differ in their seed."""
+
+    scheme = ""
+    source = ""
+
+    @property
+    def name(self) -> str:
+        """The name with its scheme."""
+        return f"{self.scheme}:{self.source}"
+
+    def tasks(self, rng: random.Random) -> Iterator[Task]:
+        """Plays that differ in their seed."""
+        while True:
+            seed = rng.randrange(HELD_OUT, 1 << 31)
+            yield Task(id=str(seed), seed=seed)
 
 
 def held_out_tasks() -> Sequence[Task]:
-    """Plays with seeds that ``seeded_tasks`` leaves out."""
+    """Plays with seeds that ``World.tasks`` leaves out."""
     return [Task(id=f"held out/{seed}", seed=seed) for seed in range(HELD_OUT)]

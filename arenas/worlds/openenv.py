@@ -2,14 +2,14 @@
 
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, cast
 
 import httpx
 
-from arenas.worlds import held_out_tasks, seeded_tasks, take_arena_settings
+from arenas.worlds import World, held_out_tasks, take_arena_settings
 from legos import Arena, Client, Forfeit, Table, Task, Void
 
 __all__ = ["OpenEnv", "world"]
@@ -30,11 +30,11 @@ def world(name: str) -> type[Arena]:
     url = name.rstrip("/")
     answer = httpx.get(f"{url}/schema", timeout=30, trust_env=False).raise_for_status()
     action = answer.json()["action"]
-    fields = {"url": url, "action": action, "__doc__": f"The OpenEnv environment at {url}."}
+    fields = {"source": url, "action": action, "__doc__": f"The OpenEnv environment at {url}."}
     return type("OpenEnv", (OpenEnv,), fields)
 
 
-class OpenEnv(Arena):
+class OpenEnv(World):
     """An environment of an OpenEnv server; the reward is the sum of the rewards of all steps.
 
     An observation's messages, or else its fields, are shown, and the answer without thinking is the
@@ -43,7 +43,7 @@ class OpenEnv(Arena):
     whose turn it is, and what each seat earned.
     """
 
-    url = ""
+    scheme = "openenv"
     action: Mapping[str, Any] = {}
 
     def __init__(
@@ -74,15 +74,6 @@ class OpenEnv(Arena):
         self._field: str | None = required[0] if len(required) == 1 else None
         self._read = READ.get(properties.get(self._field or "", {}).get("type", ""), str)
 
-    @property
-    def name(self) -> str:
-        """The name with its scheme."""
-        return f"openenv:{self.url}"
-
-    def tasks(self, rng: random.Random) -> Iterator[Task]:
-        """Plays that differ in the seed of ``reset``."""
-        return seeded_tasks(rng)
-
     def held_out(self, rng: random.Random) -> Sequence[Task]:
         """Plays with the same seeds in every evaluation."""
         return held_out_tasks()
@@ -90,7 +81,7 @@ class OpenEnv(Arena):
     async def play(self, t: Table) -> Mapping[str, float]:
         """Answer observations until the environment is done."""
         total = 0.0
-        server = openenv.GenericEnvClient(base_url=self.url, message_timeout_s=self._timeout_s)
+        server = openenv.GenericEnvClient(base_url=self.source, message_timeout_s=self._timeout_s)
         async with server:
             result = await server.reset(**{"seed": t.task.seed, **self._reset})
             for _ in range(self._steps):

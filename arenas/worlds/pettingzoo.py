@@ -1,13 +1,12 @@
 """Classic games of PettingZoo: ``pettingzoo:tictactoe_v3``, ``pettingzoo:connect_four_v3``."""
 
-import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
-from arenas.worlds import seeded_tasks
-from legos import Arena, Table, Task
+from arenas.worlds import World
+from legos import Arena, Table
 
 __all__ = ["PettingZooGame", "world"]
 
@@ -17,27 +16,19 @@ def world(name: str) -> type[Arena]:
     """The class of the arena of a game, by its module in ``pettingzoo.classic``."""
     module = import_module(f"pettingzoo.classic.{name}")
     roles = tuple(module.env().possible_agents)
-    fields = {"module": module, "roles": roles, "__doc__": f"{name} of PettingZoo."}
+    fields = {"source": name, "module": module, "roles": roles, "__doc__": f"{name} of PettingZoo."}
     return type("PettingZooGame", (PettingZooGame,), fields)
 
 
-class PettingZooGame(Arena):
+class PettingZooGame(World):
     """A classic game of PettingZoo; rewards are the game's, summed over the play.
 
     A role sees its observation as numbers, and answers with the number of a legal action.
     """
 
+    scheme = "pettingzoo"
     module: Any = None
     remember = False
-
-    @property
-    def name(self) -> str:
-        """The name with its scheme."""
-        return f"pettingzoo:{self.module.__name__.rpartition('.')[2]}"
-
-    def tasks(self, rng: random.Random) -> Iterator[Task]:
-        """Plays that differ in their seed."""
-        return seeded_tasks(rng)
 
     async def play(self, t: Table) -> Mapping[str, float]:
         """Ask whose turn it is until every role has ended."""

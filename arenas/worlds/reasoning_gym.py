@@ -6,7 +6,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
-from arenas.worlds import take_arena_settings
+from arenas.worlds import World, take_arena_settings
 from legos import Arena, Client, Table, Task
 
 __all__ = ["Reasoning", "world"]
@@ -25,11 +25,11 @@ def world(name: str) -> type[Arena]:
         ValueError: there is no such data set.
     """
     reasoning_gym.create_dataset(name, seed=0, size=1)
-    fields = {"dataset": name, "__doc__": f"Questions {name} of reasoning-gym."}
+    fields = {"source": name, "__doc__": f"Questions {name} of reasoning-gym."}
     return type("Reasoning", (Reasoning,), fields)
 
 
-class Reasoning(Arena):
+class Reasoning(World):
     """Answer generated questions; the reward is reasoning-gym's score, 0 to 1.
 
     Options are those of the data set's generator, such as ``--play.options.max_digits 2``. Only the
@@ -37,7 +37,7 @@ class Reasoning(Arena):
     data sets give a part of the score for a wrong answer.
     """
 
-    dataset = ""
+    scheme = "reasoning_gym"
 
     def __init__(self, client: Client | None = None, **settings: Any) -> None:
         """Make the arena.
@@ -50,11 +50,6 @@ class Reasoning(Arena):
         self._options = settings
         self._scorer = self._questions(0, 1)
         self._held_out = self._questions(HELD_OUT_SEED, HELD_OUT)
-
-    @property
-    def name(self) -> str:
-        """The name with its scheme."""
-        return f"reasoning_gym:{self.dataset}"
 
     def tasks(self, rng: random.Random) -> Iterator[Task]:
         """Questions without end, except those that are held out."""
@@ -78,4 +73,4 @@ class Reasoning(Arena):
         return {"player": score}
 
     def _questions(self, seed: int, size: int) -> Any:
-        return reasoning_gym.create_dataset(self.dataset, seed=seed, size=size, **self._options)
+        return reasoning_gym.create_dataset(self.source, seed=seed, size=size, **self._options)

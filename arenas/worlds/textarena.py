@@ -1,14 +1,14 @@
 """Games of TextArena: ``textarena:TicTacToe-v0``, ``textarena:SimpleNegotiation-v0``."""
 
 import random
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
-from arenas.worlds import seeded_tasks
-from legos import Arena, Client, Table, Task, Void
+from arenas.worlds import World
+from legos import Arena, Client, Table, Void
 
 __all__ = ["TextArenaGame", "world"]
 
@@ -23,7 +23,7 @@ def world(name: str) -> type[Arena]:
     return type("TextArenaGame", (TextArenaGame,), fields)
 
 
-class TextArenaGame(Arena):
+class TextArenaGame(World):
     """A game of TextArena, whose roles are ``p0``, ``p1`` and so on; rewards are the game's own.
 
     A role is asked with all that the game has shown it, and its answer without thinking is its
@@ -31,7 +31,7 @@ class TextArenaGame(Arena):
     calls, so that its numbers cannot be compared with those of the arena ``kuhn``.
     """
 
-    source = ""
+    scheme = "textarena"
     remember = False  # an observation has all earlier ones
 
     def __init__(
@@ -48,15 +48,6 @@ class TextArenaGame(Arena):
         super().__init__(client, **settings)
         self.roles = tuple(f"p{seat}" for seat in range(players))
         self._moves = moves
-
-    @property
-    def name(self) -> str:
-        """The name with its scheme."""
-        return f"textarena:{self.source}"
-
-    def tasks(self, rng: random.Random) -> Iterator[Task]:
-        """Plays that differ in their seed."""
-        return seeded_tasks(rng)
 
     async def play(self, t: Table) -> Mapping[str, float]:
         """Ask whose turn it is until the game ends."""

@@ -10,7 +10,7 @@ from importlib import import_module
 from itertools import islice
 from typing import Any
 
-from arenas.worlds import take_arena_settings
+from arenas.worlds import World, take_arena_settings
 from arenas.worlds.verifiers_chat import InProcess
 from legos import Arena, Client, Seat, Table, Task
 
@@ -32,6 +32,7 @@ def world(name: str) -> type[Arena]:
     roles = tuple(field for field, info in fields if isinstance(info.default, vf.AgentConfig))
     kind = type("InProcess", (InProcess, loaders.environment_class(taskset, environment)), {})
     fields = {
+        "source": name,
         "ids": (environment, taskset),
         "kind": kind,
         "config": config,
@@ -41,7 +42,7 @@ def world(name: str) -> type[Arena]:
     return type("VerifiersEnv", (VerifiersEnv,), fields)
 
 
-class VerifiersEnv(Arena):
+class VerifiersEnv(World):
     """An environment of verifiers, whose agents are the roles.
 
     The environment plays: its agents ask the endpoints of their seats, and each of its reward
@@ -49,6 +50,7 @@ class VerifiersEnv(Arena):
     an episode gets their mean. Metrics are logged as ROLE_NAME.
     """
 
+    scheme = "verifiers"
     ids = ("", "")  # of the environment and of the task set
     kind: Any = None
     config: Any = None
@@ -92,11 +94,6 @@ class VerifiersEnv(Arena):
             first: list[Any] = list(islice(self._tasks, 4 * held_out))
             self._held_out = first[: min(held_out, len(first) // 4)]
             self._skipped = len(self._held_out)
-
-    @property
-    def name(self) -> str:
-        """The name with its scheme."""
-        return "verifiers:" + "+".join(filter(None, self.ids))
 
     def tasks(self, rng: random.Random) -> Iterator[Task]:
         """The tasks that are not held out; a finite set is shuffled."""
