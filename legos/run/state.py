@@ -12,7 +12,7 @@ from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.protocols import Tracker
 from legos.run.checkpoint import read_state
 from legos.run.evaluations import Evaluations, Figures
-from legos.run.stored import batches_from_json, batches_to_json
+from legos.run.stored import groups_from_json, groups_to_json
 
 __all__ = ["RunState"]
 
@@ -60,7 +60,7 @@ class RunState:
 
         def values() -> dict[str, Any]:
             groups = {
-                name: batches_to_json(waiting, num_episodes=num_episodes)
+                name: groups_to_json(waiting, num_episodes=num_episodes)
                 for name, waiting in queued.items()
             }
             return {**state, "queued": groups}
@@ -81,7 +81,7 @@ class RunState:
         try:
             self._trainer.restore(place, state["trainer"])
             self._mix.restore(state["arenas"])
-            queued = {name: batches_from_json(each) for name, each in state["queued"].items()}
+            queued = {name: groups_from_json(each) for name, each in state["queued"].items()}
             self._batcher.restore(state["batcher"], queued, versions=self._trainer.versions)
             self._evaluations.restore(state)
             self._unlogged, self._logged = state["unlogged"], self._trainer.step

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from msgspec.structs import fields, replace
@@ -10,27 +10,27 @@ from msgspec.structs import fields, replace
 from legos.records.episode import Episode
 from legos.records.sample import Group, Sample
 
-__all__ = ["batches_from_json", "batches_to_json", "kept_episodes"]
+__all__ = ["groups_from_json", "groups_to_json", "kept_episodes"]
 
 logger = logging.getLogger(__name__)
 _FIELDS = tuple(field.name for field in fields(Sample))
 
 
-def batches_to_json(batches: Sequence[Group], *, num_episodes: int = 0) -> list[dict[str, Any]]:
-    """Samples and metrics of batches, and the ``kept_episodes`` of each."""
+def groups_to_json(groups: Sequence[Group], *, num_episodes: int = 0) -> list[dict[str, Any]]:
+    """Samples and metrics of groups, and the ``kept_episodes`` of each."""
     return [
         {
-            "samples": [[getattr(sample, name) for name in _FIELDS] for sample in batch.samples],
-            "metrics": dict(batch.metrics),
-            "weights": dict(batch.weights),
-            "num_tasks": batch.num_tasks,
-            "arena": batch.arena,
+            "samples": [[getattr(sample, name) for name in _FIELDS] for sample in group.samples],
+            "metrics": dict(group.metrics),
+            "weights": dict(group.weights),
+            "num_tasks": group.num_tasks,
+            "arena": group.arena,
             "episodes": [
                 msgspec.to_builtins(_without_data(episode), enc_hook=float)  # NumPy's floats
-                for episode in kept_episodes(batch.episodes, num_episodes)
+                for episode in kept_episodes(group.episodes, num_episodes)
             ],
         }
-        for batch in batches
+        for group in groups
     ]
 
 
@@ -39,12 +39,12 @@ def kept_episodes(episodes: Sequence[Episode], number: int) -> list[Episode]:
     return [e for index, e in enumerate(episodes) if number and (index < number or e.error)]
 
 
-def batches_from_json(stored: Sequence[Mapping[str, Any]]) -> list[Group]:
-    """Restore the batches that ``batches_to_json`` stored, with the tokens of their samples."""
-    batches: list[Group] = []
+def groups_from_json(stored: Sequence[Mapping[str, Any]]) -> list[Group]:
+    """Restore the groups that ``groups_to_json`` stored, with the tokens of their samples."""
+    groups: list[Group] = []
     for item in stored:
         samples = tuple(_sample(values) for values in item["samples"])
-        batches.append(
+        groups.append(
             Group(
                 samples=samples,
                 episodes=_episodes(item.get("episodes", ())),
@@ -55,7 +55,7 @@ def batches_from_json(stored: Sequence[Mapping[str, Any]]) -> list[Group]:
                 arena=item.get("arena", ""),
             )
         )
-    return batches
+    return groups
 
 
 def _episodes(stored: Sequence[Any]) -> tuple[Episode, ...]:
@@ -76,11 +76,4 @@ def _without_data(episode: Episode) -> Episode:
 def _sample(values: Sequence[Any]) -> Sample:
     if len(values) == len(_FIELDS) + 1:  # older checkpoints have a share of the entropy bonus
         values = [*values[:-2], values[-1]]
-    return Sample(**{name: _tuples(value) for name, value in zip(_FIELDS, values, strict=True)})
-
-
-def _tuples(value: Any) -> Any:
-    """Convert JSON lists back to tuples."""
-    if isinstance(value, list):
-        return tuple(_tuples(item) for item in cast("list[Any]", value))
-    return value
+    return msgspec.convert(dict(zip(_FIELDS, values, strict=True)), Sample)

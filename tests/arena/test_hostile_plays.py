@@ -32,7 +32,7 @@ from legos.play.table import Table
 from legos.records.episode import Task
 from legos.records.sample import TrainingBatch
 from legos.run.episodes import episode_to_json
-from legos.run.stored import batches_to_json
+from legos.run.stored import groups_to_json
 
 
 def step(arena: Arena) -> TrainingBatch:
@@ -42,7 +42,7 @@ def step(arena: Arena) -> TrainingBatch:
 
     batch = asyncio.run(bounded())
     json.dumps([episode_to_json(episode) for episode in batch.episodes], allow_nan=False)
-    json.dumps(batches_to_json([batch], num_episodes=9), allow_nan=False)
+    json.dumps(groups_to_json([batch], num_episodes=9), allow_nan=False)
     return batch
 
 

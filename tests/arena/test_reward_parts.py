@@ -22,7 +22,7 @@ from legos.play.table import Table
 from legos.records.episode import Task
 from legos.records.sample import TrainingBatch
 from legos.run.episodes import episode_to_json
-from legos.run.stored import batches_from_json, batches_to_json
+from legos.run.stored import groups_from_json, groups_to_json
 
 
 class Graded(Arena):
@@ -87,8 +87,8 @@ def test_parts_are_in_evaluations_and_in_what_is_kept() -> None:
     assert flat_figures(play_figures(batch.episodes))["eval/reward_part_writer/correct"] == 1.0
     parts = {"writer": {"correct": 1.0}}
     assert json.loads(json.dumps(episode_to_json(batch.episodes[0])))["reward_parts"] == parts
-    stored = json.loads(json.dumps(batches_to_json([batch], num_episodes=1)))
-    assert batches_from_json(stored)[0].episodes[0].parts == parts
+    stored = json.loads(json.dumps(groups_to_json([batch], num_episodes=1)))
+    assert groups_from_json(stored)[0].episodes[0].parts == parts
 
 
 @pytest.mark.parametrize(

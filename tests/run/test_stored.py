@@ -13,7 +13,7 @@ from legos.fakes import make_episode, make_sample
 from legos.records.episode import Task
 from legos.records.sample import Group
 from legos.run.episodes import episode_to_json
-from legos.run.stored import batches_from_json, batches_to_json, kept_episodes
+from legos.run.stored import groups_from_json, groups_to_json, kept_episodes
 
 
 @given(seed=st.integers(0, 2**32 - 1), num=st.integers(0, 12))
@@ -26,8 +26,8 @@ def test_samples_come_back_bit_for_bit(seed: int, num: int) -> None:
         tokens_generated=tokens,
         metrics={"reward_mean": 1 / 3, "arena/turns": 7.0},
     )
-    text = json.dumps(batches_to_json([batch, batch]))
-    assert batches_from_json(json.loads(text)) == [batch, batch]
+    text = json.dumps(groups_to_json([batch, batch]))
+    assert groups_from_json(json.loads(text)) == [batch, batch]
 
 
 def test_what_is_booked_already_is_not_generated_again() -> None:
@@ -38,7 +38,7 @@ def test_what_is_booked_already_is_not_generated_again() -> None:
         tokens_generated=len(sample.positions) + 5,
         tokens_discarded={"failed": 5},
     )
-    [again] = batches_from_json(batches_to_json([batch]))
+    [again] = groups_from_json(groups_to_json([batch]))
     assert again.tokens_generated == len(sample.positions)
     assert not again.tokens_discarded
     assert not again.episodes
@@ -53,7 +53,7 @@ def test_the_first_plays_and_all_that_failed_are_kept() -> None:
     assert kept_episodes(kept, 2) == kept
     assert kept_episodes(plays, 0) == []
     batch = Group(samples=(), episodes=tuple(plays), tokens_generated=0)
-    [again] = batches_from_json(batches_to_json([batch], num_episodes=2))
+    [again] = groups_from_json(groups_to_json([batch], num_episodes=2))
     assert [episode.rewards["player"] for episode in again.episodes] == [0.0, 1.0, 4.0]
 
 
@@ -67,8 +67,8 @@ def test_plays_of_what_waits_come_back_as_they_are_written() -> None:
         episodes=(played, *plays),
         tokens_generated=len(sample.positions),
     )
-    text = json.dumps(batches_to_json([batch], num_episodes=2))
-    [again] = batches_from_json(json.loads(text))
+    text = json.dumps(groups_to_json([batch], num_episodes=2))
+    [again] = groups_from_json(json.loads(text))
     written = [json.dumps(episode_to_json(episode)) for episode in batch.episodes[:2]]
     assert [json.dumps(episode_to_json(episode)) for episode in again.episodes] == written
 
@@ -79,7 +79,7 @@ def test_a_play_with_values_of_other_types_costs_no_resume(
     sample = make_sample()
     odd = replace(make_episode({"player": 1.0}), notes=(3,))  # pyright: ignore[reportArgumentType]
     batch = Group(samples=(sample,), episodes=(odd,), tokens_generated=len(sample.positions))
-    [again] = batches_from_json(batches_to_json([batch], num_episodes=8))
+    [again] = groups_from_json(groups_to_json([batch], num_episodes=8))
     assert again.samples == batch.samples
     assert not again.episodes
     assert "plays in the checkpoint will not be in the run's episodes" in caplog.text

@@ -21,7 +21,7 @@ from legos.records.episode import Episode, Rollout, Turn
 from legos.records.message import Completion, Message, Sampling, ToolCall
 from legos.records.sample import Group
 from legos.run.episodes import episode_to_json
-from legos.run.stored import batches_from_json, batches_to_json
+from legos.run.stored import groups_from_json, groups_to_json
 from legos.wiring.arena import make_arena
 
 
@@ -190,6 +190,6 @@ def test_plays_in_a_checkpoint_keep_their_settings() -> None:
     episode = played()
     sample = make_sample()
     batch = Group(samples=(sample,), episodes=(episode,), tokens_generated=len(sample.positions))
-    text = json.dumps(batches_to_json([batch], num_episodes=1))
-    [again] = batches_from_json(json.loads(text))
+    text = json.dumps(groups_to_json([batch], num_episodes=1))
+    [again] = groups_from_json(json.loads(text))
     assert stored(again.episodes[0]) == stored(episode)
