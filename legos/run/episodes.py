@@ -37,7 +37,7 @@ class StoredMessage(Struct, frozen=True, omit_defaults=True):
 
     role: str
     content: str
-    tool_calls: list[tuple[str, str]] = []  # names and arguments
+    tool_calls: list[list[str]] = []  # names and arguments
 
 
 class StoredTurn(Struct, frozen=True, kw_only=True):
@@ -51,7 +51,7 @@ class StoredTurn(Struct, frozen=True, kw_only=True):
     restricted: bool = False
     sampling: dict[str, Any] = {}  # settings that differ from those of the seat
     said: str
-    tool_calls: list[tuple[str, str]]  # names and arguments
+    tool_calls: list[list[str]]  # names and arguments
     move: str | None
     legal: bool | None
     reward: float | None
@@ -245,9 +245,9 @@ def _num_common(one: Sequence[object], other: Sequence[object]) -> int:
     return next((index for index, (a, b) in pairs if a != b), shorter)
 
 
-def _calls(of: Any) -> list[tuple[str, str]]:
+def _calls(of: Any) -> list[list[str]]:
     calls: Sequence[ToolCall] = of.tool_calls
-    return [(call.name, call.arguments) for call in calls]
+    return [[call.name, call.arguments] for call in calls]
 
 
 def _settings(sampling: Sampling, usual: Sampling) -> dict[str, Any]:
