@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 CHECK_S = 0.25  # between two checks
 ENDS_S = 1.0  # lag that is reported of a loop that is to end
+STALL_AFTER_S = 10.0  # lag of an event loop whose stacks are reported
 MAX_DUMPS = 20  # of a process; later stalls are lines of the log alone
 TASKS_SHOWN = 30  # places at which tasks wait, those with the most tasks first
 
@@ -123,7 +124,7 @@ class LoopWatch:
         self,
         observe: Callable[[float], object],
         *,
-        stall_after_s: float,
+        stall_after_s: float = STALL_AFTER_S,
         file: Path | None = None,
         report: Callable[[float, FrameType | None], object] | None = None,
     ) -> None:

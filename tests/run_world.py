@@ -143,12 +143,9 @@ class World:
         usual: dict[str, Any] = {
             "steps": STEPS,
             "checkpoint_every": 2,
-            "keep_checkpoints": 3,
-            "checkpoint_seconds": 200.0,
             "evaluate_every": 3,
-            "evaluation_alone": True,
+            "deterministic": True,
             "episodes_kept_per_step": 2,
-            "adaptive_concurrency": False,
         }
         self.run = Run(
             self.folder,

@@ -12,6 +12,7 @@ import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from accounts import balanced_ledger
 from run_world import Duel, Solo, step_settings
@@ -77,13 +78,11 @@ class Session:
             self.trainer,
             LoopConfig(
                 steps=STEPS,
-                adaptive_concurrency=False,
                 step_concurrency=players,
                 checkpoint_every=2,
-                checkpoint_seconds=200.0,
                 keep_checkpoints=2,
                 evaluate_every=3,
-                evaluation_alone=limit == 0,
+                deterministic=limit == 0,
                 episodes_kept_per_step=1,
             ),
             episode_concurrency=4,
@@ -148,6 +147,7 @@ def _running() -> bool:
     return True
 
 
+@patch("legos.run.run.CHECKPOINT_S", 200.0)
 def play_schedule(seed: int, place: Path, *, samples: int = SAMPLES) -> Account:
     """Play one schedule to the end of its run, and check every session.
 
@@ -190,6 +190,7 @@ def play_schedule(seed: int, place: Path, *, samples: int = SAMPLES) -> Account:
     raise AssertionError(f"the run has not ended after {SESSIONS} sessions")
 
 
+@patch("legos.run.run.CHECKPOINT_S", 200.0)
 def seconds_to_stop(seed: int, place: Path) -> float | None:
     """Start a run, stop it at a random moment, and check what it leaves.
 

@@ -29,7 +29,7 @@ def trackers(
         settings = config.model_dump(mode="json")
         steps.append(WandbTracker(folder.path, mode=track.wandb, config=settings))
     if track.console:
-        every = 0 if loop.evaluation_alone else loop.evaluate_every
+        every = 0 if loop.deterministic else loop.evaluate_every
         console = ConsoleTracker(num_steps=loop.steps, evaluate_every=every)
         steps.append(console)
     with (

@@ -15,13 +15,14 @@ from legos.stalls import LoopWatch, Watchdog
 __all__ = ["restart", "watched"]
 
 logger = logging.getLogger(__name__)
+MAX_RESTARTS = 3  # of one run
 RESTARTS = "LEGOS_RESTARTS"  # environment variable: restarts of this run so far
 STUCK_S = 1800.0  # a call that takes longer hangs
 LOST_S = 60.0  # the same for a run that is told to stop and waits for other processes
 TIMES_LONGEST = 4  # and so many times as long as the longest call that ended
 
 
-def restart(folder: Path, reason: str, *, most: int) -> None:
+def restart(folder: Path, reason: str) -> None:
     """Replace this process by one that resumes a run; returns where that is not allowed.
 
     It is allowed where ``legos train`` is the command of this process: a program that uses legos
@@ -30,16 +31,15 @@ def restart(folder: Path, reason: str, *, most: int) -> None:
     Args:
         folder: the run, which has a checkpoint.
         reason: why this process cannot go on.
-        most: restarts allowed in all.
     """
     done = int(os.environ.get(RESTARTS, "0"))
-    if not _is_command() or done >= most or not checkpoints(RunFolder(folder).checkpoints):
+    if not _is_command() or done >= MAX_RESTARTS or not checkpoints(RunFolder(folder).checkpoints):
         return
     logger.error(
         "%s; the run starts again in a new process, from its last checkpoint (restart %d of %d)",
         reason,
         done + 1,
-        most,
+        MAX_RESTARTS,
     )
     sys.stdout.flush()
     sys.stderr.flush()
@@ -53,7 +53,6 @@ def watched(
     turns: Callable[[], Mapping[str, int | None]],
     folder: Path,
     *,
-    most: int,
     loop: LoopWatch,
     leads: bool,
     stopping: Callable[[], bool],
@@ -65,7 +64,6 @@ def watched(
     Args:
         turns: see ``ModelHandle.turns``.
         folder: the run.
-        most: restarts allowed in all.
         loop: watches the event loop.
         leads: whether other processes compute with this one. Where it hangs one of them has died,
             so the process ends: launchers end those that are left with SIGTERM.
@@ -86,7 +84,7 @@ def watched(
                 reason = f"{name} has not responded for {seconds:.0f} s"
                 if leads:
                     _end(f"{reason}, so another process has died; {resume_command(folder)}")
-                restart(folder, reason, most=most)
+                restart(folder, reason)
                 logger.error("%s; end this process and run: %s", reason, resume_command(folder))
 
     with Watchdog(check, name="legos-train-watchdog"):

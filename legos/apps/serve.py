@@ -102,9 +102,7 @@ async def _until_signal(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end, number)
     service = service_of(app)
-    watch = LoopWatch(
-        service.metrics.loop_lag_s.observe, stall_after_s=service.options.stall_after_s
-    )
+    watch = LoopWatch(service.metrics.loop_lag_s.observe)
     async with serve_app(app, listener, drain_s=drain_s) as url:
         live = [f"{name}@{version}" for name, version in service.engine.versions().items()]
         key = '-H "Authorization: Bearer $LEGOS_API_KEY" ' if service.options.api_key else ""

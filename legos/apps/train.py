@@ -21,7 +21,7 @@ from legos.apps.seated import load_seated
 from legos.apps.signals import StopSignals
 from legos.apps.summary import announcement, comparison, summary
 from legos.config.resolve import ResolvedConfig, read_config
-from legos.config.schema import LoopConfig, RunConfig
+from legos.config.schema import RunConfig
 from legos.errors import ConfigError, DeviceError, LegosError, TrainerError
 from legos.mac import awake
 from legos.play.step import play_each
@@ -32,7 +32,7 @@ from legos.run.ending import failure_kept
 from legos.run.find import checkpoint_of, find_run, fresh_folder, split_place
 from legos.run.folder import FAILS_AGAIN, RUNS, RunFolder
 from legos.run.run import Run
-from legos.stalls import LoopWatch
+from legos.stalls import STALL_AFTER_S, LoopWatch
 from legos.track import ConsoleTracker
 from legos.wiring.arena import make_mix
 from legos.wiring.evaluate import evaluation_of
@@ -48,8 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check", "train"]
 
-# Settings that determine advantages, and settings that determine figures of an evaluation.
-CREDIT = ("credit", "overlong_margin")
+# Settings that determine figures of an evaluation.
 FIGURES = ("loop.evaluation_plays", "loop.evaluation_temperature")
 _NEEDS_CHANGE = (*FAILS_AGAIN, TrainerError)
 _CHANGE = "change what the message names, then "
@@ -99,7 +98,7 @@ def train(resolved: ResolvedConfig, *, resume: Path | None = None) -> int:
             return _train(resolved, folder, checkpoint)
     except DeviceError as error:
         if error.run is not None:
-            restart(error.run, str(error), most=resolved.config.loop.max_restarts)
+            restart(error.run, str(error))
         raise
 
 
@@ -132,7 +131,7 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
                 folder,
                 mix,
                 trainer,
-                _loop_settings(config),
+                config.loop,
                 episode_concurrency=config.play.concurrency,
                 base_model=config.model,
                 evaluation=evaluation,
@@ -222,13 +221,13 @@ def _fork(run: Run, config: RunConfig, start: str) -> None:
     parent = find_run(name)
     before = read_config(parent.settings)
 
-    def of_play(settings: RunConfig, *names: str) -> list[object]:
-        return [getattr(one.play, name) for one in settings.arenas.values() for name in names]
+    def of_play(settings: RunConfig, name: str) -> list[object]:
+        return [getattr(one.play, name) for one in settings.arenas.values()]
 
     figures = all(get(config) == get(before) for get in map(attrgetter, FIGURES))
     run.fork(
         checkpoint_of(parent, step),
-        same_credit=of_play(config, *CREDIT) == of_play(before, *CREDIT),
+        same_credit=of_play(config, "credit") == of_play(before, "credit"),
         same_figures=figures and of_play(config, "options") == of_play(before, "options"),
     )
 
@@ -246,7 +245,7 @@ def _go(
 
     async def go(steps: Tracker, evaluations: Tracker, console: ConsoleTracker | None) -> None:
         loop, settings = asyncio.get_running_loop(), config.loop
-        stall_after_s = math.inf if settings.deterministic else settings.stall_after_s
+        stall_after_s = math.inf if settings.deterministic else STALL_AFTER_S
         watch = LoopWatch(run.speed.note_lag, stall_after_s=stall_after_s, file=folder.stalls)
 
         def stop() -> None:
@@ -259,7 +258,6 @@ def _go(
                 with watched(
                     lambda: trainer.model.turns,
                     folder.path,
-                    most=settings.max_restarts,
                     loop=watch,
                     leads=has_followers(),
                     stopping=lambda: signals.received is not None,
@@ -285,14 +283,6 @@ def _served(config: RunConfig, trainer: Trainer) -> "ServedRun | None":
     from legos.apps.served_run import ServedRun  # a slow import
 
     return ServedRun(trainer, name=Path(config.model).name, host=SERVED_AT, port=port)
-
-
-def _loop_settings(config: RunConfig) -> LoopConfig:
-    """The settings of the run, without what other processes make impossible."""
-    loop = config.loop
-    return loop.replace(
-        adaptive_concurrency=loop.adaptive_concurrency and not (config.ray and config.players),
-    )
 
 
 def _print(*lines: str) -> None:

@@ -20,7 +20,6 @@ NOT_OF_VLLM = (
     "adapter_folder",
     "max_adapters",
     "drain_s",
-    "stall_after_s",
     "keep_awake",
     "log_prompts",
 )

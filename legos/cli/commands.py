@@ -190,7 +190,6 @@ def serve(
     adapter_folder: Path | None = None,
     max_adapters: int = 64,
     drain_s: float = 30.0,
-    stall_after_s: float = 10.0,
     keep_awake: bool = True,
     log_prompts: Flag = False,
 ) -> None:
@@ -217,8 +216,6 @@ def serve(
         adapter_folder: Folder below which adapters may be loaded by path.
         max_adapters: Adapters that may be live at the same time; further loads get status 409.
         drain_s: Time that running requests get to finish after SIGTERM, in seconds.
-        stall_after_s: Where the event loop has not turned for so many seconds, the stacks of all
-            threads and tasks go into the log.
         keep_awake: Keep macOS from sleeping while the server runs.
         log_prompts: Write prompts to the log.
     """
@@ -235,7 +232,6 @@ def serve(
         max_body_bytes=int(max_body_mb * 2**20),
         adapter_folder=adapter_folder,
         max_adapters=max_adapters,
-        stall_after_s=stall_after_s,
         log_prompts=log_prompts,
     )
     if backend == "vllm":

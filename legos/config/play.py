@@ -28,9 +28,6 @@ class PlayConfig(Settings):
     curriculum: CurriculumName | None = knob(None)
     """Which level the next task has, in arenas with levels: climb plays the easiest level that is
     not mastered, and some easier tasks; uniform plays all equally often; none: the arena's own."""
-    overlong_margin: int | None = knob(None, unit="tokens", ge=1)
-    """Penalise long completions: a penalty grows from 0 to 1 over this many tokens before the token
-    limit; none: no penalty."""
     illegal: IllegalMove | None = knob(None)
     """What an illegal move leads to: its role loses (forfeit), is asked again with the reason
     (retry), or plays a random legal move (random); none: the arena's own choice."""

@@ -24,11 +24,18 @@ REMOVED: Mapping[str, Removed] = {
     "generation.in_flight": Removed("switch", "running completions continue with new weights"),
     "generation.prefill_tokens": Removed("none", "training.memory_limit_gib limits all memory"),
     "generation.prefix_cache_gib": Removed("none", "training.memory_limit_gib limits all memory"),
+    "loop.adaptive_concurrency": Removed(True, "without effect with training.staleness_limit 0"),
+    "loop.checkpoint_seconds": Removed(600.0, "it is 600 in every run"),
+    "loop.evaluation_alone": Removed(False, "loop.deterministic implies it"),
     "loop.keep_batches": Removed(False, "steps can no longer be computed again"),
+    "loop.max_failed_share": Removed(0.9, "it is 0.9 in every run"),
+    "loop.max_restarts": Removed(3, "it is 3 in every run"),
+    "loop.stall_after_s": Removed(10.0, "it is 10 in every run"),
     "play.continue_tokens": Removed("none", "the arena's attribute continue_tokens sets it"),
     "play.curriculum_easier": Removed("none", "pass Climb(easier=...) to the arena"),
     "play.curriculum_threshold": Removed("none", "pass Climb(threshold=...) to the arena"),
     "play.discount": Removed(1.0, "pass a credit rule with a discount to the arena"),
+    "play.overlong_margin": Removed("none", "use training.overlong_filter, or OverlongPenalty"),
     "track.project": Removed("legos", "set WANDB_PROJECT in the environment"),
     "loop.adaptive_overlap": Removed(
         True, "play and training overlap; training.staleness_limit 0 makes them take turns"

@@ -47,7 +47,6 @@ _LOSS, _RATIO = "training.loss", "training.importance_sampling"
 _IMPLIED: Mapping[str, object] = {
     "training.staleness_limit": 0,
     "loop.step_concurrency": 1,
-    "loop.evaluation_alone": True,
 }
 
 

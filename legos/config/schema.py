@@ -110,19 +110,13 @@ class LoopConfig(Settings):
     """Length of the run."""
     step_concurrency: int = knob(2, unit="steps", ge=1, le=64)
     """Number of steps whose tasks (play.tasks_per_step) are played at the same time."""
-    adaptive_concurrency: bool = knob(True)
-    """Play more at once while the engine is idle (slow tools, long plays), and less while requests
-    queue at it (KV cache full): from step_concurrency steps, up to play.concurrency times
-    step_concurrency plays. Only with staleness_limit above 0. If off, step_concurrency holds."""
     deterministic: bool = knob(False)
     """Make the run repeat bit for bit: generation and training take turns on one thread. Sets
-    staleness_limit to 0, step_concurrency to 1 and evaluation_alone to true."""
+    staleness_limit to 0 and step_concurrency to 1."""
     checkpoint_every: int = knob(50, unit="optimiser steps", ge=0)
-    """Steps between checkpoints; 0: only at the start, by time and at the end."""
-    checkpoint_seconds: float = knob(600.0, unit="s", gt=0)
-    """Longest time between checkpoints; checked after each step."""
+    """Steps between checkpoints; 0: only at the start, every ten minutes and at the end."""
     keep_checkpoints: int = knob(3, unit="checkpoints", ge=1)
-    """Number of newest checkpoints that are kept."""
+    """Number of newest checkpoints that are kept. Raise it to fork from more steps."""
     keep_best: str | None = knob(None)
     """Also keep the checkpoint with the best value of this figure of the evaluation, such as
     optimal_move_rate, or -exploitability where less is better; none: keep no such one."""
@@ -134,25 +128,13 @@ class LoopConfig(Settings):
     evaluation_temperature: float | None = knob(None, ge=0, le=10)
     """Sampling temperature of evaluation plays; 0: the most probable token; none: the temperature
     of training."""
-    evaluation_alone: bool = knob(False)
-    """Stop play and training during every evaluation. If off, only during the first and the last
-    one; the others run next to training, on a pinned copy of the adapter."""
     episodes_kept_per_step: int = knob(8, unit="episodes", ge=0)
     """Plays of each step, and of each evaluation by play, that are written to episodes.jsonl,
     besides all that failed; 0: none."""
-    max_failed_share: float = knob(0.9, unit="share", ge=0, le=1)
-    """The run ends with the first traceback when a larger share of the plays has failed, counted
-    over the tasks of the last ten steps."""
     keep_awake: bool = knob(True)
     """Keep macOS from sleeping while the run goes on (caffeinate -is); its display may sleep."""
     pause_on_battery: bool = knob(False)
     """Pause between steps while a Mac runs on battery; the run goes on by itself on mains power."""
-    max_restarts: int = knob(3, unit="restarts", ge=0)
-    """How often the run starts itself again in a new process, from its last checkpoint, after the
-    device has failed twice in a row or hangs for half an hour; 0: it ends instead."""
-    stall_after_s: float = knob(10.0, unit="s", gt=0)
-    """Where the event loop has not turned for so long, the stacks of all threads and tasks are
-    added to stalls.txt of the run, and the log says so."""
     serve_port: int | None = knob(None, ge=0, le=65535)
     """Port of 127.0.0.1 at which the policy can be asked while it trains, and at which programs
     start the episodes of the arena programs; 0: a free port; none: no server."""
@@ -229,11 +211,6 @@ class RunConfig(Settings):
             raise ConfigError(
                 f"loop.deterministic is true but loop.step_concurrency is {loop.step_concurrency}; "
                 "a deterministic run plays for one step at a time: set it to 1 or leave it out"
-            )
-        if loop.deterministic and not loop.evaluation_alone:
-            raise ConfigError(
-                "loop.deterministic is true but loop.evaluation_alone is false; a deterministic "
-                "run makes nothing next to training: set it to true or leave it out"
             )
         if training.kl_server and loop.deterministic:
             raise ConfigError(

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from legos.loop.failures import MAX_FAILED_SHARE, FailureWindow
+from legos.loop.failures import FailureWindow
 from legos.loop.ledger import Ledger
 from legos.loop.select import KEEP_ALL, Selection, only
 from legos.loop.trainer import References
@@ -47,7 +47,6 @@ class Buffer:
         staleness_limit: int,
         tasks_per_step: int = 1,
         select: Selection = KEEP_ALL,
-        max_failed_share: float = MAX_FAILED_SHARE,
     ) -> None:
         """Make an empty buffer.
 
@@ -57,7 +56,6 @@ class Buffer:
             staleness_limit: maximum staleness of a token, in optimiser steps.
             tasks_per_step: number of tasks that the arena draws at once.
             select: selects the samples of each group that are trained on.
-            max_failed_share: maximum share of failed plays among the tasks of ten steps.
         """
         self.arena = arena
         self.tasks_per_step = tasks_per_step
@@ -66,9 +64,7 @@ class Buffer:
         self._staleness_limit = staleness_limit
         self._ledger = ledger
         self._select = select
-        self._failures = FailureWindow(
-            tasks_per_step=tasks_per_step, max_failed_share=max_failed_share
-        )
+        self._failures = FailureWindow(tasks_per_step)
         self._unscored: list[Group] = []  # without their reference log-probabilities yet
         self._queue: list[Group] = []  # in the order of arrival
         self._checked = 0  # number of oldest groups that hold no sample of a refused version

@@ -8,11 +8,11 @@ from legos.play.step import failures
 from legos.records.episode import Episode
 from legos.records.sample import TrainingBatch
 
-__all__ = ["MAX_FAILED_SHARE", "FailureWindow"]
+__all__ = ["FailureWindow"]
 
 MANY = 0.5  # share of plays with an illegal answer above which these explain the lack of samples
 WINDOW = 10  # steps; failures are counted over the tasks of this many steps
-MAX_FAILED_SHARE = 0.9  # default for the maximum share of failed plays in this window
+MAX_FAILED_SHARE = 0.9  # a larger share of failed plays in this window ends the run
 
 
 class _Newest:
@@ -46,15 +46,13 @@ class _Newest:
 class FailureWindow:
     """Counts failures among the newest plays; one step has the tasks of one ``arena.step``."""
 
-    def __init__(self, *, tasks_per_step: int, max_failed_share: float) -> None:
+    def __init__(self, tasks_per_step: int) -> None:
         """Start without plays.
 
         Args:
             tasks_per_step: number of tasks in one step.
-            max_failed_share: maximum share of failed plays among the tasks of ten steps.
         """
         self._window = WINDOW * tasks_per_step
-        self._max_failed_share = max_failed_share
         self._newest_step, self._newest = _Newest(tasks_per_step), _Newest(self._window)
         self._empty = 0  # number of consecutive tasks without a kept sample
 
@@ -77,11 +75,10 @@ class FailureWindow:
             failed = step.failed
             if failed and all(episode.failure == "failed" for episode in failed):
                 return ArenaError(failures(step.num_plays, failed))
-        if newest.num_failed > self._max_failed_share * newest.num_plays and newest.failed:
+        if newest.num_failed > MAX_FAILED_SHARE * newest.num_plays and newest.failed:
             return ArenaError(
-                f"{newest.num_failed} of the last {newest.num_plays} plays failed, more than the "
-                f"share of {self._max_failed_share:g} that loop.max_failed_share allows; the "
-                f"first:\n{newest.failed[0].error}"
+                f"{newest.num_failed} of the last {newest.num_plays} plays failed, more than "
+                f"{MAX_FAILED_SHARE:.0%}; the first:\n{newest.failed[0].error}"
             )
         if self._empty >= self._window:
             return TrainerError(

@@ -19,7 +19,6 @@ from legos.errors import Stopped, TrainerError
 from legos.loop.batcher import Batcher
 from legos.loop.buffer import Buffer
 from legos.loop.concurrency import ConcurrencyLimit, EngineStats
-from legos.loop.failures import MAX_FAILED_SHARE
 from legos.loop.mix import Mix, mix_of
 from legos.loop.player import Player, PlayGroup
 from legos.loop.trainer import Metrics, PolicyTrainer
@@ -123,7 +122,6 @@ def batcher_of(
     mix: Mix,
     *,
     staleness_limit: int | None = None,
-    max_failed_share: float = MAX_FAILED_SHARE,
 ) -> Batcher:
     """A batcher with empty buffers and the settings of a trainer.
 
@@ -131,7 +129,6 @@ def batcher_of(
         trainer: its ledger counts the tokens.
         mix: the arenas, each of which gets a buffer.
         staleness_limit: maximum staleness in optimiser steps; None: that of the trainer.
-        max_failed_share: maximum share of failed plays among the tasks of ten steps.
     """
     settings = trainer.settings
     limit = settings.staleness_limit if staleness_limit is None else staleness_limit
@@ -142,7 +139,6 @@ def batcher_of(
             tasks_per_step=arena.tasks_per_step,
             staleness_limit=limit,
             select=trainer.select,
-            max_failed_share=max_failed_share,
         )
         for name, arena in mix.arenas.items()
     ]

@@ -38,6 +38,7 @@ from legos.weights.adapter import Adapter
 __all__ = ["Run"]
 
 logger = logging.getLogger(__name__)
+CHECKPOINT_S = 600.0  # maximum time between two checkpoints, checked after each step
 
 
 class Run:
@@ -91,7 +92,7 @@ class Run:
         self._clock = clock
         self._saved = clock()
         self.speed = Speed(engine_figures, clock)
-        self._batcher = batcher_of(trainer, self._mix, max_failed_share=settings.max_failed_share)
+        self._batcher = batcher_of(trainer, self._mix)
         self._stopping = asyncio.Event()
         self._writer = writer
         self._writing = Background(self._batcher.end)
@@ -232,6 +233,11 @@ class Run:
         self._evaluations.stop()
         await self._batcher.end(Stopped())
 
+    @property
+    def _follows_engine(self) -> bool:
+        """Whether the number of plays follows the engine: not where other processes play."""
+        return not self._settings.deterministic and self._play is play_each
+
     async def _to_the_end(self, out: Outputs) -> None:
         settings, trainer = self._settings, self._trainer
         self._state.log_restored(out.steps)
@@ -255,7 +261,7 @@ class Run:
                 batcher=self._batcher,
                 publisher=out.publisher,
                 play=self._play,
-                stats=self._engine_figures if settings.adaptive_concurrency else None,
+                stats=self._engine_figures if self._follows_engine else None,
                 progress=False,
             )
         if not self.finished:  # the run was stopped during the last evaluation
@@ -265,7 +271,7 @@ class Run:
         step, settings = self.step, self._settings
         last = step >= settings.steps  # its checkpoint is written when the run closes
         metrics |= self.speed.of_step(batches, metrics["step_s"] or 0.0)
-        if self._due and (last or settings.evaluation_alone):
+        if self._due and (last or settings.deterministic):
             with suppress(Stopped):  # the step itself is complete
                 metrics |= await self._evaluations.of_live(step, self._trainer.version, out)
         elif self._due:
@@ -280,7 +286,7 @@ class Run:
                 step, kept_episodes(episodes, settings.episodes_kept_per_step)
             )
         due = settings.checkpoint_every and step % settings.checkpoint_every == 0
-        late = self._clock() - self._saved >= settings.checkpoint_seconds
+        late = self._clock() - self._saved >= CHECKPOINT_S
         if (due or late or step in self._evaluations.kept_steps) and not last:
             await self._save()
         if settings.pause_on_battery and not last:

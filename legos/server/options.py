@@ -23,7 +23,6 @@ class ServerOptions:
     body_pause_s: float = 30.0  # maximum seconds between two pieces of a body
     max_adapters: int = 64  # adapters that are loaded at the same time
     adapter_folder: Path | None = None  # folder to load adapters from; None: not allowed
-    stall_after_s: float = 10.0  # lag of the event loop at which all stacks go into the log
     log_prompts: bool = False
 
     def __post_init__(self) -> None:

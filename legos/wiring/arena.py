@@ -9,7 +9,7 @@ from legos.arena.curriculum import CURRICULA, CurriculumName
 from legos.arena.game import Game
 from legos.arena.registry import find_arena, load_module
 from legos.config.schema import GenerationConfig, PlayConfig, RunConfig
-from legos.credit import OverlongPenalty, make_credit
+from legos.credit import make_credit
 from legos.errors import ArenaError, ConfigError, LegosError
 from legos.loop.mix import Mix
 from legos.protocols import Client, CreditAssigner
@@ -90,8 +90,6 @@ def make_arena(
         arena.state_rules()
     if play.curriculum is not None:
         _follow(arena, play.curriculum)
-    if play.overlong_margin is not None:
-        _penalise_overlong(arena, play.overlong_margin)
     return arena
 
 
@@ -147,23 +145,6 @@ def _follow(arena: Arena, name: CurriculumName) -> None:
             "play.curriculum out, or list them in the arena: levels = ('easy', 'hard')"
         )
     arena.curriculum = CURRICULA[name]()
-
-
-def _penalise_overlong(arena: Arena, margin: int) -> None:
-    """Add the soft penalty of long completions to the arena's credit rule.
-
-    Raises:
-        ConfigError: the arena's completions have no limit besides their longest move.
-    """
-    if arena.max_tokens is None:
-        raise ConfigError(
-            f"play.overlong_margin is {margin} but completions of arena {arena.name!r} have no "
-            "limit besides their longest move; set generation.max_tokens or leave it out"
-        )
-    if arena.credit_assigner is not None:
-        arena.credit_assigner = OverlongPenalty(
-            arena.credit_assigner, limit=arena.max_tokens, margin=margin
-        )
 
 
 def policies_of(names: Iterable[str]) -> tuple[str, ...]:

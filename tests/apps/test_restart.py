@@ -85,10 +85,10 @@ def test_restarts_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys, "argv", ["legos", "train"])
     monkeypatch.setenv(restart.RESTARTS, "1")
     for _ in range(4):
-        restart.restart(tmp_path / "run", "the device failed", most=3)
+        restart.restart(tmp_path / "run", "the device failed")
     assert [command[1:] for command in started] == [
         ["-m", "legos", "train", "--resume", str(tmp_path / "run")]
     ] * 2
     monkeypatch.delenv(restart.RESTARTS)
-    restart.restart(tmp_path / "elsewhere", "the device failed", most=3)  # without a checkpoint
+    restart.restart(tmp_path / "elsewhere", "the device failed")  # without a checkpoint
     assert len(started) == 2

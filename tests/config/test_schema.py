@@ -98,17 +98,12 @@ def test_growing_entropy_bonus_needs_its_length() -> None:
 
 
 def test_deterministic_run_allows_no_lag() -> None:
-    loop = LoopConfig(deterministic=True, step_concurrency=1, evaluation_alone=True)
+    loop = LoopConfig(deterministic=True, step_concurrency=1)
     with pytest.raises(ConfigError, match=r"loop\.deterministic.*training\.staleness_limit is 3"):
         RunConfig(loop=loop)
     RunConfig(loop=loop, training=TrainingConfig(staleness_limit=0))
     with pytest.raises(ConfigError, match=r"loop\.deterministic.*loop\.step_concurrency is 2"):
         RunConfig(loop=LoopConfig(deterministic=True), training=TrainingConfig(staleness_limit=0))
-    with pytest.raises(ConfigError, match=r"loop\.deterministic.*loop\.evaluation_alone is false"):
-        RunConfig(
-            loop=LoopConfig(deterministic=True, step_concurrency=1),
-            training=TrainingConfig(staleness_limit=0),
-        )
 
 
 def test_a_group_of_one_cannot_be_compared() -> None:

@@ -28,9 +28,13 @@ def played(*, failed: int, of: int) -> Group:
 
 
 @pytest.mark.parametrize(("failed", "ends"), [(5, False), (6, True)])
-def test_too_large_a_share_of_failed_plays_ends_the_run(failed: int, ends: bool) -> None:
+def test_too_large_a_share_of_failed_plays_ends_the_run(
+    failed: int, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("legos.loop.failures.MAX_FAILED_SHARE", 0.5)
+
     async def story() -> Batcher:
-        batcher = alone(Ledger(), min_samples=1, staleness_limit=99, max_failed_share=0.5)
+        batcher = alone(Ledger(), min_samples=1, staleness_limit=99)
         for number in range(10):
             await batcher.put(played(failed=failed, of=10))
             if number < 9:
@@ -41,7 +45,7 @@ def test_too_large_a_share_of_failed_plays_ends_the_run(failed: int, ends: bool)
         await (await story()).take({POLICY: 0})
 
     if ends:
-        told = r"60 of the last 100 plays failed.* 0\.5 that loop\.max_failed_share.*\nno 0"
+        told = r"60 of the last 100 plays failed, more than 50%; the first:\nno 0"
         with pytest.raises(ArenaError, match=told):
             asyncio.run(taken())
     else:

@@ -21,7 +21,7 @@ EVALUATED = evaluated_name(POLICY)
 
 
 def beside(path: Path, **settings: Any) -> World:
-    return World(path, **{"evaluation_alone": False, **settings})
+    return World(path, **{"deterministic": False, **settings})
 
 
 def evaluated(world: World) -> list[object]:

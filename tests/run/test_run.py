@@ -128,7 +128,7 @@ def test_a_crash_goes_on_from_the_newest_checkpoint_without_traces(
 
 
 def test_time_makes_checkpoints_due_as_steps_do(tmp_path: Path) -> None:
-    clock = count(0.0, 50.0)  # it is read at each step and checkpoint
+    clock = count(0.0, 150.0)  # it is read at each step and checkpoint
     world = World(tmp_path / "run", clock=clock, checkpoint_every=0, keep_checkpoints=9).start()
     assert world.go()
     assert list(checkpoint_steps(world.folder.checkpoints)) == [0, 2, 4, 6]

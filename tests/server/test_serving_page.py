@@ -220,7 +220,6 @@ def test_the_page_has_the_defaults_of_the_options() -> None:
     assert given["max_queue"] == own.max_queue
     assert given["max_body_mb"] * 2**20 == own.max_body_bytes
     assert given["timeout_s"] == own.request_timeout_s
-    assert given["stall_after_s"] == own.stall_after_s
     assert given["max_adapters"] == own.max_adapters
     named = {"auto", "none", "most of the memory"}
     for option, (default, effect) in rows.items():
