@@ -81,7 +81,6 @@ def replicated(
                 "max-queue": options.max_queue,
                 "timeout-s": options.request_timeout_s,
                 "max-adapters": options.max_adapters,
-                "stall-after-s": options.stall_after_s,
                 "memory-limit-gib": memory / 2**30,
             },
         )

@@ -1,6 +1,5 @@
 """Settings of the objective of an optimiser step; ``docs/reference/objective.md`` explains each."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, cast
@@ -21,7 +20,6 @@ __all__ = ["ObjectiveSettings"]
 _READ_WITH: Mapping[str, tuple[str, ...]] = {
     "kl_estimator": ("kl_coef", "ema_kl_coef"),
     "ema_decay": ("ema_kl_coef",),
-    "entropy_steps": ("entropy_coef", "entropy_coef_end"),
 }
 
 
@@ -47,12 +45,9 @@ class ObjectiveSettings(Settings):
     clip_skip_threshold: float = knob(0.3, unit="share", gt=0, le=1)
     """Skip the update of a step in which more than this share of the tokens is clipped (gspo: in
     which more than 0.9 of the tokens are in clipped samples)."""
-    icepop_low: float | None = knob(None, ge=0, lt=1)
-    """IcePop: drop tokens from the policy loss whose ratio to the policy that sampled them is below
-    this; none: no lower bound."""
-    icepop_high: float | None = knob(None, gt=1)
+    icepop: float | None = knob(None, gt=1)
     """IcePop: drop tokens from the policy loss whose ratio to the policy that sampled them is above
-    this; none: no upper bound."""
+    this, or below 1 divided by it; none: keep them."""
     kl_estimator: KlEstimator = knob("k2")
     """Estimator of the KL divergences: k1 to k3 use the sampled tokens, exact sums over the whole
     vocabulary (for small vocabularies)."""
@@ -77,9 +72,7 @@ class ObjectiveSettings(Settings):
     entropy_coef: float = knob(0.0, ge=0)
     """Weight of the entropy bonus at step 0. Raise it where the policy settles too early."""
     entropy_coef_end: float = knob(0.0, ge=0)
-    """Weight of the entropy bonus at the end of its linear schedule."""
-    entropy_steps: int | None = knob(None, unit="optimiser steps", ge=1)
-    """Length of the entropy schedule; none: the whole run."""
+    """Weight of the entropy bonus at the last step; it changes linearly in between."""
     overlong_filter: bool = knob(False)
     """Leave answers that reached the token limit out of the loss; their rewards still count in the
     baseline of their group."""
@@ -103,13 +96,6 @@ class ObjectiveSettings(Settings):
     def ratio_anchor(self) -> Anchor:
         """The policy of the ratios: ``anchor``, or the policy that sampled where it is left out."""
         return self.anchor or "behaviour"
-
-    @property
-    def icepop(self) -> tuple[float, float] | None:
-        """The ratios that IcePop keeps; None: it is off."""
-        if self.icepop_low is None and self.icepop_high is None:
-            return None
-        return self.icepop_low or 0.0, math.inf if self.icepop_high is None else self.icepop_high
 
     def anchored(self, dtype: str) -> Self:
         """A copy with an anchor; left out, the type of the base sets it.
@@ -154,17 +140,11 @@ class ObjectiveSettings(Settings):
                     f"reference; set kl_coef above 0, or leave {name} out"
                 )
         self._check_kl_server()
-        if self.entropy_coef_end > self.entropy_coef and self.entropy_steps is None:
-            raise ConfigError(
-                f"entropy_coef_end {self.entropy_coef_end} is above entropy_coef "
-                f"{self.entropy_coef}; set entropy_steps too, which a growing bonus needs"
-            )
         return self
 
     def objective(self, step: int, num_steps: int) -> Objective:
         """The objective of a step of a run of ``num_steps``."""
         high = self.clip_range if self.clip_range_high is None else self.clip_range_high
-        length = self.entropy_steps or num_steps
         return Objective(
             loss=self.policy_loss,
             anchor=self.ratio_anchor,
@@ -175,7 +155,7 @@ class ObjectiveSettings(Settings):
             kl_coef=self.kl_coef,
             ema_kl_coef=self.ema_kl_coef,
             entropy_coef=linear(
-                self.entropy_coef, self.entropy_coef_end, step=step, num_steps=length
+                self.entropy_coef, self.entropy_coef_end, step=step, num_steps=num_steps
             ),
         )
 

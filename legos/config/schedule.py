@@ -1,4 +1,4 @@
-"""Linear schedules over optimiser steps."""
+"""A linear schedule over optimiser steps."""
 
 __all__ = ["linear"]
 

@@ -18,7 +18,7 @@ TRUNCATION_CAP = 2.0  # upper bound of the weight; 1.5 to 5 in the literature
 
 def correct(
     xp: Any,
-    icepop: tuple[float, float] | None,
+    icepop: float | None,
     *,
     frozen: Any,
     behaviour_logprob: Any,
@@ -29,7 +29,7 @@ def correct(
 
     Args:
         xp: array namespace.
-        icepop: a token is dropped unless low <= rho_t <= high; None: none is.
+        icepop: k: a token is dropped unless 1 / k <= rho_t <= k; None: none is.
         frozen: [S, A] log-probabilities (nats) under the current policy, without gradient.
         behaviour_logprob: [S, A] log-probabilities (nats) under the policy that sampled.
         mask: [S, A] 1.0 where a token was chosen.
@@ -44,6 +44,6 @@ def correct(
     rho = xp.exp(log_ratio(xp, frozen, behaviour_logprob) * mask)
     keep = mask > 0
     if icepop is not None:
-        keep = keep & (rho >= icepop[0]) & (rho <= icepop[1])
+        keep = keep & (rho >= 1.0 / icepop) & (rho <= icepop)
     weight = xp.minimum(rho, TRUNCATION_CAP) if weighted else xp.ones_like(mask)
     return xp.where(keep, weight, 0.0), xp.where(keep, 0.0, mask)

@@ -21,7 +21,7 @@ class Objective:
     importance_sampling: ImportanceSampling | None = None  # "token": ppo; "sequence": gspo
     loss: PolicyLoss | None = None  # policy loss; None: importance_sampling selects it
     anchor: Anchor = "behaviour"  # policy of the ratios: "proximal" is the current one
-    icepop: tuple[float, float] | None = None  # keep a token only if pi / mu is in this range
+    icepop: float | None = None  # k: keep a token only if 1 / k <= pi / mu <= k
     clip_low: float | None = None  # lower size of the clip range; None: LOSSES
     clip_high: float | None = None  # upper size of the clip range, in the same unit
     kl_estimator: KlEstimator = "k2"  # of the chosen tokens, or "exact": whole distributions
@@ -43,11 +43,8 @@ class Objective:
             raise ConfigError(
                 f"clip_low {self.clip_low} and clip_high {self.clip_high} must be >= 0"
             )
-        if self.icepop is not None and not 0 <= self.icepop[0] < 1 < self.icepop[1]:
-            raise ConfigError(
-                f"icepop keeps ratios from {self.icepop[0]} to {self.icepop[1]}; expected a range "
-                "around 1, with the lower end at least 0"
-            )
+        if self.icepop is not None and not self.icepop > 1:
+            raise ConfigError(f"icepop is {self.icepop}; expected more than 1, or none")
         for name in ("kl_coef", "ema_kl_coef", "entropy_coef"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected a number >= 0")

@@ -24,8 +24,7 @@ ENGINES = {  # name -> device of the trainer, and the server that generates
 }
 PLAYS = "--play.tasks-per-step 64 --training.min-samples-per-step 64"
 SIZE = {  # smaller games and fewer plays than the defaults, so that a run takes a few minutes
-    "nim": f"{PLAYS} --play.options.largest 7 --loop.steps 450 --loop.evaluate-every 50"
-    " --training.entropy-steps 300",
+    "nim": f"{PLAYS} --play.options.largest 7 --loop.steps 450 --loop.evaluate-every 50",
     "kuhn": f"{PLAYS} --loop.steps 240 --loop.evaluate-every 40 --training.learning-rate 5e-3",
 }
 

@@ -91,12 +91,6 @@ def test_replace_checks_again_and_leaves_the_original() -> None:
         config.replace(kl_coef=-1)
 
 
-def test_growing_entropy_bonus_needs_its_length() -> None:
-    with pytest.raises(ConfigError, match=r"entropy_coef_end.*entropy_coef.*entropy_steps"):
-        TrainingConfig(entropy_coef=0.1, entropy_coef_end=0.2)
-    TrainingConfig(entropy_coef=0.1, entropy_coef_end=0.2, entropy_steps=10)
-
-
 def test_deterministic_run_allows_no_lag() -> None:
     loop = LoopConfig(deterministic=True, step_concurrency=1)
     with pytest.raises(ConfigError, match=r"loop\.deterministic.*training\.staleness_limit is 3"):

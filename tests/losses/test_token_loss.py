@@ -80,16 +80,16 @@ def test_the_weight_of_the_gap_has_no_slope(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_is_masked_keeps_its_place_in_the_normaliser() -> None:
-    objective = Objective(loss="reinforce", icepop=(0.3, 1.5))
+    objective = Objective(loss="reinforce", icepop=1.5)
     loss, sums = found(objective)
-    kept = np.array([[0.0, 1.0, 1.0, 0.0]])
+    kept = np.array([[0.0, 0.0, 1.0, 0.0]])
     assert loss == pytest.approx(-float((WEIGHT * kept * ADVANTAGE * LOGPROB).sum()))
     assert sums["tokens"] == 4.0
-    assert sums["masked"] == 2.0
+    assert sums["masked"] == 3.0
 
 
 def test_counts_by_the_sign_of_the_advantage() -> None:
-    objective = Objective(clip_low=0.6, icepop=(0.3, 1.5))
+    objective = Objective(clip_low=0.6, icepop=1.5)
     _, sums = found(objective)
     expected = {
         "positive": 2.0,
@@ -98,7 +98,7 @@ def test_counts_by_the_sign_of_the_advantage() -> None:
         "clipped_positive": 1.0,
         "clipped_negative": 0.0,
         "masked_positive": 1.0,
-        "masked_negative": 0.0,
+        "masked_negative": 1.0,
         "ratio": 3.75,
         "logprob_gap": 4 * np.log(2.0),
         "error_factor": 2.0 + 2.0 + 1.0 + 4.0,

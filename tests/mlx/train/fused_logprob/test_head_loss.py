@@ -28,7 +28,7 @@ PULLED: Any = {"kl_coef": 0.3, "ema_kl_coef": 0.2, "entropy_coef": 0.1}
 OBJECTIVES: Mapping[str, Objective] = {
     "token": Objective(loss="ppo", **PULLED),
     "token_exact": Objective(loss="cispo", kl_estimator="exact", **PULLED),
-    "token_mask": Objective(icepop=(0.2, 2.0)),
+    "token_mask": Objective(icepop=2.0),
     "truncated": Objective(anchor="proximal"),
     "gspo": Objective(loss="gspo", **PULLED),
     "gmpo_exact": Objective(loss="gmpo", kl_estimator="exact", **PULLED),
