@@ -20,7 +20,7 @@ from random import Random
 from typing import Any
 
 from legos import Arena, Table, Task
-from legos.cli import main
+from legos.cli.process import main
 
 
 class ShareOfB:

@@ -2,6 +2,6 @@
 
 import sys
 
-from legos.cli import main
+from legos.cli.process import main
 
 sys.exit(main())

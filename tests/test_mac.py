@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from legos import mac
-from legos.cli import main
+from legos.cli.process import main
 from legos.errors import ModelError
 from legos.mac import awake, check_mac, has_battery, mac_facts, on_battery
 
@@ -104,7 +104,7 @@ def test_the_refusal_comes_before_mlx_is_imported(tmp_path: Path) -> None:
         "import platform, sys\n"
         "platform.system = lambda: 'Darwin'\n"
         "platform.machine = lambda: 'x86_64'\n"
-        "from legos.cli import main\n"
+        "from legos.cli.process import main\n"
         "code = main(['train', '--steps', '1', '--out', 'run'])\n"
         "print(code, [name for name in sys.modules if name.split('.')[0] in ('mlx', 'mlx_lm')])\n"
     )
@@ -191,7 +191,7 @@ def test_a_server_keeps_the_mac_awake_until_it_ends(tools: Path, tmp_path: Path)
         "from legos import mac\n"
         "mac.platform = SimpleNamespace(system=lambda: 'Darwin', machine=lambda: 'arm64', "
         "mac_ver=lambda: ('15.5',))\n"
-        "from legos.cli import main\n"
+        "from legos.cli.process import main\n"
         "print('ended', main(['serve', '--model', 'builtin', '--port', '0']))\n"
     )
     command = [sys.executable, "-u", "-c", code]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from legos.cli import main
+from legos.cli.process import main
 from legos.stalls import LoopWatch, Watchdog
 
 

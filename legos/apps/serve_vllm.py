@@ -37,7 +37,6 @@ def serve_vllm(
     port: int,
     api_key: str | None,
     max_rows: int,
-    program: Path | None,
     arguments: Sequence[str],
     say: Callable[[str], None],
 ) -> None:
@@ -51,7 +50,6 @@ def serve_vllm(
         port: port to listen on; 0: a free one.
         api_key: key that every request must send.
         max_rows: completions decoded in one batch.
-        program: the ``vllm`` program; None: ``LEGOS_VLLM_BIN``, or ``vllm`` on PATH.
         arguments: further arguments of ``vllm serve``.
         say: receives progress, and a message with the address once the server answers.
 
@@ -71,7 +69,7 @@ def serve_vllm(
         max_rows=max_rows,
         arguments=arguments,
     )
-    command = partial(vllm_command, find_vllm(program), options, host=host)
+    command = partial(vllm_command, find_vllm(), options, host=host)
     with tempfile.TemporaryDirectory(prefix="legos-vllm-serve-") as text:
         folder = Path(text)
         for adapter in adapters:

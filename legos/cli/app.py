@@ -10,12 +10,19 @@ from pathlib import Path
 from cyclopts import App, CycloptsError
 from cyclopts.exceptions import UnknownOptionError, UnusedCliTokensError
 
-from legos.cli import commands
 from legos.cli.arenas import arenas
+from legos.cli.bench import bench
+from legos.cli.chat import chat
+from legos.cli.doctor import doctor
+from legos.cli.evaluate import evaluate
+from legos.cli.export import export
 from legos.cli.help import EVERYTHING, BriefHelp
 from legos.cli.output import results_alone
-from legos.cli.play import play, watch
+from legos.cli.play import play
 from legos.cli.runs import runs
+from legos.cli.serve import serve
+from legos.cli.train import train
+from legos.cli.watch import watch
 from legos.config.removed import why_removed
 from legos.errors import ConfigError, LegosError
 
@@ -48,22 +55,12 @@ def _make_app(*, brief: bool) -> App:
         suppress_keyboard_interrupt=False,
     )
     app.command(
-        commands.train,
+        train,
         help_formatter=BriefHelp() if brief else None,
         help_epilogue=f"{EVERYTHING} lists every setting." if brief else None,
     )
-    app.command(commands.evaluate, name="eval")
-    for command in (
-        commands.serve,
-        commands.chat,
-        play,
-        watch,
-        commands.export,
-        commands.doctor,
-        runs,
-        commands.bench,
-        arenas,
-    ):
+    app.command(evaluate, name="eval")
+    for command in (serve, chat, play, watch, export, doctor, runs, bench, arenas):
         app.command(command)
     return app
 

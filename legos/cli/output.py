@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-__all__ = ["Flag", "results_alone", "show", "show_table"]
+__all__ = ["Flag", "results_alone", "show", "show_line", "show_table"]
 
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 """An option without a value, off unless it is on the command line."""
@@ -71,6 +71,11 @@ def show(result: str | Mapping[str, object], *, json: bool = False) -> None:
     out = _results.get(sys.stdout)
     out.write(text)
     out.flush()
+
+
+def show_line(text: str) -> None:
+    """Write a line to standard output."""
+    show(f"{text}\n")
 
 
 def show_table(

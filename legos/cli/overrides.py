@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast, get_args
 from cyclopts import Group, Parameter, Token
 from pydantic.fields import FieldInfo
 
+from legos.config.resolve import knobs
 from legos.config.schema import (
     GenerationConfig,
     LoopConfig,
     PlayConfig,
+    RunConfig,
     TrackConfig,
     TrainingConfig,
 )
@@ -21,9 +23,12 @@ __all__ = [
     "EvaluationLoopOptions",
     "EvaluationPlayOptions",
     "GenerationOptions",
+    "Key",
     "LoopOptions",
     "PlayOptions",
     "PlaySettings",
+    "RunOptions",
+    "Several",
     "TrackOptions",
     "TrainingOptions",
     "dotted",
@@ -32,10 +37,16 @@ __all__ = [
 ]
 
 
+Several = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
+"""An option that may be repeated."""
+Key = Annotated[str | None, Parameter(env_var="LEGOS_API_KEY", show_env_var=True)]
+"""The API key of a server."""
+
+
 def _options(prefix: str, group: type[Settings], *names: str) -> Any:
     """A typed dictionary of the group's settings, or of the named ones; all are optional."""
     fields = {
-        name: _option(f"{prefix}.{name.replace('_', '-')}", group.model_fields[name])
+        name: _option(f"{prefix}{name.replace('_', '-')}", group.model_fields[name])
         for name in names or group.model_fields
     }
     return TypedDict(f"{group.__name__}Options", fields, total=False)  # pyright: ignore
@@ -44,7 +55,7 @@ def _options(prefix: str, group: type[Settings], *names: str) -> Any:
 def _option(name: str, field: FieldInfo) -> Any:
     kinds = (field.annotation, *get_args(field.annotation))
     converter = _whole_number if int in kinds else None
-    negative = (f"--no-{name}", f"--{name.replace('.', '.no-')}") if bool in kinds else None
+    negative = (f"--no-{name}", f"--{name.replace('.', '.no-')}") if bool in kinds else ""
     parameter = Parameter(help=_help(field), converter=converter, negative=negative)
     return Annotated[field.annotation, parameter]
 
@@ -72,19 +83,21 @@ def _whole_number(_: Any, tokens: Sequence[Token]) -> int | None:
 
 # Type checkers cannot follow classes that are made at run time.
 if TYPE_CHECKING:
-    TrainingOptions = GenerationOptions = PlayOptions = LoopOptions = TrackOptions = dict[str, Any]
+    RunOptions = TrainingOptions = GenerationOptions = dict[str, Any]
+    PlayOptions = LoopOptions = TrackOptions = dict[str, Any]
     EvaluationPlayOptions = EvaluationLoopOptions = dict[str, Any]
 else:
-    TrainingOptions = _options("training", TrainingConfig)
-    GenerationOptions = _options("generation", GenerationConfig)
-    PlayOptions = _options("play", PlayConfig)
-    LoopOptions = _options("loop", LoopConfig)
-    TrackOptions = _options("track", TrackConfig)
+    RunOptions = _options("", RunConfig, *(name for name in knobs() if "." not in name))
+    TrainingOptions = _options("training.", TrainingConfig)
+    GenerationOptions = _options("generation.", GenerationConfig)
+    PlayOptions = _options("play.", PlayConfig)
+    LoopOptions = _options("loop.", LoopConfig)
+    TrackOptions = _options("track.", TrackConfig)
     EvaluationPlayOptions = _options(
-        "play", PlayConfig, "options", "illegal", "rules", "restrict_choices", "concurrency"
+        "play.", PlayConfig, "options", "illegal", "rules", "restrict_choices", "concurrency"
     )
     EvaluationLoopOptions = _options(
-        "loop", LoopConfig, "evaluation_plays", "evaluation_temperature"
+        "loop.", LoopConfig, "evaluation_plays", "evaluation_temperature"
     )
 
 
@@ -100,7 +113,7 @@ def dotted(
     """The options of the command line as dotted settings.
 
     Args:
-        groups: group name -> options of the group that are on the command line.
+        groups: group name, or nothing -> options of the group that are on the command line.
         shorthands: option -> (dotted setting, value); value None: not on the command line.
 
     Raises:
@@ -112,7 +125,7 @@ def dotted(
             if (group, name) == ("play", "options"):
                 settings |= {f"play.options.{key}": literal(text) for key, text in value.items()}
             else:
-                settings[f"{group}.{name}"] = value
+                settings[f"{group}.{name}" if group else name] = value
     for option, (name, value) in shorthands.items():
         if value is None:
             continue

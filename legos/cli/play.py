@@ -1,14 +1,11 @@
-"""``legos play`` and ``legos watch``: play an arena, and look at plays."""
+"""``legos play``: play an arena in the terminal."""
 
-import sys
-
-from legos.cli.commands import Key, Several
-from legos.cli.output import Flag, show
-from legos.cli.overrides import PlaySettings, dotted
+from legos.cli.output import Flag, show_line
+from legos.cli.overrides import Key, PlaySettings, Several, dotted
 from legos.config.resolve import resolve
 from legos.errors import ConfigError
 
-__all__ = ["play", "watch"]
+__all__ = ["play"]
 
 
 def play(
@@ -66,41 +63,5 @@ def play(
         seed=seed,
         temperature=temperature,
         thinking=thinking,
-        say=_say,
+        say=show_line,
     )
-
-
-def watch(
-    run: str,
-    /,
-    *,
-    episode: int | None = None,
-    last: int = 3,
-    thinking: Flag = False,
-) -> int:
-    """Show the newest plays of a run and every further one that it writes, or replay one play.
-
-    Args:
-        run: Run folder, or its name in runs/.
-        episode: Show only this play, turn by turn; Enter shows the next turn. The first is 1, the
-            newest -1.
-        last: Number of plays to show of those that are there already.
-        thinking: Show what the models think.
-    """
-    from legos.apps.watch import replay
-    from legos.apps.watch import watch as follow
-
-    if episode is None:
-        follow(run, last=last, thinking=thinking, say=_say)
-        return 0
-
-    def pause() -> None:
-        if sys.stdin.isatty():
-            sys.stdin.readline()
-
-    replay(run, episode, thinking=thinking, say=_say, pause=pause)
-    return 0
-
-
-def _say(text: str) -> None:
-    show(f"{text}\n")

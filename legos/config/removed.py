@@ -18,6 +18,7 @@ class Removed(NamedTuple):
 
 
 REMOVED: Mapping[str, Removed] = {
+    "vllm_bin": Removed("none", "set LEGOS_VLLM_BIN in the environment, or put vllm on PATH"),
     "generation.cache_gib": Removed("none", "training.memory_limit_gib limits all memory"),
     "generation.chunk_tokens": Removed(512, "it is 512 in every run"),
     "generation.decode_ahead": Removed("auto", "the device decides"),

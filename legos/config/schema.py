@@ -163,8 +163,8 @@ class RunConfig(Settings):
     mix: dict[str, MixedArena] = knob({})
     """Several arenas, each with its share and its settings of play (--mix NAME=SHARE)."""
     engine: Literal["device", "vllm"] = knob("device")
-    """What generates, where no server is given: an engine of the device in this process, or vLLM,
-    which the run starts as a process of its own."""
+    """What generates, where no server is given: an engine of the device in this process, or vLLM
+    (LEGOS_VLLM_BIN, or vllm on PATH), which the run starts as a process of its own."""
     server: tuple[str, ...] = knob((), loose=True)
     """Address of a running server that generates, such as http://localhost:8000: `legos serve`,
     also several that share the work, or vLLM. An API key is read from LEGOS_API_KEY."""
@@ -172,8 +172,6 @@ class RunConfig(Settings):
     """Folder that the servers share with this machine: every adapter is written there once, and
     they read it; none: each gets it over HTTP, and vLLM reads it in the folder for temporary files.
     `legos serve` needs it as --adapter-folder, vLLM sees it under the same path."""
-    vllm_bin: Path | None = knob(None, loose=True)
-    """The vllm program of engine vllm; none: LEGOS_VLLM_BIN, or vllm on PATH."""
     ray: str | None = knob(None, loose=True)
     """Ray cluster that plays and generates: local for one of this machine alone, auto for the one
     that runs on it, or HOST:PORT; none: this process."""

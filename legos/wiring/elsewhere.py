@@ -27,7 +27,7 @@ def elsewhere(
     from legos.wiring.vllm import started_vllm
 
     if config.engine == "vllm":
-        return partial(started_vllm, config.vllm_bin, policies=policies, say=say)
+        return partial(started_vllm, policies=policies, say=say)
     if config.ray is not None and not config.server:
         return partial(ray_engine, config, say=say)
     if not config.server:

@@ -72,7 +72,6 @@ def vllm_at(
 
 
 def started_vllm(
-    program: Path | None,
     model: ModelHandle,
     *,
     policies: Sequence[str],
@@ -81,7 +80,6 @@ def started_vllm(
     """Start ``vllm serve`` as a process of ours, and return its engine.
 
     Args:
-        program: the ``vllm`` program; None: ``LEGOS_VLLM_BIN``, or ``vllm`` on PATH.
         model: the trainer's model, with LoRA that still changes nothing.
         policies: names of the trained adapters.
         say: receives the progress of the start.
@@ -101,7 +99,7 @@ def started_vllm(
     )
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="legos-vllm-")))
-        command = partial(vllm_command, find_vllm(program), options)
+        command = partial(vllm_command, find_vllm(), options)
         process = vllm_process(command, log=folder / "vllm.log", say=say)
         stack.callback(process.close)
         process.start()

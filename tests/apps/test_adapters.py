@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from legos.apps.adapters import report_loading, resume_command
-from legos.cli import main
+from legos.cli.process import main
 
 
 @pytest.mark.parametrize(

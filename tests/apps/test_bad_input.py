@@ -16,7 +16,7 @@ from short_runs import NIM
 from tiny_folders import write_tiny_model
 
 from legos.builtin import builtin_path
-from legos.cli import main
+from legos.cli.process import main
 from legos.track import JsonlTracker
 
 FAST = (*NIM, "--steps", "2")

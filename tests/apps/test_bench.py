@@ -11,7 +11,7 @@ import pytest
 from legos.apps.bench import bench
 from legos.bench.engine_bench import EngineBench
 from legos.bench.speed import Line, _generation
-from legos.cli import main
+from legos.cli.process import main
 from legos.errors import ConfigError
 from legos.records.limits import EngineLimits
 from legos.records.names import POLICY

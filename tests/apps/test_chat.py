@@ -20,7 +20,7 @@ from tiny_folders import write_tiny_model
 
 from legos.apps.chat import chat
 from legos.builtin import EXAMPLE
-from legos.cli import main
+from legos.cli.process import main
 from legos.errors import EndpointError, RequestError
 from legos.run.folder import RunFolder
 from legos.wiring.model import apply_lora, load_model

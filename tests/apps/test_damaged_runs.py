@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from short_runs import NIM
 
-from legos.cli import main
+from legos.cli.process import main
 
 READING = (
     ("runs", "--folder", "."),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from legos.apps.doctor import examine
 from legos.checks import device
 from legos.checks.device import Check, SelfTest
-from legos.cli import main
+from legos.cli.process import main
 from legos.mlx.checks import architectures
 from legos.mlx.checks.device import MlxChecks
 from legos.mlx.fits import USUAL_MODELS

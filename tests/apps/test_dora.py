@@ -11,7 +11,7 @@ from short_runs import NIM
 
 from legos.apps.evaluate import evaluate_run
 from legos.apps.export import export
-from legos.cli import main
+from legos.cli.process import main
 from legos.weights.folder import read_adapter
 
 SMALL = (

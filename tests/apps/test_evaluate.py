@@ -15,7 +15,7 @@ import pytest
 from short_runs import FEW, NIM
 
 from legos.apps.evaluate import _reported
-from legos.cli import main
+from legos.cli.process import main
 from legos.loop.evaluation import flat_figures
 from legos.run.metrics import read_metrics, read_steps
 from legos.weights.adapter import Adapter, LoraShape

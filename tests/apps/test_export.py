@@ -10,7 +10,7 @@ import pytest
 from tiny_models import write_any_model
 
 from legos.apps.export import export
-from legos.cli import main
+from legos.cli.process import main
 from legos.errors import AdapterError, CheckpointError
 from legos.mlx.model.fuse import LARGEST_GAP
 from legos.run.find import adapter_of

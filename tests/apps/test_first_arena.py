@@ -6,7 +6,7 @@ from textwrap import dedent, indent
 
 import pytest
 
-from legos.cli import main
+from legos.cli.process import main
 
 HEAD = """
 import asyncio

@@ -12,7 +12,7 @@ from short_runs import NIM
 from stored_plays import TIMES
 
 from legos.builtin import builtin_path
-from legos.cli import main
+from legos.cli.process import main
 from legos.config.resolve import read_config
 from legos.run.checkpoint import newest_whole, read_state
 from legos.run.metrics import read_metrics, read_steps

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from short_runs import FEW
 
-from legos.cli import main
+from legos.cli.process import main
 from legos.run.metrics import read_steps
 
 EDITS = {  # the starter is matching pennies

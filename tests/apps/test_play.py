@@ -12,7 +12,7 @@ import pytest
 from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 
 from legos.apps.play import Players, play
-from legos.cli import main
+from legos.cli.process import main
 from legos.config.schema import PlayConfig
 from legos.errors import ArenaError
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from stored_plays import TIMES
 
-from legos.cli import main
+from legos.cli.process import main
 from legos.loop.evaluation import flat_figures
 from legos.run.checkpoint import newest_whole, read_state
 from legos.run.metrics import read_metrics, read_steps

@@ -10,7 +10,7 @@ from short_runs import FEW
 from virtual_time import in_virtual_time
 
 from legos.apps.progress import shown_while
-from legos.cli import main
+from legos.cli.process import main
 from legos.errors import EngineError
 from legos.track.console import ConsoleTracker
 

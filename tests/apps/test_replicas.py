@@ -17,7 +17,7 @@ import pytest
 from launched import announced
 
 from legos import apply_lora, load_model
-from legos.cli import main
+from legos.cli.process import main
 from legos.weights.adapter import pack_adapter
 from legos.weights.folder import write_adapter
 

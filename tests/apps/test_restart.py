@@ -9,14 +9,14 @@ import pytest
 from short_runs import NIM
 
 from legos.apps import restart
-from legos.cli import main
+from legos.cli.process import main
 
 BROKEN = """
 import os, sys, time
 import mlx.core as mx
 from legos.apps import restart
 from legos.device.backend import LoraBackend
-from legos.cli import main
+from legos.cli.process import main
 
 apply, calls = LoraBackend._updated, [0]
 

@@ -12,7 +12,7 @@ from short_runs import FEW, NIM
 from stored_plays import TIMES, timeless_plays
 
 from legos.apps.runs import describe_run
-from legos.cli import main
+from legos.cli.process import main
 from legos.config.resolve import read_config
 from legos.credit import RULES
 from legos.loop.evaluation import ArenaEvaluation

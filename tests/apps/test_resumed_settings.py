@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from short_runs import NIM
 
-from legos.cli import main
+from legos.cli.process import main
 from legos.cli.run_settings import resolve_run
 from legos.run.metrics import read_steps
 from legos.track.jsonl import JsonlTracker

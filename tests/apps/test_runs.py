@@ -8,7 +8,7 @@ import pytest
 from short_runs import NIM
 
 from legos.apps.runs import describe_run, in_brief, list_runs
-from legos.cli import main
+from legos.cli.process import main
 from legos.config.resolve import resolve
 from legos.run.ending import failure_kept
 from legos.run.folder import RunFolder

@@ -19,7 +19,7 @@ import pytest
 from published import small_adapter
 
 from legos.apps.serve_vllm import serve_vllm
-from legos.cli import main
+from legos.cli.process import main
 from legos.weights.peft import write_peft
 from legos.wiring.model import apply_lora, load_model
 
@@ -28,14 +28,19 @@ from legos.wiring.model import apply_lora, load_model
     ("options", "message"),
     [
         (["--backend", "vllm", "--max-queue", "3"], "--max-queue has no effect with --backend"),
-        (["--vllm-bin", "vllm"], "--vllm-bin has no effect with --backend legos"),
+        (["--vllm-arguments", "-x"], "--vllm-arguments has no effect with --backend legos"),
+        (["--vllm-bin", "vllm"], "--vllm-bin was removed: set LEGOS_VLLM_BIN"),
         (["--backend", "vllm", "--host", "0.0.0.0"], "set --api-key"),
-        (["--backend", "vllm", "--vllm-bin", "/no/vllm"], "'/no/vllm' is not found"),
+        (["--backend", "vllm"], "'/no/vllm' is not found"),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_anything_starts(
-    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    options: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("LEGOS_VLLM_BIN", "/no/vllm")
     assert main(["serve", *options]) == 2
     assert message in capsys.readouterr().err
 
@@ -57,9 +62,10 @@ uvicorn.run(ScriptedServer(stand_in.reply), host=host, port=int(port), log_level
 
 
 def test_what_is_served_can_be_asked_with_the_message_and_with_chat(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program, record = tmp_path / "vllm", tmp_path / "record.json"
+    monkeypatch.setenv("LEGOS_VLLM_BIN", str(program))
     program.write_text(
         PROGRAM.format(python=sys.executable, path=repr(sys.path), record=str(record))
     )
@@ -85,7 +91,6 @@ def test_what_is_served_can_be_asked_with_the_message_and_with_chat(
             port=0,
             api_key="k",
             max_rows=4,
-            program=program,
             arguments=(),
             say=say,
         )

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tiny_folders import write_tiny_model
 
 from legos import Trainer, TrainingConfig, load_model
-from legos.cli import main
+from legos.cli.process import main
 from legos.fakes import make_sample
 from legos.records.sample import TrainingBatch
 

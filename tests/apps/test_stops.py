@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from short_runs import FEW, NIM
 
-from legos.cli import main
+from legos.cli.process import main
 from legos.mlx.train.prefix_sharing.backward import PassGradients
 from legos.run.checkpoint import checkpoints, newest_whole, read_state
 from legos.run.metrics import read_steps

@@ -19,7 +19,7 @@ from tiny_folders import write_tiny_model
 
 from legos.apps import train as app
 from legos.apps.runs import list_runs
-from legos.cli import main
+from legos.cli.process import main
 from legos.config.resolve import read_config
 from legos.config.schema import RunConfig
 from legos.run.checkpoint import newest_whole, read_state

@@ -21,7 +21,7 @@ from hostile_clients import Clients, aside
 
 from legos import Message, OpenAIClient, Sampling, Trainer, load_model
 from legos.apps.served_run import ServedRun
-from legos.cli import main
+from legos.cli.process import main
 from legos.weights.adapter import pack_adapter
 
 WINDOW_S = 5.0

@@ -10,7 +10,7 @@ from short_runs import NIM
 from tiny_folders import write_tiny_model
 
 from legos import apply_lora, load_model
-from legos.cli import main
+from legos.cli.process import main
 from legos.clients.engine import EngineClient
 from legos.clients.transport import server_name
 from legos.device import LocalEngine, ModelHandle

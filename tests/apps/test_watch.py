@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from legos.apps.transcript import ending
 from legos.apps.watch import replay, watch
-from legos.cli import main
+from legos.cli.process import main
 from legos.config.resolve import resolve
 from legos.errors import CheckpointError
 from legos.fakes import ScriptedClient, make_episode

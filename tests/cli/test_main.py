@@ -14,8 +14,9 @@ from typing import Any, get_args
 
 import pytest
 
-from legos.cli import commands, main
 from legos.cli.help import USUAL
+from legos.cli.process import main
+from legos.cli.train import train as train_command
 from legos.config.resolve import ResolvedConfig, knobs, read_config
 from legos.errors import ModelError
 
@@ -89,7 +90,7 @@ def test_help_of_train_is_short_and_begins_with_examples() -> None:
 
 
 def test_the_examples_of_the_help_are_options_that_exist(trained: Trained) -> None:
-    text = commands.train.__doc__ or ""
+    text = train_command.__doc__ or ""
     examples = re.findall(r"^ +legos (train .*)$", text, re.MULTILINE)
     assert len(examples) == 5
     for example in examples:
@@ -120,7 +121,7 @@ def processor_seconds(code: str) -> float:
 
 def test_help_is_fast_and_loads_no_device_library() -> None:
     code = (
-        "import sys; from legos.cli import main; main(['train', '--help']);"
+        "import sys; from legos.cli.process import main; main(['train', '--help']);"
         "heavy = {'mlx', 'torch', 'transformers', 'wandb'} & set(sys.modules);"
         "assert not heavy, heavy"
     )
@@ -144,7 +145,7 @@ def test_train_passes_options_with_their_sources(trained: Trained, tmp_path: Pat
         "9",
         "--play.options.word",
         "a b",
-        "--training.dual-clip",
+        "--training.clip-range",
         "none",
     ]
     assert main(["train", *options, *dotted, *more]) == 0

@@ -7,8 +7,8 @@ from types import ModuleType
 
 import pytest
 
-from legos.cli import main
 from legos.cli.output import show_table
+from legos.cli.process import main
 
 NOISY = """
 import os, subprocess, sys

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from legos.arena.registry import advice
-from legos.cli import main
+from legos.cli.process import main
 from legos.config.resolve import read_config, resolve
 from legos.config.schema import RunConfig
 from legos.errors import ConfigError

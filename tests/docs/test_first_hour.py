@@ -13,7 +13,7 @@ import pytest
 from bench.peers import running
 
 from arenas.kuhn import Kuhn
-from legos.cli import main
+from legos.cli.process import main
 from legos.run.metrics import read_metrics, read_steps
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from launched import finished
 
-from legos.cli import main
+from legos.cli.process import main
 from legos.run.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]

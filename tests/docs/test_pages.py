@@ -18,8 +18,8 @@ import legos
 from legos import GRPOCredit
 from legos import credit as credit_rules
 from legos.arena.registry import find_arena
-from legos.cli import main
 from legos.cli.app import app
+from legos.cli.process import main
 from legos.config.schema import PlayConfig
 from legos.errors import RecordError
 from legos.fakes import ScriptedClient

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from legos.cli import main
+from legos.cli.process import main
 
 PAGE = Path(__file__).parents[2] / "docs" / "run" / "devices.md"
 

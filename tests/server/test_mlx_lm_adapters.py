@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from tiny_folders import write_tiny_model
 
 from legos.apps.adapters import loaded, named_adapter
-from legos.cli import main
+from legos.cli.process import main
 from legos.fakes import make_sample
 from legos.records.limits import EngineLimits
 from legos.records.step import BackendConfig

@@ -25,7 +25,8 @@ from safetensors.numpy import save_file
 from tiny_folders import write_tiny_model
 
 from legos.apps.served_run import DRAIN_S
-from legos.cli import commands, main
+from legos.cli.process import main
+from legos.cli.serve import serve
 from legos.clients.constraints import TREES
 from legos.clients.progress_queue import MOST_PARTS
 from legos.device import ModelHandle
@@ -214,7 +215,7 @@ def table(head: str) -> dict[str, list[str]]:
 
 def test_the_page_has_the_defaults_of_the_options() -> None:
     rows = table("| option | default | effect |")
-    given = {name: p.default for name, p in inspect.signature(commands.serve).parameters.items()}
+    given = {name: p.default for name, p in inspect.signature(serve).parameters.items()}
     own = ServerOptions()
     assert given["max_batch"] == own.max_running
     assert given["max_queue"] == own.max_queue

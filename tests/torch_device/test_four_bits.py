@@ -15,7 +15,7 @@ from scripted_server import serving
 
 from legos import apply_lora, load_model
 from legos.builtin import builtin_path
-from legos.cli import main
+from legos.cli.process import main
 from legos.clients.engine import EngineClient
 from legos.errors import ModelError
 from legos.fakes import make_sample

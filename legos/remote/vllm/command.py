@@ -58,8 +58,8 @@ def find_vllm(program: str | Path | None = None) -> Path:
     if found is None:
         raise ConfigError(
             f"the program {str(given)!r} is not found; install vLLM into an environment of its own "
-            "(docs/serve/vllm.md) and give the path of its program: --vllm-bin ENV/bin/vllm, or "
-            f"{PROGRAM}"
+            "(docs/serve/vllm.md) and give the path of its program in "
+            f"{PROGRAM}, as ENV/bin/vllm"
         )
     return Path(found).absolute()
 

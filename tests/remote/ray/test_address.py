@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from legos.cli import main
+from legos.cli.process import main
 
 pytestmark = pytest.mark.optional
 

@@ -18,7 +18,7 @@ from accounts import balanced_ledger
 from launched import announced
 
 from legos.arena.registry import advice
-from legos.cli import main
+from legos.cli.process import main
 from legos.config.resolve import resolve
 from legos.config.schema import RunConfig
 from legos.errors import ConfigError

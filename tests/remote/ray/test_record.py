@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from legos import make_arena
-from legos.cli import main
+from legos.cli.process import main
 from legos.errors import ConfigError
 from legos.fakes import ScriptedClient
 from legos.play.step import play_all

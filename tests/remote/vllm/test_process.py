@@ -203,7 +203,7 @@ def test_the_program_is_found_or_the_option_is_named(
     assert find_vllm() == program
     monkeypatch.setenv("PATH", "")
     assert find_vllm(program) == program
-    with pytest.raises(ConfigError, match=r"'vllm' is not found; .*--vllm-bin"):
+    with pytest.raises(ConfigError, match=r"'vllm' is not found; .*LEGOS_VLLM_BIN"):
         find_vllm()
     monkeypatch.setenv("LEGOS_VLLM_BIN", str(program))
     assert find_vllm() == program

@@ -14,7 +14,7 @@ from accounts import balanced_ledger
 from short_runs import FEW
 
 from legos import GRPOCredit, TrainingConfig, make_arena, synchronous_training_loop
-from legos.cli import main
+from legos.cli.process import main
 from legos.config.schema import RunConfig
 from legos.loop.trainer import Metrics
 from legos.records.sample import TrainingBatch

@@ -1,0 +1,61 @@
+"""``legos doctor``: facts about this machine, and checks of its device."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from legos.cli.output import Flag, show
+from legos.errors import ConfigError
+
+__all__ = ["doctor"]
+
+
+def doctor(
+    *architectures: str,
+    self_test: Flag = False,
+    long: Flag = False,
+    model: str = "small",
+    models: Flag = False,
+    fits: Annotated[Path | None, Parameter(show_default=False)] = None,
+    json: Flag = False,
+) -> int:
+    """Report facts about this machine, and check that its device computes correctly.
+
+    Args:
+        architectures: With --models, the architectures to check, such as llama or gemma3n.
+        self_test: Run the checks, which take some seconds; exit code 1 if one fails.
+        long: With --self-test, let engine and trainer compute together for a minute, to see
+            growing memory.
+        model: Model for the checks: a folder, a name on the hub, "builtin", or "small" (random
+            weights).
+        models: Load a small random model of every architecture of mlx-lm, or of the given ones,
+            as a run does, which takes a second for each, and print what legos can do with it; exit
+            code 1 if one fails without a refusal.
+        fits: Print instead, for the models of a JSON file (name: content of config.json), the
+            longest rows that can be trained on Macs of each size.
+        json: Print one JSON object.
+    """
+    if models:
+        from legos.apps.doctor import try_architectures
+
+        if json:
+            rows = try_architectures(architectures)
+            show({"architectures": {row.pop("architecture"): row for row in rows}}, json=True)
+        else:
+            rows = try_architectures(architectures, show=show)
+        return 1 if any("error" in row.values() for row in rows) else 0
+    if architectures:
+        raise ConfigError(f"{architectures[0]!r} is not expected here, only after --models")
+    if long and not self_test:
+        raise ConfigError("--long is for the checks; give --self-test too")
+    from legos.apps.doctor import examine, mac_table
+
+    if fits is not None:
+        show(mac_table(fits))
+        return 0
+    report = examine(self_test=self_test, long=long, model=model)
+    show(report.as_dict() if json else report.facts, json=json)
+    if not json:
+        show(report.text())
+    return 0 if report.healthy else 1

@@ -1,0 +1,134 @@
+"""``legos serve``: serve a model and its adapters over HTTP."""
+
+import inspect
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from legos.cli.output import Flag, show
+from legos.cli.overrides import Key, Several
+from legos.errors import ConfigError
+
+__all__ = ["serve"]
+
+NOT_OF_VLLM = (  # options that vLLM does not read
+    "replicas",
+    "memory_limit_gib",
+    "max_queue",
+    "timeout_s",
+    "max_body_mb",
+    "adapter_folder",
+    "max_adapters",
+    "drain_s",
+    "keep_awake",
+    "log_prompts",
+)
+
+
+def serve(
+    *,
+    model: str | None = None,
+    adapter: Several = (),
+    backend: Literal["legos", "vllm"] = "legos",
+    vllm_arguments: Several = (),
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    api_key: Key = None,
+    replicas: int = 1,
+    max_batch: int = 256,
+    memory_limit_gib: float | None = None,
+    max_queue: int = 1024,
+    timeout_s: float = 600.0,
+    max_body_mb: float = 4.0,
+    adapter_folder: Path | None = None,
+    max_adapters: int = 64,
+    drain_s: float = 30.0,
+    keep_awake: bool = True,
+    log_prompts: Flag = False,
+) -> None:
+    """Serve a model and its adapters over an OpenAI-compatible HTTP interface.
+
+    Args:
+        model: A model folder, a name on the hub, or "builtin"; by default the model that the
+            adapters were trained on.
+        adapter: RUN, RUN@STEP, RUN@best or an adapter folder, served as "policy", or under another
+            name as NAME=RUN; may be repeated.
+        backend: Serve with the engine of legos, or start vLLM (LEGOS_VLLM_BIN, or vllm on PATH) and
+            serve with it.
+        vllm_arguments: Further arguments of vllm serve, such as "--tensor-parallel-size 2"; may be
+            repeated.
+        host: Address to listen on; addresses other than loopback need an API key.
+        port: Port to listen on; 0: a free port.
+        api_key: Key that every request must send as a bearer token.
+        replicas: Engines behind the address, each in a process of its own with its own weights.
+        max_batch: Completions decoded in one batch (of each replica).
+        memory_limit_gib: Memory that the engine may use in all; by default most of the machine's.
+        max_queue: Completions that may wait; further requests get status 429.
+        timeout_s: Time limit of one request, in seconds.
+        max_body_mb: Size limit of a request body, in MiB; uploads of adapters have their own.
+        adapter_folder: Folder below which adapters may be loaded by path.
+        max_adapters: Adapters that may be live at the same time; further loads get status 409.
+        drain_s: Time that running requests get to finish after SIGTERM, in seconds.
+        keep_awake: Keep macOS from sleeping while the server runs.
+        log_prompts: Write prompts to the log.
+    """
+    given = locals()
+    from legos.apps.serve import serve as run
+    from legos.server.options import ServerOptions
+
+    options = ServerOptions.for_host(
+        host,
+        api_key=api_key,
+        max_running=max_batch,
+        max_queue=max_queue,
+        request_timeout_s=timeout_s,
+        max_body_bytes=int(max_body_mb * 2**20),
+        adapter_folder=adapter_folder,
+        max_adapters=max_adapters,
+        log_prompts=log_prompts,
+    )
+    if backend == "vllm":
+        _serve_with_vllm(given)
+        return
+    _refuse_unused(given, ("vllm_arguments",), "--backend legos")
+    run(
+        model=model,
+        adapters=adapter,
+        replicas=replicas,
+        host=host,
+        port=port,
+        options=options,
+        memory_gib=memory_limit_gib,
+        drain_s=drain_s,
+        keep_awake=keep_awake,
+        say=show,
+    )
+
+
+def _serve_with_vllm(given: Mapping[str, Any]) -> None:
+    from legos.apps.serve import read_adapters
+    from legos.apps.serve_vllm import serve_vllm
+
+    _refuse_unused(given, NOT_OF_VLLM, "--backend vllm")
+    serve_vllm(
+        model=given["model"],
+        adapters=read_adapters(given["adapter"]),
+        host=given["host"],
+        port=given["port"],
+        api_key=given["api_key"],
+        max_rows=given["max_batch"],
+        arguments=[part for text in given["vllm_arguments"] for part in shlex.split(text)],
+        say=show,
+    )
+
+
+def _refuse_unused(given: Mapping[str, Any], names: Sequence[str], backend: str) -> None:
+    """Refuse options that a backend does not read.
+
+    Raises:
+        ConfigError: one of them was given.
+    """
+    for name in names:
+        if given[name] != inspect.signature(serve).parameters[name].default:
+            raise ConfigError(f"--{name.replace('_', '-')} has no effect with {backend}")

@@ -1,0 +1,103 @@
+"""``legos train``: train a model by self-play."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Group, Parameter
+
+from legos.cli.output import Flag, show
+from legos.cli.overrides import (
+    GenerationOptions,
+    LoopOptions,
+    PlayOptions,
+    RunOptions,
+    Several,
+    TrackOptions,
+    TrainingOptions,
+    dotted,
+    shares,
+)
+from legos.cli.run_settings import resolve_run
+from legos.config.resolve import ResolvedConfig
+
+__all__ = ["train"]
+
+
+Training = Annotated[TrainingOptions | None, Parameter(group=Group("Optimiser step", sort_key=3))]
+Generation = Annotated[GenerationOptions | None, Parameter(group=Group("Sampling", sort_key=2))]
+Play = Annotated[PlayOptions | None, Parameter(group=Group("Playing", sort_key=1))]
+Loop = Annotated[LoopOptions | None, Parameter(group=Group("Run", sort_key=0))]
+Track = Annotated[
+    TrackOptions | None, Parameter(name="--track", group=Group("Metrics", sort_key=4))
+]
+
+
+def train(
+    *,
+    run: Annotated[RunOptions | None, Parameter(name="*")] = None,
+    mix: Several = (),
+    steps: int | None = None,
+    config: Annotated[tuple[Path, ...], Parameter(negative="", show_default=False)] = (),
+    resume: Path | None = None,
+    deterministic: Annotated[bool | None, Parameter(negative="")] = None,
+    track: Literal["wandb"] | None = None,
+    serve: int | None = None,
+    dry_run: Flag = False,
+    training: Training = None,
+    generation: Generation = None,
+    play: Play = None,
+    loop: Loop = None,
+    tracking: Track = None,
+) -> int | None:
+    """Train a model by self-play; without options, the built-in model on nim.
+
+    For example:
+
+        legos train --arena kuhn --seed 1
+        legos train --arena my_game.py:Race --steps 100
+        legos train --model my_model --arena my_arena.py:Debate
+        legos train --mix nim=0.5 --mix kuhn=0.5
+        legos train --resume runs/nim-1 --steps 1000
+
+    Args:
+        run: What the run trains, where it plays, and where it is kept.
+        mix: Several arenas in place of one, each with its share of the trained tokens, NAME=SHARE
+            (may be repeated). Their settings stand in a file: [mix.NAME].
+        steps: Length of the run, in optimiser steps.
+        config: TOML file with settings; may be repeated, later files win.
+        resume: Run to continue with its own settings: its folder, or its name in runs/.
+        deterministic: Make the run repeat bit for bit: no lag, one thread.
+        track: Also log to Weights & Biases.
+        serve: Port of 127.0.0.1 at which the policy can be asked while it trains; 0: a free port.
+        dry_run: Check the settings, print each with its source, and stop.
+        training: Settings of the optimiser step.
+        generation: Settings of sampling.
+        play: Settings of the arena.
+        loop: Settings of the run.
+        tracking: Settings of the trackers.
+    """
+    groups = {"": run, "training": training, "generation": generation, "play": play, "loop": loop}
+    groups["track"] = tracking
+    shorthands = {
+        "--steps": ("loop.steps", steps),
+        "--deterministic": ("loop.deterministic", deterministic),
+        "--track": ("track.wandb", "auto" if track else None),
+        "--serve": ("loop.serve_port", serve),
+    }
+    overrides = {**shares(mix), **dotted(groups, shorthands)}
+    resolved = resolve_run(config, resume=resume, overrides=overrides)
+    resume = None if resume is None else resolved.config.out  # a name is now a folder
+    return _train(resolved, resume, dry_run=dry_run)
+
+
+def _train(resolved: ResolvedConfig, resume: Path | None, *, dry_run: bool) -> int | None:
+    from legos.apps.train import check, train  # imports MLX, which takes a second
+    from legos.wiring.defaults import computed
+    from legos.wiring.model import follow
+
+    if not dry_run and follow(resolved.config.device, resolved.config.model):
+        return None  # the first process has the run folder
+    check(resolved, resume=resume)
+    if dry_run:
+        return show(resolved.toml(computed(resolved.config)))
+    return train(resolved, resume=resume)
