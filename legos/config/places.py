@@ -1,5 +1,6 @@
 """Check where the parts of a run are: the library that trains, the engines, the players."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from legos.errors import ConfigError
@@ -68,11 +69,11 @@ def _check_own_engine(config: Any) -> None:
             f"loop.deterministic is true but {what}; a server batches requests as they "
             "arrive, which changes rounding: leave one of them out"
         )
-    most, usual = config.generation.max_batch, type(config.generation).model_fields["max_batch"]
-    if most != usual.default and (config.server or config.ray is None):
+    chosen: Mapping[str, Any] = config.generation.model_dump(exclude_defaults=True)
+    if "max_batch" in chosen and (config.server or config.ray is None):
         raise ConfigError(
-            f"generation.max_batch is {most} but {what}, which has limits of its own; set it there "
-            "and leave generation.max_batch out"
+            f"generation.max_batch is {chosen['max_batch']} but {what}, which has limits of its "
+            "own; set it there and leave generation.max_batch out"
         )
 
 

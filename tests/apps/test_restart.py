@@ -64,13 +64,8 @@ def test_a_run_resumes_itself_after_the_device_failed_or_hung(tmp_path: Path, ha
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "program"), [(("--loop.max-restarts", "0"), "legos"), ((), "my_script.py")]
-)
-def test_without_restarts_and_in_other_programs_the_run_ends(
-    tmp_path: Path, options: tuple[str, ...], program: str
-) -> None:
-    ended, folder = run(tmp_path, *options, program=program)
+def test_in_other_programs_the_run_ends(tmp_path: Path) -> None:
+    ended, folder = run(tmp_path, program="my_script.py")
     assert ended.returncode == 2
     assert "(restart " not in ended.stderr
     assert "the run has a checkpoint; continue with" in ended.stderr
