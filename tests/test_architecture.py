@@ -22,58 +22,6 @@ MAX_FUNCTION_LINES = 60
 MAX_EXAMPLE_LINES = 80
 MAX_NOTEBOOK_LINES = 210  # cells, widgets and pictures
 
-PUBLIC_NAMES = {
-    "Arena",
-    "Client",
-    "Climb",
-    "Completion",
-    "Curriculum",
-    "DrGRPOCredit",
-    "Draw",
-    "Episode",
-    "Forfeit",
-    "GAECredit",
-    "GRPOCredit",
-    "Game",
-    "GameArena",
-    "HierarchicalCredit",
-    "JointCredit",
-    "Matchmaker",
-    "MaxRLCredit",
-    "Message",
-    "Mix",
-    "OpenAIClient",
-    "OverlongPenalty",
-    "RAECredit",
-    "RLOOCredit",
-    "ReinforcePPCredit",
-    "Reply",
-    "RewardModel",
-    "RunError",
-    "SameViewCredit",
-    "Sampling",
-    "Seat",
-    "Table",
-    "Task",
-    "Trainer",
-    "TrainingConfig",
-    "TurnCredit",
-    "Uniform",
-    "Void",
-    "Workers",
-    "apply_lora",
-    "disable_lora",
-    "evaluate",
-    "hold_out",
-    "load_model",
-    "make_arena",
-    "make_credit",
-    "play_task",
-    "read_tasks",
-    "synchronous_training_loop",
-    "training_loop",
-}
-
 
 def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     for node in ast.walk(tree):
@@ -160,9 +108,8 @@ def test_every_module_says_what_it_is() -> None:
     assert not silent
 
 
-def test_public_names_are_those_we_promise() -> None:
-    assert set(legos.__all__) == PUBLIC_NAMES == set(dir(legos))
-    assert len(legos.__all__) == len(PUBLIC_NAMES)
+def test_every_public_name_is_documented() -> None:
+    assert dir(legos) == legos.__all__
     for name in legos.__all__:
         assert getattr(legos, name).__doc__, name
 
