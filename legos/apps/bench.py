@@ -12,9 +12,9 @@ from legos.bench.models import write_bench_model
 from legos.bench.speed import Line, measure
 from legos.errors import ConfigError
 from legos.mac import mac_facts
+from legos.machine import blas_hint, quiet_collector
 from legos.weights.adapter import model_name
 from legos.wiring.device import find_device
-from legos.wiring.machine import blas_hint, quiet_collector
 from legos.wiring.model import model_place
 
 __all__ = ["bench"]

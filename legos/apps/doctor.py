@@ -19,10 +19,10 @@ from legos.checks.device import Check, run_checks
 from legos.config.resolve import resolve
 from legos.errors import LegosError
 from legos.mac import MACS_GB, mac_facts
+from legos.machine import blas_hint
 from legos.records.limits import TrainingSize
 from legos.run.folder import RUNS
 from legos.wiring.device import find_device, rows_on_macs, tried_architectures
-from legos.wiring.machine import blas_hint
 
 __all__ = ["SMALL", "Report", "examine", "mac_table", "try_architectures"]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from legos.clients.remote import RemoteEngine
+from legos.machine import blas_environment
 from legos.records.limits import EngineLimits
 from legos.remote.process import ServerProcess, kept_running, serve_command
 from legos.server.options import ServerOptions
@@ -20,7 +21,6 @@ from legos.weights.model_folder import resolve_folder
 from legos.wiring.device import check_replicas
 from legos.wiring.engines import engine_on
 from legos.wiring.http import Description
-from legos.wiring.machine import blas_environment
 from legos.wiring.model import model_place
 from legos.wiring.serving import base_of, put_on
 

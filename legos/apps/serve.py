@@ -16,6 +16,7 @@ from legos.apps.replicas import replicated
 from legos.builtin import BUILTIN, EXAMPLE
 from legos.errors import ConfigError
 from legos.mac import awake
+from legos.machine import quiet_collector
 from legos.records.limits import EngineLimits
 from legos.records.names import POLICY
 from legos.server.app import service_of
@@ -24,7 +25,6 @@ from legos.server.options import ServerOptions
 from legos.stalls import LoopWatch, Watchdog
 from legos.weights.adapter import Adapter, checked_name
 from legos.wiring.http import app_of
-from legos.wiring.machine import quiet_collector
 
 __all__ = ["read_adapters", "serve"]
 

@@ -14,9 +14,9 @@ from legos.config.resolve import ResolvedConfig, is_chosen
 from legos.config.schema import RunConfig
 from legos.loop.evaluation import flat_figures
 from legos.mac import has_battery, on_battery
+from legos.machine import blas_hint
 from legos.run.folder import RunFolder
 from legos.run.run import Run
-from legos.wiring.machine import blas_hint
 from legos.wiring.trainer import Trainer
 
 __all__ = ["announcement", "comparison", "summary"]

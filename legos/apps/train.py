@@ -24,6 +24,7 @@ from legos.config.resolve import ResolvedConfig, read_config
 from legos.config.schema import RunConfig
 from legos.errors import ConfigError, DeviceError, LegosError, TrainerError
 from legos.mac import awake
+from legos.machine import quiet_collector, share_cores
 from legos.play.step import play_each
 from legos.protocols import Tracker
 from legos.records.names import evaluated_name
@@ -36,7 +37,6 @@ from legos.stalls import STALL_AFTER_S, LoopWatch
 from legos.track import ConsoleTracker
 from legos.wiring.arena import make_mix
 from legos.wiring.evaluate import evaluation_of
-from legos.wiring.machine import quiet_collector, share_cores
 from legos.wiring.model import has_followers
 from legos.wiring.options import check_options
 from legos.wiring.ray import ray_players

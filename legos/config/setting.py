@@ -1,29 +1,24 @@
 """A setting and a group of settings: how they are declared, and how bad values are refused."""
 
-import inspect
+import re
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from legos.config.removed import why_removed
 from legos.errors import ConfigError, did_you_mean
 
 __all__ = ["BadSetting", "Settings", "SettingsError", "admits_none", "expected", "knob", "limits"]
 
-_KINDS: Mapping[Any, str] = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    Path: "a path",
+_IN_TOML = {  # error of pydantic -> what a person writes in TOML, or on the command line
+    **dict.fromkeys(("tuple_type", "list_type"), "expected a list"),
+    "path_type": "expected a path",
 }
-_LISTS = (list, tuple, set, frozenset, Sequence)
-_TABLES = (dict, Mapping)
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
@@ -86,31 +81,6 @@ def limits(field: FieldInfo) -> str:
     )
 
 
-def expected(field: FieldInfo) -> str:
-    """The values that a setting accepts, for messages: ``a number >= 0 and < 1, or "none"``."""
-    kinds = [kind for kind in _alternatives(field.annotation) if kind is not types.NoneType]
-    text = f"{' or '.join(_describe(kind) for kind in kinds)} {limits(field)}".rstrip()
-    return f'{text}, or "none"' if admits_none(field) else text
-
-
-def _alternatives(annotation: Any) -> tuple[Any, ...]:
-    if get_origin(annotation) in (Union, types.UnionType):
-        return get_args(annotation)
-    return (annotation,)
-
-
-def _describe(kind: Any) -> str:
-    origin, arguments = get_origin(kind) or kind, get_args(kind)
-    text = _KINDS.get(kind) or inspect.formatannotation(kind)
-    if origin is Literal:
-        return " or ".join(repr(choice) for choice in arguments)
-    if origin in _LISTS:
-        return f"a list, each item {_describe(arguments[0])}" if arguments else "a list"
-    if origin in _TABLES or (isinstance(kind, type) and issubclass(kind, BaseModel)):
-        return "a table"
-    return text
-
-
 class Settings(BaseModel):
     """A frozen group of settings; unknown names and bad values raise ``SettingsError``.
 
@@ -147,8 +117,7 @@ class Settings(BaseModel):
 
 def _problems(group: type[Settings], error: ValidationError) -> Iterator[BadSetting]:
     for detail in error.errors(include_url=False):
-        where = [str(part) for part in detail["loc"]]
-        key = ".".join(where)
+        key = ".".join(map(str, detail["loc"]))
         cause = detail.get("ctx", {}).get("error")
         if isinstance(cause, SettingsError):
             yield from (problem.inside(key) for problem in cause.problems)
@@ -158,17 +127,21 @@ def _problems(group: type[Settings], error: ValidationError) -> Iterator[BadSett
             unknown = why_removed(key) or "does not exist" + did_you_mean(key, group.model_fields)
             yield BadSetting(key=key, text=unknown)
         elif detail["type"] == "missing":
-            what = expected(group.model_fields[where[0]])
-            yield BadSetting(key=key, text=f"is missing; give it: {what}")
+            yield BadSetting(key=key, text="is missing; give it a value")
         else:
-            field, came = group.model_fields[where[0]], detail["input"]
-            text = f"is {came!r}; expected {expected(field)}{_nearest(field, came)}"
-            yield BadSetting(key=key, text=text)
+            optional = admits_none(group.model_fields[str(detail["loc"][0])])
+            yield BadSetting(key=key, text=f"is {detail['input']!r}; {expected(detail, optional)}")
 
 
-def _nearest(field: FieldInfo, came: object) -> str:
-    """``"; did you mean 'x'?"`` where the value is similar to one of the allowed words."""
-    kinds = _alternatives(field.annotation)
-    words = [str(word) for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
-    hint = did_you_mean(came, words) if isinstance(came, str) and words else ""
-    return hint if "did you mean" in hint else ""
+def expected(detail: ErrorDetails, optional: bool) -> str:
+    """What pydantic expected of a value, for messages, and the allowed word that is similar to it.
+
+    Args:
+        detail: the error.
+        optional: whether "none" is allowed too.
+    """
+    text = _IN_TOML.get(detail["type"]) or detail["msg"].replace("Input should be", "expected", 1)
+    words = re.findall(r"'([^']*)'", text) if detail["type"] == "literal_error" else []
+    hint = did_you_mean(detail["input"], words) if isinstance(detail["input"], str) else ""
+    none = ', or "none"' if optional else ""
+    return text + none + (hint if "did you mean" in hint else "")

@@ -5,6 +5,7 @@ import json
 import logging
 import types
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -127,42 +128,45 @@ def _typed(name: str, option: str, value: object, annotated: tuple[Any, Any], wh
             f"{type(error).__name__}: {error}".partition("\n")[0],
         )
         return value
-    field = FieldInfo.from_annotation(kind)
-    if value == "none" and admits_none(field):
+    optional = admits_none(FieldInfo.from_annotation(kind))
+    if value == "none" and optional:
         return None
-    found = _accepted(adapter, value)
-    if found:
-        return found[0]
+    try:
+        return _accepted(adapter, value)
+    except ValidationError as error:
+        told = " or ".join(expected(each, optional) for each in error.errors(include_url=False))
     raise ArenaError(
-        f"arena {name!r}: option {option!r} is {value!r}; expected {expected(field)}"
+        f"arena {name!r}: option {option!r} is {value!r}; {told}"
         f"{_how(adapter, option, value, where)}"
     )
 
 
-def _accepted(adapter: TypeAdapter[Any], value: object) -> tuple[Any, ...]:
-    """The value as the type has it; empty if it is of another type.
+def _accepted(adapter: TypeAdapter[Any], value: object) -> Any:
+    """The value as the type has it.
 
     TOML has no tuples, sets or paths, which pydantic's strict JSON takes from lists and texts.
+
+    Raises:
+        ValidationError: it is of another type.
     """
     try:
-        return (adapter.validate_python(value, strict=True),)
+        return adapter.validate_python(value, strict=True)
     except ValidationError:
-        pass
-    try:
-        return (adapter.validate_json(json.dumps(value), strict=True),)
-    except (ValidationError, TypeError, ValueError):
-        return ()
+        try:
+            text = json.dumps(value)
+        except (TypeError, ValueError):  # an object of a program
+            text = None
+        if text is None:
+            raise
+        return adapter.validate_json(text, strict=True)
 
 
 def _how(adapter: TypeAdapter[Any], option: str, value: object, where: str) -> str:
     """How to write the value, where it is one item of a list, or a text without its quotes."""
-    try:
-        text = value if isinstance(value, str) else json.dumps(value)
-    except (TypeError, ValueError):
-        return ""
-    for instead in ([value], text):
-        if _accepted(adapter, instead):
-            written = json.dumps(instead)
+    for instead in ([value], str(value)):
+        with suppress(ValidationError):
+            _accepted(adapter, instead)
+            written = json.dumps(instead, default=str)
             given = f"--play.options.{option} '{written}'"
             return f"; write {given if where == 'play' else f'{option} = {written}'}"
     return ""

@@ -24,6 +24,7 @@ from legos.clients.served import LegosServer
 from legos.config.schema import RunConfig
 from legos.device import ModelHandle
 from legos.errors import ConfigError
+from legos.machine import blas_environment, quiet_collector
 from legos.remote.process import serve_command
 from legos.remote.publish.broadcast import Broadcaster
 from legos.remote.publish.http import HttpPublisher
@@ -31,7 +32,6 @@ from legos.remote.ray.arena_file import TravellingArena
 from legos.weights.model_folder import resolve_folder
 from legos.wiring.arena import make_arena
 from legos.wiring.engines import TokenEngine, kind_of
-from legos.wiring.machine import blas_environment, quiet_collector
 from legos.wiring.model import model_place
 from legos.wiring.same_model import check_same_model
 

@@ -78,11 +78,11 @@ def refused(capsys: pytest.CaptureFixture[str], empty_place: Path) -> Callable[.
         ),
         (
             ["--play.options.largest", "many"],
-            ["arena 'nim': option 'largest' is 'many'; expected a whole number"],
+            ["arena 'nim': option 'largest' is 'many'; expected a valid integer"],
         ),
         (
             ["--arena", "countdown", "--play.options.operator", "yes"],
-            ["arena 'countdown': option 'operator' is 'yes'; expected true or false"],
+            ["arena 'countdown': option 'operator' is 'yes'; expected a valid boolean"],
         ),
         (
             ["--deterministic", "--training.staleness-limit", "2"],
@@ -98,10 +98,13 @@ def refused(capsys: pytest.CaptureFixture[str], empty_place: Path) -> Callable[.
         ),
         (
             ["--training.memory-limit-gib", "0"],
-            ["training.memory_limit_gib is 0.0; expected a number > 0"],
+            ["training.memory_limit_gib is 0.0; expected greater than 0"],
         ),
         (["--model", "./nowhere"], ["no model folder './nowhere'; give a folder, a hub name"]),
-        (["--training.lora-rank", "0"], ["training.lora_rank is 0; expected a whole number >= 1"]),
+        (
+            ["--training.lora-rank", "0"],
+            ["lora_rank is 0; expected greater than or equal to 1"],
+        ),
         (["--resume", "nowhere"], ["nowhere holds no run to resume: it has no config.toml"]),
     ],
     ids=lambda value: " ".join(value) if value[0].startswith("--") else "",
@@ -128,7 +131,7 @@ def test_a_dry_run_checks_as_much_as_it_can(
 ) -> None:
     assert "takes no option" in refused("train", "--dry-run", "--play.options.largst", "9")
     told = refused("train", "--dry-run", "--arena", "zorplex", "--play.options.turns", "2.5")
-    assert "option 'turns' is 2.5; expected a whole number" in told
+    assert "option 'turns' is 2.5; expected a valid integer" in told
     assert main(["train", "--dry-run", "--out", "run"]) == 0
     assert 'out = "run"  # command line' in capsys.readouterr().out
     assert not list(empty_place.iterdir())
@@ -142,7 +145,7 @@ def test_a_dry_run_checks_as_much_as_it_can(
             ["training.lora_rnk (file", "is not a setting; did you mean 'training.lora_rank'?"],
         ),
         ("lora_rank = 3\n", ["lora_rank (file", "did you mean 'training.lora_rank'?"]),
-        ("[training]\nlora_rank = 2.5\n", ["training.lora_rank is 2.5; expected a whole number"]),
+        ("[training]\nlora_rank = 2.5\n", ["training.lora_rank is 2.5; expected a valid integer"]),
         ("training = 3\n", ["training (file", "is 3; expected a table"]),
         ("[training\n", ["is not valid TOML"]),
     ],

@@ -35,12 +35,12 @@ from legos.credit import GRPOCredit
 from legos.fakes import numbered_tasks
 from legos.loop.loop import synchronous_training_loop, training_loop
 from legos.loop.trainer import Metrics
+from legos.machine import quiet_collector, share_cores
 from legos.play.table import Table
 from legos.protocols import Client
 from legos.records.episode import Task
 from legos.records.sample import TrainingBatch
 from legos.wiring.arena import make_arena
-from legos.wiring.machine import quiet_collector, share_cores
 from legos.wiring.trainer import Trainer, trainer_of
 
 __all__ = ["RATIOS", "bench_async"]

@@ -15,7 +15,7 @@ from bench.rounds import Workload
 
 from legos.cli.output import show
 from legos.errors import ConfigError
-from legos.wiring.machine import blas_hint, quiet_collector
+from legos.machine import blas_hint, quiet_collector
 
 __all__ = ["Compared", "Measure", "Ratio", "explained", "judged", "run", "speed_ratio"]
 

@@ -25,9 +25,9 @@ from bench.vllm import measure_vllm
 
 from legos.builtin.files import ModelShape
 from legos.errors import ConfigError, EngineError
+from legos.machine import share_cores
 from legos.remote.vllm.command import find_vllm
 from legos.wiring.device import torch_device
-from legos.wiring.machine import share_cores
 
 __all__ = ["RATIOS", "bench_cuda"]
 

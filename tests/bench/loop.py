@@ -27,13 +27,13 @@ from legos.bench.turns import medians, seconds_of
 from legos.clients.submit import submit_all
 from legos.config.resolve import resolve
 from legos.config.schema import RunConfig
+from legos.machine import quiet_collector, share_cores
 from legos.records.batch import row_blocks
 from legos.records.message import Message
 from legos.records.names import POLICY
 from legos.records.sample import TrainingBatch
 from legos.wiring.arena import make_arena
 from legos.wiring.device import Row, device_checks
-from legos.wiring.machine import quiet_collector, share_cores
 from legos.wiring.trainer import Trainer, trainer_of
 
 __all__ = ["RATIOS", "bench_loop"]

@@ -24,9 +24,9 @@ from bench.rounds import Workload
 from legos.arena.registry import advice
 from legos.config.resolve import resolve
 from legos.config.schema import RunConfig
+from legos.machine import share_cores
 from legos.play.step import play_each
 from legos.wiring.arena import make_arena
-from legos.wiring.machine import share_cores
 from legos.wiring.ray import ray_players
 from legos.wiring.trainer import trainer_of
 

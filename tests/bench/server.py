@@ -35,7 +35,6 @@ from legos.records.limits import EngineLimits
 from legos.records.names import BASE, POLICY
 from legos.weights.adapter import pack_adapter
 from legos.wiring.device import Row
-from legos.wiring.machine import quiet_collector
 
 __all__ = ["RATIOS", "bench_server"]
 

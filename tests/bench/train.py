@@ -25,9 +25,9 @@ from bench.train_bench import TrainerProcess, program, train_bench
 
 from legos.bench.step_bench import Cost, StepBench
 from legos.builtin.files import ModelShape
+from legos.machine import quiet_collector, share_cores
 from legos.records.batch import row_blocks
 from legos.wiring.device import Split
-from legos.wiring.machine import quiet_collector, share_cores
 
 __all__ = ["RATIOS", "bench_train"]
 

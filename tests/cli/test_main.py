@@ -206,7 +206,7 @@ def test_a_runs_settings_leave_another_arena_its_own(trained: Trained, tmp_path:
         (["train", "--training.lora-rank", "2.5"], "'2.5' is not a whole number"),
         (
             ["train", "--training.lora-rank", "0"],
-            "training.lora_rank is 0; expected a whole number",
+            "training.lora_rank is 0; expected greater than or equal to 1",
         ),
         (["train", "--steps", "3", "--loop.steps", "4"], "--steps and --loop.steps are the same"),
         (["train", "--config", "none.toml"], "cannot read the configuration none.toml"),

@@ -154,7 +154,7 @@ def test_large_models_get_no_advice_meant_for_the_built_in_one() -> None:
 def test_none_can_be_written_where_a_setting_admits_it(tmp_path: Path) -> None:
     config = read_config(write(tmp_path, '[training]\nclip_range = "none"\n'))
     assert config.training.clip_range is None
-    with pytest.raises(ConfigError, match="kl_coef is 'none'; expected a number"):
+    with pytest.raises(ConfigError, match="kl_coef is 'none'; expected a valid number"):
         read_config(write(tmp_path, '[training]\nkl_coef = "none"\n'))
 
 
@@ -180,11 +180,11 @@ def test_unknown_key_names_file_key_and_the_nearest(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[loop]\nsteps = 'many'\n", "loop.steps is 'many'; expected a whole number >= 1"),
-        ("[loop]\nsteps = 0\n", "loop.steps is 0; expected a whole number >= 1"),
-        ("[loop]\nsteps = true\n", "loop.steps is True; expected a whole number >= 1"),
-        ("[loop]\ndeterministic = 1\n", "loop.deterministic is 1; expected true or false"),
-        ("seed = -1\n", "seed is -1; expected a whole number >= 0"),
+        ("[loop]\nsteps = 'many'\n", "loop.steps is 'many'; expected a valid integer"),
+        ("[loop]\nsteps = 0\n", "loop.steps is 0; expected greater than or equal to 1"),
+        ("[loop]\nsteps = true\n", "loop.steps is True; expected a valid integer"),
+        ("[loop]\ndeterministic = 1\n", "loop.deterministic is 1; expected a valid boolean"),
+        ("seed = -1\n", "seed is -1; expected greater than or equal to 0"),
         ("out = 3\n", 'out is 3; expected a path, or "none"'),
         ("loop = 3\n", "loop (file {path}) is 3; expected a table"),
     ],
