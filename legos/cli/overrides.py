@@ -63,8 +63,8 @@ def _option(name: str, field: FieldInfo) -> Any:
 def _help(field: FieldInfo) -> str:
     extra = cast("Mapping[str, str]", field.json_schema_extra or {})
     facts = [extra.get("unit", ""), limits(field)]
-    if field.default != {}:
-        facts.append(f"default {'none' if field.default is None else field.default}")
+    if field.default not in ({}, (), None):  # which the text explains
+        facts.append(f"default {field.default}")
     listed = "; ".join(fact for fact in facts if fact)
     text = " ".join((field.description or "").split())
     return f"{text} ({listed})" if listed else text

@@ -2,7 +2,7 @@
 
 import inspect
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,18 +12,8 @@ from legos.errors import ConfigError
 
 __all__ = ["serve"]
 
-NOT_OF_VLLM = (  # options that vLLM does not read
-    "replicas",
-    "memory_limit_gib",
-    "max_queue",
-    "timeout_s",
-    "max_body_mb",
-    "adapter_folder",
-    "max_adapters",
-    "drain_s",
-    "keep_awake",
-    "log_prompts",
-)
+_OF_BOTH = {"model", "adapter", "backend", "host", "port", "api_key", "max_batch"}
+_OF_VLLM = {"vllm_arguments"}  # and of vLLM alone; all other options are of legos alone
 
 
 def serve(
@@ -91,7 +81,7 @@ def serve(
     if backend == "vllm":
         _serve_with_vllm(given)
         return
-    _refuse_unused(given, ("vllm_arguments",), "--backend legos")
+    _refuse_unused(given, _OF_VLLM, "--backend legos")
     run(
         model=model,
         adapters=adapter,
@@ -110,7 +100,7 @@ def _serve_with_vllm(given: Mapping[str, Any]) -> None:
     from legos.apps.serve import read_adapters
     from legos.apps.serve_vllm import serve_vllm
 
-    _refuse_unused(given, NOT_OF_VLLM, "--backend vllm")
+    _refuse_unused(given, given.keys() - _OF_BOTH - _OF_VLLM, "--backend vllm")
     serve_vllm(
         model=given["model"],
         adapters=read_adapters(given["adapter"]),
@@ -123,7 +113,7 @@ def _serve_with_vllm(given: Mapping[str, Any]) -> None:
     )
 
 
-def _refuse_unused(given: Mapping[str, Any], names: Sequence[str], backend: str) -> None:
+def _refuse_unused(given: Mapping[str, Any], names: Iterable[str], backend: str) -> None:
     """Refuse options that a backend does not read.
 
     Raises:

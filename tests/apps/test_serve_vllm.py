@@ -28,7 +28,7 @@ from legos.wiring.model import apply_lora, load_model
     ("options", "message"),
     [
         (["--backend", "vllm", "--max-queue", "3"], "--max-queue has no effect with --backend"),
-        (["--vllm-arguments", "-x"], "--vllm-arguments has no effect with --backend legos"),
+        (["--vllm-arguments", "x"], "--vllm-arguments has no effect with --backend legos"),
         (["--vllm-bin", "vllm"], "--vllm-bin was removed: set LEGOS_VLLM_BIN"),
         (["--backend", "vllm", "--host", "0.0.0.0"], "set --api-key"),
         (["--backend", "vllm"], "'/no/vllm' is not found"),

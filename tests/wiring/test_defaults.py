@@ -20,7 +20,7 @@ from legos.wiring.defaults import computed
                 "training.clip_range": "0.2, the value of the loss's paper",
                 "training.clip_range_high": "0.2, the same as clip_range",
                 "play.group_size": "1, the arena's own number",
-                "play.credit": "grpo, the arena's own",
+                "play.credit": "dr_grpo, the arena's own",
                 "generation.max_tokens": "the arena's own limit (in games, the longest move)",
             },
         ),
