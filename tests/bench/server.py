@@ -31,6 +31,7 @@ from bench.streams import CHAT, Streams, growth
 from legos.bench.engine_bench import EngineBench, numbered_requests
 from legos.bench.models import write_bench_model
 from legos.bench.turns import medians
+from legos.machine import quiet_collector
 from legos.records.limits import EngineLimits
 from legos.records.names import BASE, POLICY
 from legos.weights.adapter import pack_adapter
