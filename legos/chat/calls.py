@@ -47,5 +47,5 @@ def read_reply(
     content, thought, calls = join_parts([*parser.push(text), *parser.finish(cut=cut)])
     if not calls:
         return None
-    said = f"{OPEN}{thought}{CLOSE}{content}" if thought else content
-    return said, with_ids(calls, seed)
+    whole = f"{OPEN}{thought}{CLOSE}{content}" if thought else content
+    return whole, with_ids(calls, seed)

@@ -49,10 +49,10 @@ class TextStream:
         held = self._held + text
         cut = cut_at_stop(held, self._stop)
         self._stopped = len(cut) < len(held)
-        said = cut if self._stopped else held[: len(held) - held_back(held, self._stop)]
-        self._held = held[len(said) :]
-        self._handed_out += len(said)
-        return said
+        piece = cut if self._stopped else held[: len(held) - held_back(held, self._stop)]
+        self._held = held[len(piece) :]
+        self._handed_out += len(piece)
+        return piece
 
     def finish(self, text: str) -> str:
         """The rest of the whole text, which was not handed out yet."""

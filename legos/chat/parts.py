@@ -118,14 +118,14 @@ class ReplyParser:
         """Add text to the parts; blanks at its end wait for the text after them."""
         assert self._kind != "tool"
         text = self._blanks + text
-        said = text.rstrip()
-        self._blanks = text[len(said) :]
+        piece = text.rstrip()
+        self._blanks = text[len(piece) :]
         if self._fresh:
-            said = said.lstrip()
-            self._blanks = self._blanks if said else ""
-        if said:
+            piece = piece.lstrip()
+            self._blanks = self._blanks if piece else ""
+        if piece:
             self._fresh = False
-            parts.append((self._kind, said))
+            parts.append((self._kind, piece))
 
 
 def join_parts(parts: Sequence[Part]) -> tuple[str, str, tuple[ToolCall, ...]]:

@@ -126,8 +126,8 @@ class ChatTokenizer:
         if controls or self._pieces.keys().isdisjoint(ids):
             return self._plain(ids, controls=controls)
         text = ""
-        said = [token for token in ids if token in self._pieces or token not in self._special_ids]
-        for number, (own, run) in enumerate(groupby(said, key=self._pieces.__contains__)):
+        kept = [token for token in ids if token in self._pieces or token not in self._special_ids]
+        for number, (own, run) in enumerate(groupby(kept, key=self._pieces.__contains__)):
             if own:
                 pieces = b"".join(self._pieces[token] for token in run)
                 if number == 0 and self._drops_space:
@@ -206,10 +206,10 @@ class ChatTokenizer:
     @property
     def rewrites(self) -> bool:
         """Whether the chat template renders former answers otherwise than they were sampled."""
-        asked, said = Message("user", "?"), "<think>a</think>b"
+        asked, answer = Message("user", "?"), "<think>a</think>b"
         first = self._render((asked,))
-        again = self._render((asked, Message("assistant", said), asked))
-        return again[: len(first)] != first or said not in self.decode(again, controls=True)
+        again = self._render((asked, Message("assistant", answer), asked))
+        return again[: len(first)] != first or answer not in self.decode(again, controls=True)
 
     def check(self) -> None:
         """Say in the log what becomes of conversations under this chat template."""
@@ -274,13 +274,13 @@ class ChatTokenizer:
         if not messages:
             raise ModelError("a chat needs at least one message to be rendered")
         try:
-            said: Sequence[Mapping[str, Any]] = [self._neutral.message(one) for one in messages]
+            chat: Sequence[Mapping[str, Any]] = [self._neutral.message(one) for one in messages]
             given, variables = self._neutral.value(tools), self._neutral.value(options or {})
         except RecursionError as error:
             raise ModelError("the messages or tools of a chat are nested too deeply") from error
         if not self.knows_tools:
-            said, given = plain_messages(said, given), []
-        return self._apply(said, {**variables, "tools": given or None})
+            chat, given = plain_messages(chat, given), []
+        return self._apply(chat, {**variables, "tools": given or None})
 
     def _render(self, chat: tuple[Message, ...]) -> tuple[int, ...]:
         return self.render_chat([message_fields(message) for message in chat])
@@ -290,27 +290,27 @@ class ChatTokenizer:
         return after_answer(one, other)
 
     def _apply(
-        self, said: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+        self, chat: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> tuple[int, ...]:
         if not self._tokenizer.chat_template:
-            lines = [f"{message['role']}: {message['content']}\n" for message in said]
+            lines = [f"{message['role']}: {message['content']}\n" for message in chat]
             ids = self.encode("".join(lines) + "assistant:", specials=True)
             return ids[:-1] if ids[-1] == self._tokenizer.eos_token_id else ids
         try:
             with self._lock:
                 rendered: Any = self._tokenizer.apply_chat_template(
-                    said,
+                    chat,
                     add_generation_prompt=True,
                     tokenize=self._rust is None,
                     return_dict=self._rust is None,
                     **options,
                 )
         except Exception as error:  # templates raise their own errors through the renderer
-            roles = ", ".join(message["role"] for message in said)
+            roles = ", ".join(message["role"] for message in chat)
             if roles.startswith("system, user"):
-                text = f"{said[0]['content']}\n\n{said[1]['content']}"
+                text = f"{chat[0]['content']}\n\n{chat[1]['content']}"
                 with suppress(ModelError):
-                    return self._apply([{"role": "user", "content": text}, *said[2:]], options)
+                    return self._apply([{"role": "user", "content": text}, *chat[2:]], options)
             raise ModelError(
                 f"the model's chat template refuses messages of roles {roles}: {error}"
             ) from error

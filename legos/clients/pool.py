@@ -58,7 +58,7 @@ class ServerPool(Generic[ServerT]):
 
         Args:
             servers: at least one. Their requests have no effect beyond their answer, so that they
-                can be cancelled and sent elsewhere.
+                can be cancelled and sent to another one.
             clock: returns the time in seconds.
         """
         self.servers = tuple(servers)
@@ -178,9 +178,9 @@ class ServerPool(Generic[ServerT]):
                 else:
                     self._down.add(index)
                 if was_down is not (index in self._down):
-                    said = "answers again" if was_down else "does not answer"
+                    state = "answers again" if was_down else "does not answer"
                     logger.warning(
-                        "%s %s (%d requests wait there)", server.name, said, len(waiting)
+                        "%s %s (%d requests wait there)", server.name, state, len(waiting)
                     )
             if index in self._down and len(self._down) < len(self.servers):
                 while waiting:

@@ -36,17 +36,17 @@ class ProgressQueue:
         Raises:
             LegosError: the completion failed.
         """
-        told = 0
+        num_sent = 0
         while not (self._answer.done() and self._parts.empty()):
             parts = [await self._parts.get()]
             while not self._parts.empty():
                 parts.append(self._parts.get_nowait())
             if progress := [part for part in parts if part is not None]:
                 joined = Progress.joined(progress)
-                told += len(joined.token_ids)
+                num_sent += len(joined.token_ids)
                 yield joined
         generated = self._answer.result()
-        for start in range(told, len(generated.token_ids), MOST_PARTS):
+        for start in range(num_sent, len(generated.token_ids), MOST_PARTS):
             rest = slice(start, start + MOST_PARTS)
             fields = {name: getattr(generated, name)[rest] for name in Progress.__struct_fields__}
             yield Progress(**fields)

@@ -109,8 +109,8 @@ async def _asked(
     if ids is None:
         continuation = None if question is None else question.continuation
         # Templates may leave out other roles' texts, such as former thinking.
-        said = "".join(message.text for message in body.messages if message.role == "user")
-        await service.check_texts([said], param="messages")
+        user_text = "".join(message.text for message in body.messages if message.role == "user")
+        await service.check_texts([user_text], param="messages")
         prompt = await render_prompt(service, body, tools, continuation)
     else:
         prompt = tuple(ids)

@@ -139,8 +139,8 @@ async def _scores(service: Service, body: ScoreBody, adapter: str) -> Sequence[S
     if chats and body.by_token:
         raise Problem(400, "give prompts as token ids, to score by token", param="by_token")
     if chats:
-        said = ["".join(m.content for m in chat if m.role == "user") for chat, _ in chats]
-        await service.check_texts(said, param="prompts")
+        user_texts = ["".join(m.content for m in chat if m.role == "user") for chat, _ in chats]
+        await service.check_texts(user_texts, param="prompts")
         return await service.source.score(chats, adapter=adapter)
     ends = body.end_token_ids
     end_ids = service.tokenizer.end_ids if ends is None else ends
