@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legos.clients import prefixes
+from legos.clients import prefix_affinity
 from legos.clients.prefix_affinity import BLOCK, PrefixAffinity
 
 RULES = tuple(range(2 * BLOCK))
@@ -24,7 +24,7 @@ def test_a_conversation_returns_and_shared_rules_alone_do_not_bind() -> None:
 
 def test_the_oldest_are_forgotten() -> None:
     homes = PrefixAffinity()
-    blocks = prefixes.MOST_BLOCKS
+    blocks = prefix_affinity.MOST_BLOCKS
     for number in range(blocks // 2 + 1):
         homes.settle("policy", (number,) * 2 * BLOCK, 0)
     assert homes.find("policy", (0,) * 2 * BLOCK) is None
