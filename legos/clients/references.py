@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from legos.clients.remote import RemoteEngine
 from legos.errors import EngineError, RequestError, TrainerError
 from legos.losses.softmax import log_softmax
+from legos.records.names import BASE
 from legos.records.sample import Sample
 
 __all__ = ["ReferenceServers"]
@@ -30,19 +31,16 @@ class ReferenceServers:
     each of its positions, and normalised at its temperature.
     """
 
-    def __init__(
-        self, engine: RemoteEngine, *, adapter: str, names: Sequence[str], num_vocabulary: int
-    ) -> None:
+    def __init__(self, engine: RemoteEngine, *, names: Sequence[str], num_vocabulary: int) -> None:
         """Take over the servers.
 
         Args:
             engine: asks them.
-            adapter: name of the reference at the servers.
             names: their addresses, for messages.
             num_vocabulary: samples with larger token ids are left as they are, and the trainer
                 leaves them out.
         """
-        self._engine, self._adapter, self._names = engine, adapter, ", ".join(names)
+        self._engine, self._names = engine, ", ".join(names)
         self._num_vocabulary = num_vocabulary
 
     def __call__(self, samples: Sequence[Sample]) -> "Future[list[Sample]]":
@@ -99,8 +97,7 @@ class ReferenceServers:
     ) -> dict[_Asked, Sequence[float]]:
         parts = [asked[start : start + ROWS] for start in range(0, len(asked), ROWS)]
         scores = [
-            self._engine.score(part, end_ids=(), adapter=self._adapter, by_token=by_token)
-            for part in parts
+            self._engine.score(part, end_ids=(), adapter=BASE, by_token=by_token) for part in parts
         ]
         found = await asyncio.gather(*map(asyncio.wrap_future, scores))
         return dict(zip(asked, (one for part in found for one in part), strict=True))

@@ -61,8 +61,6 @@ class ObjectiveSettings(Settings):
     kl_server: tuple[str, ...] = knob((), loose=True)
     """Address of a running `legos serve` that computes the reference's log-probabilities in place
     of this process; several share the work."""
-    kl_server_adapter: str = knob("base")
-    """Name of the adapter at the kl_server that is the reference, or base: its model alone."""
     ema_kl_coef: float = knob(0.0, ge=0)
     """Weight of the KL divergence from the EMA of the adapter. It stops self-play from running in
     circles; 0 leaves the term out."""
@@ -170,7 +168,6 @@ class ObjectiveSettings(Settings):
     def _check_kl_server(self) -> None:
         """Refuse settings of the reference that its servers do not compute."""
         if not self.kl_server:
-            self._refuse(True, "an empty kl_server", "kl_server_adapter")
             return
         where = f"kl_server is {self.kl_server[0]!r}"
         if not self.kl_coef:
@@ -181,7 +178,7 @@ class ObjectiveSettings(Settings):
                 "servers give log-probabilities of single tokens; choose k2 or k3"
             )
         for name, instead in (
-            ("kl_reference", "load that adapter there, and set kl_server_adapter to its name"),
+            ("kl_reference", "serve the model with it merged: legos export --format fused"),
             ("kl_refresh_steps", "leave it out: the reference of a server stays the same"),
         ):
             if (value := getattr(self, name)) is not None:

@@ -61,6 +61,7 @@ REMOVED: Mapping[str, Removed] = {
     "training.icepop_high": Removed("none", "set icepop: above it and below 1 divided by it"),
     "training.icepop_low": Removed("none", "set icepop: above it and below 1 divided by it"),
     "training.kl_in": Removed("loss", "divergences are part of the loss"),
+    "training.kl_server_adapter": Removed("base", "merge it: legos export --format fused"),
     "training.lora_head": Removed("none", "LoRA is put on the output head of small models"),
     "training.max_grad_norm": Removed(1.0, "it is 1 in every run"),
     "training.opsm_delta": Removed("none", "icepop drops tokens"),

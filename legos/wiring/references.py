@@ -30,23 +30,20 @@ def reference_servers(
 
     Raises:
         ConfigError: a server is not `legos serve`.
-        ModelError: a server has another model or vocabulary, or lacks the adapter.
+        ModelError: a server has another model or vocabulary.
         EngineError: a server does not answer.
     """
-    urls, adapter = config.kl_server, config.kl_server_adapter
+    urls = config.kl_server
     if not urls:
         return None
     servers = [asyncio.run(_server(url, api_key=api_key)) for url in urls]
     engine = RemoteEngine(servers, None, num_vocabulary=model.num_vocabulary, context=model.context)
     with ExitStack() as stack:
         stack.callback(engine.close)
-        check_same_model(engine, model, where="training.kl_server", adapter=adapter)
+        check_same_model(engine, model, where="training.kl_server")
         stack.pop_all()
     return ReferenceServers(
-        engine,
-        adapter=adapter,
-        names=list(map(server_name, urls)),
-        num_vocabulary=model.num_vocabulary,
+        engine, names=list(map(server_name, urls)), num_vocabulary=model.num_vocabulary
     )
 
 

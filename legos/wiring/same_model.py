@@ -19,19 +19,16 @@ TOLERANCE, TOLERANCE_16_BITS = 1e-3, 0.3  # nats a token
 Tokens = tuple[int, ...]
 
 
-def check_same_model(
-    engine: RemoteEngine, model: ModelHandle, *, where: str, adapter: str = BASE
-) -> None:
+def check_same_model(engine: RemoteEngine, model: ModelHandle, *, where: str) -> None:
     """Compare what each server of an engine computes for a fixed text with the trainer's model.
 
     Args:
         engine: its servers can score by token.
         model: the trainer's model; its LoRA is left out.
         where: what the servers are, for messages.
-        adapter: name of an adapter that the servers must have too.
 
     Raises:
-        ModelError: a server has another model, or lacks the adapter.
+        ModelError: a server has another model.
         EngineError: a server does not answer.
     """
     asked = fixed_text(model)
@@ -42,15 +39,12 @@ def check_same_model(
     for server in engine.servers:
         at = f"{where} {server.name}"
         try:
-            found: list[float] = []
-            for name in dict.fromkeys((adapter, BASE)):
-                scores = server.score(asked, end_ids=(), adapter=name, by_token=True)
-                (found,) = engine.call(scores).result(timeout=PATIENCE_S)
+            scores = server.score(asked, end_ids=(), adapter=BASE, by_token=True)
+            (found,) = engine.call(scores).result(timeout=PATIENCE_S)
         except RequestError as error:
-            also = "" if adapter == BASE else f", and with adapter {adapter!r}"
             raise ModelError(
                 f"{at} cannot score the tokens of a fixed text: {error}; start it with the "
-                f"trainer's model{also}"
+                "trainer's model"
             ) from error
         except EndpointError as error:
             raise EngineError(str(error)) from error

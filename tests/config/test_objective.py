@@ -65,9 +65,8 @@ def test_a_reference_is_refused_where_nothing_pulls_to_it() -> None:
     [
         ({"kl_coef": 0.0}, "kl_coef is 0; set it above 0"),
         ({"kl_estimator": "exact"}, "kl_estimator is 'exact', .*; choose k2 or k3"),
-        ({"kl_reference": Path("v9")}, "kl_reference is v9; .* set kl_server_adapter"),
+        ({"kl_reference": Path("v9")}, "kl_reference is v9; .* legos export --format fused"),
         ({"kl_refresh_steps": 5}, "kl_refresh_steps is 5; leave it out"),
-        ({"kl_server": (), "kl_server_adapter": "v9"}, "kl_server_adapter is v9, which an empty"),
     ],
 )
 def test_what_a_server_of_the_reference_does_not_compute_is_refused(

@@ -4,12 +4,10 @@ import asyncio
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 from msgspec import structs
@@ -25,12 +23,9 @@ from legos.loop.loop import batcher_of, training_loop
 from legos.loop.mix import mix_of
 from legos.records.step import BackendConfig
 from legos.remote.process import ServerProcess
-from legos.weights.folder import write_adapter
 from legos.wiring.model import apply_lora
 from legos.wiring.references import reference_servers
 from legos.wiring.trainer import Trainer
-
-FROZEN = "frozen"
 
 
 @pytest.fixture(scope="module")
@@ -39,20 +34,6 @@ def model() -> Iterator[ModelHandle]:
     apply_lora(handle)
     yield handle
     handle.close()
-
-
-@pytest.fixture(scope="module")
-def frozen(model: ModelHandle, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an adapter that changes the model."""
-    rng, base = np.random.default_rng(1), model.base_adapter()
-    arrays = {
-        key: (0.1 * rng.standard_normal(np.shape(array))).astype(np.float32)
-        for key, array in base.arrays.items()
-    }
-    folder = tmp_path_factory.mktemp("adapters") / FROZEN
-    folder.mkdir()
-    write_adapter(replace(base, name=FROZEN, version=3, arrays=arrays), folder)
-    return folder
 
 
 def started(folder: Path, *options: str | Path) -> ServerProcess:
@@ -67,8 +48,8 @@ def started(folder: Path, *options: str | Path) -> ServerProcess:
 
 
 @pytest.fixture(scope="module")
-def server(frozen: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    one = started(tmp_path_factory.mktemp("server"), "--adapter", f"{FROZEN}={frozen}")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    one = started(tmp_path_factory.mktemp("server"))
     yield one
     one.close()
 
@@ -81,14 +62,11 @@ def servers_of(model: ModelHandle, *urls: str, **options: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("adapter", ["base", FROZEN])
 def test_a_step_with_a_server_equals_one_with_its_own_reference(
-    adapter: str, model: ModelHandle, server: ServerProcess, frozen: Path, tmp_path: Path
+    model: ModelHandle, server: ServerProcess, tmp_path: Path
 ) -> None:
-    reference = frozen if adapter == FROZEN else None
-    settings = BackendConfig(betas=(0.0, 0.95), reference=reference)
-    backend = moved_backend(model.make_backend(settings))
-    references = servers_of(model, server.url, server.url, kl_server_adapter=adapter)
+    backend = moved_backend(model.make_backend(BackendConfig(betas=(0.0, 0.95))))
+    references = servers_of(model, server.url, server.url)
     try:
         check_equal_steps(references, backend, tmp_path / "states")
     finally:
@@ -206,11 +184,7 @@ def test_a_run_ends_with_its_account_balanced_where_the_only_server_dies(
 
 
 @pytest.mark.slow
-def test_a_server_of_another_model_or_without_the_adapter_is_refused(
-    model: ModelHandle, server: ServerProcess, tmp_path: Path
-) -> None:
-    with pytest.raises(ModelError, match=r"cannot score .*and with adapter 'nobody'"):
-        servers_of(model, server.url, kl_server_adapter="nobody")
+def test_a_server_of_another_model_is_refused(model: ModelHandle, tmp_path: Path) -> None:
     write_tiny_model(tmp_path / "other")
     other = started(tmp_path, "--model", tmp_path / "other")
     try:
