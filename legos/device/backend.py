@@ -7,13 +7,16 @@ snapshots stay as they are.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from legos.device.gradients import Arrays, DeviceGradients, Found
+from legos.device.leader import Leader
 from legos.errors import AdapterError, CheckpointError, TrainerError
 from legos.losses.objective import Objective
 from legos.protocols import Snapshot
@@ -31,64 +34,11 @@ from legos.weights.policy_state import (
 )
 from legos.weights.reference import Lora, Reference
 
-__all__ = ["Arrays", "DeviceGradients", "Found", "LoraBackend", "Others"]
+__all__ = ["LoraBackend"]
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 EPSILON = 1e-8  # added to the root of Adam's second moment
-Arrays = Mapping[str, Any]
-"""Name of a LoRA array -> the array, on the device."""
-Others = Mapping[str, Lora | None]
-"""Name of another policy ("reference", "ema") -> its LoRA; None: the base model."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """The results of the passes of a step."""
-
-    loss: float
-    sums: NDArray[np.float64]  # [len(SUMS)] for the metrics
-    gradients: Any  # tree of the trained arrays
-    logprobs: NDArray[np.float32]  # [N] nats of the chosen tokens, sample by sample
-    row_limit: int | None = None  # tokens; longer samples were left out; None: none was
-    peak_bytes: int | None = None  # peak memory of the device; None: not measured
-
-
-class DeviceGradients(Protocol):
-    """What a device computes for a backend; all calls are made on the model's thread."""
-
-    xp: Any  # array namespace of the device
-    num_vocabulary: int  # token ids of samples are below it
-
-    def array(self, values: Any) -> Any:
-        """A float32 copy of an array on the device."""
-        ...
-
-    def host(self, arrays: Arrays) -> Arrays:
-        """The same arrays as NumPy can read them on any thread, without a copy where possible."""
-        ...
-
-    def install(self, arrays: Arrays) -> None:
-        """Make the model compute with some LoRA arrays, without a copy."""
-        ...
-
-    def of_step(
-        self, step: StepSamples, objective: Objective, others: Others, stop: Stop = never
-    ) -> Found:
-        """Loss, sums, log-probabilities and gradients by name, of the installed arrays."""
-        ...
-
-    def logprobs(self, step: StepSamples, other: Lora | None) -> NDArray[np.float32]:
-        """[N] log-probabilities (nats) of the chosen tokens under another LoRA."""
-        ...
-
-    def computed(self, compute: Callable[[], T]) -> T:
-        """Run a computation to its end; after an error of the device, perhaps once more."""
-        ...
-
-    def evaluate(self, *arrays: Arrays) -> None:
-        """Wait until arrays are computed."""
-        ...
 
 
 @dataclass(slots=True)
@@ -113,6 +63,8 @@ class LoraBackend:
         make: Callable[[], DeviceGradients],
         first: Adapter,
         config: BackendConfig | None = None,
+        *,
+        leader: Leader | None = None,
     ) -> None:
         """Start every policy with the same adapter.
 
@@ -121,6 +73,7 @@ class LoraBackend:
             make: makes what computes the gradients, on that thread.
             first: LoRA arrays with which every policy starts.
             config: settings of the backend; None: the defaults.
+            leader: other processes, which compute every step with this one; None: none.
 
         Raises:
             TrainerError: the model cannot be trained.
@@ -129,6 +82,7 @@ class LoraBackend:
         self._config = config = config or BackendConfig()
         self._shape: LoraShape = first.shape
         self._call = call
+        self._leader = leader
         self._policies: dict[str, _Policy] = {}
         call(self._prepare, make, first.arrays).result()
 
@@ -195,7 +149,8 @@ class LoraBackend:
             raise CheckpointError(f"{folder} cannot be restored: {error}") from error
 
     def _prepare(self, make: Callable[[], DeviceGradients], first: Arrays) -> None:
-        device = self._device = make()
+        settings = replace(self._config, report=None, reference=None)
+        device = self._device = self._together(make, "begin", self._shape, settings)
         for name in self._config.policies:
             arrays = {key: device.array(array) for key, array in first.items()}
             zeros = {key: device.xp.zeros_like(array) for key, array in arrays.items()}
@@ -237,8 +192,12 @@ class LoraBackend:
         if objective.ema_kl_coef:
             others["ema"] = Lora(arrays=policy.ema)
 
+        passes = partial(self._device.of_step, step, objective, others, stop)
+
         def compute() -> tuple[Found, float]:
-            found = self._device.of_step(step, objective, others, stop)
+            sent = {name: self._sent(lora) for name, lora in others.items()}
+            order = "of_step", self._sent(policy.arrays), step, objective, sent
+            found = self._together(passes, *order)
             return found, float(_norm(self._device.xp, found.gradients))
 
         found, norm = self._device.computed(compute)
@@ -263,8 +222,24 @@ class LoraBackend:
         policy = self._use(name, samples)
         lora = policy.reference.lora() if reference else Lora(arrays=policy.arrays)
         step = StepSamples(samples=samples, weights=[0.0] * len(samples))
-        found = self._device.computed(lambda: self._device.logprobs(step, lora))
+        passes = partial(self._device.logprobs, step, lora)
+        if self._leader is not None and self._leader.sharded:
+            order = "logprobs", self._sent(policy.arrays), step, self._sent(lora)
+            passes = partial(self._together, passes, *order)
+        found = self._device.computed(passes)
         return per_sample(found, [len(sample.positions) for sample in samples])
+
+    def _together(self, compute: Callable[[], T], *order: Any) -> T:
+        """Compute something, alone or with the other processes."""
+        return compute() if self._leader is None else self._leader.together(compute, *order)
+
+    def _sent(self, lora: Any) -> Any:
+        """Arrays, or the LoRA of another policy, as other processes can read them."""
+        if lora is None or self._leader is None:
+            return lora
+        if isinstance(lora, Lora):
+            return Lora(arrays=self._sent(lora.arrays), scale=lora.scale)
+        return {name: np.asarray(array) for name, array in self._device.host(lora).items()}
 
     def _optim_step(self, update: Update, name: str) -> int:
         policy = self._find(name)

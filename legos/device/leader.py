@@ -7,23 +7,17 @@ same orders in the same sequence.
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from legos.device.backend import Arrays, DeviceGradients, Found, Others
+from legos.device.gradients import Arrays, DeviceGradients, Others
 from legos.errors import LegosError, ModelError, Stopped
 from legos.losses.objective import Objective
 from legos.records.packing import StepSamples
-from legos.records.step import BackendConfig, Stop, never
 from legos.weights.base import fingerprint_of
 from legos.weights.reference import Lora
 
-__all__ = ["Group", "Leader", "LedGradients", "check_same", "follow"]
+__all__ = ["Group", "Leader", "check_same", "follow"]
 
 T = TypeVar("T")
 END = "end"
@@ -55,10 +49,16 @@ class Group(Protocol):
 
 
 class Leader:
-    """The first process of a group: sends the others what they compute with it."""
+    """The first process of a group: sends the others what they compute with it.
 
-    def __init__(self, group: Group) -> None:
+    Attributes:
+        group: the processes.
+        sharded: whether every pass, also without gradient, needs all of them.
+    """
+
+    def __init__(self, group: Group, *, sharded: bool = False) -> None:
         self.group = group
+        self.sharded = sharded
         self._agreed = True
 
     def together(self, compute: Callable[[], T], *order: Any) -> T:
@@ -99,60 +99,6 @@ def check_same(folder: Path, group: Group) -> None:
                 f"process {rank} of {group.size} has another model in {other} than process 0 in "
                 f"{found[0][0]}; give all processes the same --model and the same files"
             )
-
-
-class LedGradients:
-    """The gradients of the first process, whose steps all processes compute."""
-
-    def __init__(
-        self,
-        own: Callable[[], DeviceGradients],
-        leader: Leader,
-        *begin: Any,
-        config: BackendConfig,
-        sharded: bool = False,
-    ) -> None:
-        """Let all processes make what computes their part of a step.
-
-        Args:
-            own: makes this process's.
-            leader: sends the orders.
-            begin: what the others need to make theirs, besides the settings.
-            config: settings of the backend.
-            sharded: whether every pass, also without gradient, needs all processes.
-        """
-        self._leader = leader
-        self._sharded = sharded
-        settings = replace(config, report=None, reference=None)
-        self._own = leader.together(own, "begin", *begin, settings)
-        self.xp, self.num_vocabulary = self._own.xp, self._own.num_vocabulary
-        self.array, self.host = self._own.array, self._own.host
-        self.computed, self.evaluate = self._own.computed, self._own.evaluate
-
-    def install(self, arrays: Arrays) -> None:
-        """See ``DeviceGradients``; the others get the arrays with each step."""
-        self._installed = arrays
-        self._own.install(arrays)
-
-    def of_step(
-        self, step: StepSamples, objective: Objective, others: Others, stop: Stop = never
-    ) -> Found:
-        """See ``DeviceGradients``."""
-        sent = {name: lora and self._sent(lora) for name, lora in others.items()}
-        arrays = _numpy(self.host(self._installed))
-        compute = partial(self._own.of_step, step, objective, others, stop)
-        return self._leader.together(compute, "of_step", arrays, step, objective, sent)
-
-    def logprobs(self, step: StepSamples, other: Lora | None) -> NDArray[np.float32]:
-        """See ``DeviceGradients``."""
-        if not self._sharded:
-            return self._own.logprobs(step, other)
-        arrays = _numpy(self.host(self._installed))
-        compute = partial(self._own.logprobs, step, other)
-        return self._leader.together(compute, "logprobs", arrays, step, other and self._sent(other))
-
-    def _sent(self, lora: Lora) -> Lora:
-        return Lora(arrays=_numpy(self.host(lora.arrays)), scale=lora.scale)
 
 
 def follow(
@@ -217,7 +163,3 @@ def _explained(group: Group) -> Generator[None]:
         if found is error:
             raise
         raise found from error
-
-
-def _numpy(arrays: Arrays) -> dict[str, NDArray[np.float32]]:
-    return {name: np.asarray(array) for name, array in arrays.items()}

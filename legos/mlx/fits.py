@@ -23,7 +23,7 @@ GIB = 1 << 30
 LEAST_ROW = 64  # tokens; where no such row fits, training is refused: a play of nim has 40
 USUAL_ROW = 512  # tokens of the rows with which the forecast counts where they fit
 FOUR_BITS = 4.5 / 16  # bytes of a 4-bit copy with its scales / bytes in 16 bits
-QUANTISED = {"quantization": {"group_size": 64, "bits": 4}}  # what its configuration has
+CHECKPOINTING = "--training.gradient-checkpointing"
 USUAL_MODELS = Path(__file__).with_name("mac_models.json")  # name -> content of config.json
 SMALL_MAC = 36  # GB; up to here Metal recommends two thirds of the memory, above three quarters
 
@@ -193,16 +193,16 @@ def _refusal(folder: Path, size: TrainingSize, room: _Room) -> str:
         f"{size.rank} on {size.layers} layers), and {_gib(room.usable_bytes)} can be used"
         + (" (training.memory_limit_gib)" if size.limit_bytes else "")
     )
-    for changed, options in _smaller(size):
-        smaller = replace(room, forecast=replace(room.forecast, size=changed))
-        if longest := smaller.longest:
-            return f"{first}; with {options}, rows of up to {longest} tokens fit"
-        spared = int(weights * (1 - FOUR_BITS))
-        if smaller.peak(1, room.least_row) - spared <= room.usable_bytes:
-            return (
-                f"{first}; a copy of the model in 4 bits has about {_gib(weights - spared)} of "
-                f"weights and fits with {options}"
-            )
+    changed = msgspec.structs.replace(size, checkpointing=True)
+    smaller = replace(room, forecast=replace(room.forecast, size=changed))
+    spared = int(weights * (1 - FOUR_BITS))
+    if smaller.longest:
+        return f"{first}; with {CHECKPOINTING}, rows of up to {smaller.longest} tokens fit"
+    if smaller.peak(1, room.least_row) - spared <= room.usable_bytes:
+        return (
+            f"{first}; a copy of the model in 4 bits has about {_gib(weights - spared)} of weights "
+            f"and fits with {CHECKPOINTING}"
+        )
     more = "set a higher training.memory_limit_gib, or " if size.limit_bytes else ""
     return f"{first}; {more}take a smaller model"
 
@@ -212,30 +212,14 @@ def _largest_that_fits(size: TrainingSize, usable: int) -> str:
     size = msgspec.structs.replace(size, checkpointing=True)
     models: Mapping[str, Any] = json.loads(USUAL_MODELS.read_text())
     rooms = {name: _room_of(config, size, usable) for name, config in models.items()}
-    for name in sorted(models, key=lambda name: -rooms[name].weights):
-        for bits, fields, share in ((16, {}, 1.0), (4, QUANTISED, FOUR_BITS)):
-            if share * rooms[name].weights >= usable:
-                continue
-            room = _room_of({**models[name], **fields}, size, usable)
-            if room.peak(1, USUAL_ROW) <= usable:
+    for name, room in sorted(rooms.items(), key=lambda pair: -pair[1].weights):
+        for bits, share in ((16, 1.0), (4, FOUR_BITS)):
+            if room.peak(1, USUAL_ROW) - int((1 - share) * room.weights) <= usable:
                 return (
                     f"; {name} in {bits} bits is the largest of the usual models that fits, in "
-                    f"rows of {USUAL_ROW} tokens with --training.gradient-checkpointing"
+                    f"rows of {USUAL_ROW} tokens with {CHECKPOINTING}"
                 )
     return ""
-
-
-def _smaller(size: TrainingSize) -> list[tuple[TrainingSize, str]]:
-    """Settings that need less and less memory, and how to give them."""
-    checkpointed = msgspec.structs.replace(size, checkpointing=True)
-    options = "--training.gradient-checkpointing"
-    least = msgspec.structs.replace(checkpointed, rank=min(size.rank, 4))
-    least_options = f"{options} --training.lora-rank {least.rank}"
-    if size.engine is not None:
-        engine = msgspec.structs.replace(size.engine, cache_bytes=1 << 28, prefix_bytes=0)
-        least = msgspec.structs.replace(least, engine=engine)
-        least_options += " --generation.cache-gib 0.25 --generation.prefix-cache-gib 0"
-    return [(checkpointed, options), (least, least_options)]
 
 
 def _gib(count: int) -> str:

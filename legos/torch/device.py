@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from legos.chat.tokenizer import load_tokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
-from legos.device.backend import DeviceGradients, LoraBackend
-from legos.device.leader import Leader, LedGradients, follow
+from legos.device.backend import LoraBackend
+from legos.device.leader import Leader, follow
 from legos.errors import AdapterError, ModelError, TrainerError
 from legos.records.limits import EngineLimits, TrainingSize
 from legos.records.names import POLICY
@@ -97,7 +97,7 @@ class TorchDevice:
             def add_lora(shape: LoraShape) -> None:
                 modules.update(insert_lora(model.whole, model.last_layers(shape.num_layers), shape))
 
-            def begin(config: BackendConfig) -> TorchGradients:
+            def begin(_: LoraShape, config: BackendConfig) -> TorchGradients:
                 return TorchGradients(model, modules, config, ranks)
 
             follow(ranks, begin, add_lora=add_lora, logits=model.all_logits)
@@ -145,7 +145,7 @@ class TorchModel:
         self.device = choose_device()
         self._executor = None if inline else ThreadPoolExecutor(1, "legos-trainer")
         self._ranks: Ranks | None = self.call(_as_first, self.device).result()
-        self._leader = None if self._ranks is None else Leader(self._ranks)
+        self._leader = None if self._ranks is None else Leader(self._ranks, sharded=True)
         self.causal = self.call(load_model, folder, self.device, self._ranks).result()
         self.modules: Modules = {}
         self._first: Mapping[str, torch.Tensor] = {}  # LoRA arrays before the first update
@@ -268,12 +268,8 @@ class TorchModel:
             AdapterError: the reference adapter does not exist, or does not fit.
         """
         config = config or BackendConfig()
-        make: Callable[[], DeviceGradients] = partial(
-            TorchGradients, self.causal, self.modules, config, self._ranks
-        )
-        if self._leader is not None:
-            make = partial(LedGradients, make, self._leader, config=config, sharded=True)
-        return LoraBackend(self.call, make, self.base_adapter(), config)
+        make = partial(TorchGradients, self.causal, self.modules, config, self._ranks)
+        return LoraBackend(self.call, make, self.base_adapter(), config, leader=self._leader)
 
     def close(self) -> None:
         """End the other processes, and stop the thread after its current call."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from legos.device.backend import Arrays, Found, Others
+from legos.device.gradients import Arrays, Found, Others
 from legos.errors import Stopped, TrainerError
 from legos.losses.metrics import SUMS
 from legos.losses.objective import Objective

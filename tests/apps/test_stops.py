@@ -16,7 +16,7 @@ import pytest
 from short_runs import FEW, NIM
 
 from legos.cli.process import main
-from legos.mlx.train.prefix_sharing.backward import PassGradients
+from legos.mlx.train.passes import PassGradients
 from legos.run.checkpoint import checkpoints, newest_whole, read_state
 from legos.run.metrics import read_steps
 from legos.weights.folder import read_adapter

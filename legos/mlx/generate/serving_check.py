@@ -62,7 +62,11 @@ def check_serving(forward: CausalModel, slots: AdapterSlots, *, step: int) -> st
         else:
             try:
                 _check(forward, slots, step, (slot, BASE))
-                _check_called(slots)
+                if slots.uncalled:
+                    raise _GapError(
+                        f"{slots.uncalled[0]} is computed without a call of its module, so LoRA "
+                        "on it has no effect"
+                    )
             except Exception as error:  # of mlx-lm's code for this architecture, whatever it is
                 reason = _reason(error)
             else:
@@ -76,15 +80,6 @@ def check_serving(forward: CausalModel, slots: AdapterSlots, *, step: int) -> st
     return f"{name} cannot be served with adapters: {reason}; {WAY_OUT}"
 
 
-def _check_called(slots: AdapterSlots) -> None:
-    """Raise ``_GapError`` where the model reads the weights of a module that has an adapter."""
-    if slots.uncalled:
-        raise _GapError(
-            f"{slots.uncalled[0]} is computed without a call of its module, so LoRA on it has no "
-            "effect"
-        )
-
-
 def _reason(error: Exception) -> str:
     return f"{error}" if isinstance(error, _GapError) else f"{type(error).__name__}: {error}"
 
@@ -95,7 +90,24 @@ def _check(forward: CausalModel, slots: AdapterSlots, step: int, used: tuple[int
     long: Tokens = tuple(1 + (n * n) % 5 for n in range(chunk + 7))
     short: Tokens = (2, 1)
     first: list[Row] = [(long, used[0]), (short, used[1])]
-    check = _Checked(forward, slots)
+    alone: dict[Row, NDArray[np.float32]] = {}  # each row is computed once
+
+    def check(rows: Sequence[Row], logits: mx.array, done: str) -> None:
+        """Compare a batch's next-token distributions with those of its rows alone."""
+        for row, found in zip(rows, _logprobs(logits), strict=True):
+            if row not in alone:
+                tokens, slot = row
+                with slots.rows([slot]):
+                    last = mx.array([len(tokens) - 1])
+                    whole = forward.logits_at(mx.array([tokens]), mx.array([0]), last)
+                    alone[row] = _logprobs(whole)[0]
+            nats = float(np.abs(found - alone[row]).max())
+            share = nats / float(alone[row].std())
+            if not share <= LARGEST_GAP:
+                raise _GapError(
+                    f"{done} get other log-probabilities than each alone without a cache, by up to "
+                    f"{nats:.2g} nats ({share:.2g} of their deviation)"
+                )
 
     def prefilled(rows: Sequence[Row], known: Sequence[Known], done: str) -> list[Any]:
         """The cache of a batch, after a check of its rows' next-token distributions."""
@@ -126,35 +138,6 @@ def _check(forward: CausalModel, slots: AdapterSlots, step: int, used: tuple[int
             last = mx.array([tokens[-1] for tokens, _ in rows])
             logits = forward.next_logits(last, again)
         check(rows, logits, "rows that were forked and joined")
-
-
-class _Checked:
-    """Compares logits with those of rows alone, each computed once."""
-
-    def __init__(self, forward: CausalModel, slots: AdapterSlots) -> None:
-        self._forward = forward
-        self._slots = slots
-        self._alone: dict[Row, NDArray[np.float32]] = {}
-
-    def __call__(self, rows: Sequence[Row], logits: mx.array, done: str) -> None:
-        for row, found in zip(rows, _logprobs(logits), strict=True):
-            expected = self._expected(row)
-            nats = float(np.abs(found - expected).max())
-            share = nats / float(expected.std())
-            if not share <= LARGEST_GAP:
-                raise _GapError(
-                    f"{done} get other log-probabilities than each alone without a cache, by up to "
-                    f"{nats:.2g} nats ({share:.2g} of their deviation)"
-                )
-
-    def _expected(self, row: Row) -> NDArray[np.float32]:
-        if row not in self._alone:
-            tokens, slot = row
-            with self._slots.rows([slot]):
-                last = mx.array([len(tokens) - 1])
-                logits = self._forward.logits_at(mx.array([tokens]), mx.array([0]), last)
-                self._alone[row] = _logprobs(logits)[0]
-        return self._alone[row]
 
 
 def _logprobs(logits: mx.array) -> NDArray[np.float32]:

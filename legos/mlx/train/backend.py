@@ -11,8 +11,9 @@ import numpy as np
 from mlx.utils import tree_flatten
 from numpy.typing import NDArray
 
-from legos.device.backend import Arrays, DeviceGradients, Found, LoraBackend, Others
-from legos.device.leader import Leader, LedGradients
+from legos.device.backend import LoraBackend
+from legos.device.gradients import Arrays, Found, Others
+from legos.device.leader import Leader
 from legos.losses.objective import Objective
 from legos.mlx.model.faults import recovered
 from legos.mlx.model.load import num_token_ids
@@ -148,11 +149,7 @@ def mlx_backend(
         AdapterError: the reference adapter does not exist, or does not fit.
     """
     config = config or BackendConfig()
-    make: Callable[[], DeviceGradients] = partial(
-        MlxGradients, model, config, group=group, spans=spans
-    )
-    if leader is not None:
-        make = partial(LedGradients, make, leader, shape, config=config)
+    make = partial(MlxGradients, model, config, group=group, spans=spans)
     arrays = worker.call(lora_arrays, model).result()
     first = Adapter(name=POLICY, version=0, shape=shape, arrays=arrays)
-    return LoraBackend(worker.call, make, first, config)
+    return LoraBackend(worker.call, make, first, config, leader=leader)

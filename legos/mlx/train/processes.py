@@ -48,8 +48,8 @@ class MlxProcesses:
         size: number of processes.
     """
 
-    def __init__(self, group: mx.distributed.Group, worker: Worker) -> None:
-        self.rank, self.size = group.rank(), group.size()
+    def __init__(self, group: mx.distributed.Group | None, worker: Worker) -> None:
+        self.rank, self.size = (0, 1) if group is None else (group.rank(), group.size())
         self._group = group
         self._worker = worker
 
@@ -100,7 +100,9 @@ class MlxProcesses:
         return tree_map(lambda array: array * self.size, nn.average_gradients(tree, self._group))
 
     def smallest(self, number: int) -> int:
-        """The smallest number of all processes."""
+        """The smallest number of all processes, which may be this one alone."""
+        if self._group is None:
+            return number
         return int(np.array(mx.distributed.all_min(mx.array(number), group=self._group)))
 
     def failed(self, error: Exception) -> Exception:

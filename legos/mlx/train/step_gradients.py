@@ -19,9 +19,10 @@ from legos.mlx.model.forecast import Sizes, TrainingForecast, chunk_positions
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.lora import DoraLinear
 from legos.mlx.model.machine import usable_bytes
+from legos.mlx.model.worker import InlineWorker
 from legos.mlx.train.gradient_check import check_gradients
 from legos.mlx.train.memory import MemoryPlan
-from legos.mlx.train.prefix_sharing.backward import (
+from legos.mlx.train.passes import (
     Found,
     PassGradients,
     Policy,
@@ -94,7 +95,7 @@ class StepGradients:
             checkpointing=checkpointing,
         )
         self._max_tokens = max_tokens
-        self._group = group if group is not None and group.size > 1 else None
+        self._group = group or MlxProcesses(None, InlineWorker())
         self._ceiling_bytes = ceiling_bytes
         self._report = report
         self.row_limit: int | None = None
@@ -150,14 +151,14 @@ class StepGradients:
         if limit is not None and longest > limit:
             _, trie, work = prepared(self._fitting(step, limit, plan))
         passes, rounds = self._own(trie, plan.max_tokens(self._max_tokens))
-        check = _check(stop) if self._group is None else do_nothing
-        agreed = check if self._group is None else _check(lambda: self._one_stops(stop))
+        agreed = _check(lambda: not self._group.smallest(not stop()))  # all ask before each pass
+        check = agreed if self._group.size == 1 else do_nothing
         mx.reset_peak_memory()
         found = work.of_passes(passes, before_pass=agreed, before_prefix=check)
         if len(passes) < rounds:
             agreed()  # with the processes that have one more pass
         self.memory = self._corrected(plan, passes)
-        return found if self._group is None else _sum_of(found, self._group)
+        return found if self._group.size == 1 else _sum_of(found, self._group)
 
     def logprobs(
         self,
@@ -212,9 +213,7 @@ class StepGradients:
 
     def _agreed_limit(self, plan: MemoryPlan) -> int | None:
         """Tokens of the longest row that fits in every process of the group; None: no limit."""
-        limit = NO_LIMIT if plan.row_limit is None else plan.row_limit
-        if self._group is not None:
-            limit = self._group.smallest(limit)  # measurements differ between machines
+        limit = self._group.smallest(NO_LIMIT if plan.row_limit is None else plan.row_limit)
         self.row_limit = None if limit == NO_LIMIT else limit
         return self.row_limit
 
@@ -247,19 +246,12 @@ class StepGradients:
         else:
             logger.log(logging.WARNING if warn else logging.INFO, "%s", text)
 
-    def _one_stops(self, stop: Stop) -> bool:
-        """Whether a process of the group stops; all of them ask before each pass."""
-        assert self._group is not None, "one process needs no agreement"
-        return self._group.smallest(not stop()) == 0
-
     def _own(self, trie: Trie, budget: int) -> tuple[list[Pass], int]:
         """The passes that this process computes, and the largest number of a process."""
-        if self._group is None:
-            passes = plan_passes(trie, max_tokens=budget)
-            return passes, len(passes)
         rank, size = self._group.rank, self._group.size
-        same = self._group.smallest(min(budget, -(-trie.num_tokens // size)))
-        passes = plan_passes(trie, max_tokens=same)
+        if size > 1:
+            budget = self._group.smallest(min(budget, -(-trie.num_tokens // size)))
+        passes = plan_passes(trie, max_tokens=budget)
         return passes[rank::size], -(-len(passes) // size)
 
 

@@ -10,7 +10,7 @@ from random_samples import random_samples
 
 from legos.fakes import make_sample
 from legos.losses.normalisation import normalisation_weights
-from legos.mlx.train.packing import pass_batch
+from legos.mlx.train.passes import pass_batch
 from legos.mlx.train.prefix_sharing.plan import plan_passes
 from legos.mlx.train.prefix_sharing.trie import token_trie
 from legos.records.batch import Batch
