@@ -25,7 +25,6 @@ from legos.mlx.model.fuse import logits_under, set_adapter, weights_dtype, write
 from legos.mlx.model.load import REFUSED, base_arrays, load_tree, num_token_ids
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, without_lora
 from legos.mlx.model.machine import bound_memory, choose_device, device_facts
-from legos.mlx.model.spans import Spans
 from legos.mlx.model.tools import tool_format
 from legos.mlx.model.worker import InlineWorker, ThreadWorker, Worker
 from legos.mlx.train.backend import MlxGradients, mlx_backend
@@ -129,7 +128,6 @@ class MlxModel:
             leads them.
         worker: runs calls on the thread that owns the tree, or on the caller's thread.
         tree: the module tree; only the worker may use it.
-        spans: time spans of device code in each engine and backend; recorded only when enabled.
     """
 
     def __init__(self, folder: Path, *, inline: bool) -> None:
@@ -137,7 +135,6 @@ class MlxModel:
         self.tokenizer = load_tokenizer(folder)
         self.context = context_length(folder)
         self.lora: LoraShape | None = None
-        self.spans: list[Spans] = []
         self._inline = inline
         self._workers: dict[str, Worker] = {}  # the newest of each name
         self._capabilities: Capabilities | None = None  # found by the first engine
@@ -270,7 +267,6 @@ class MlxModel:
             TrainerError: the model cannot be trained.
             AdapterError: the reference adapter does not exist, or does not fit.
         """
-        self.spans.append(spans := Spans())
         return mlx_backend(
             self.worker,
             self.tree,
@@ -278,7 +274,6 @@ class MlxModel:
             config,
             group=self._led or self.processes,
             leader=self._leader,
-            spans=spans,
         )
 
     def close(self) -> None:
@@ -307,7 +302,6 @@ class MlxModel:
 
         engine = worker.call(build).result()
         self._capabilities = engine.capabilities
-        self.spans.append(engine.spans)
         return engine
 
     def _token_ids(self) -> int:

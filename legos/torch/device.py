@@ -29,14 +29,13 @@ from legos.torch.lora import (
     Modules,
     insert_lora,
     install,
-    lora_shape,
     new_arrays,
     other_lora,
 )
 from legos.torch.model import choose_device, load_model
 from legos.torch.ranks import Ranks, launched
 from legos.weights.adapter import Adapter, LoraShape
-from legos.weights.fits import check_finite, check_shapes
+from legos.weights.fits import check_finite, check_shapes, linear_shape
 from legos.weights.model_folder import context_length, resolve_folder
 from legos.weights.reference import Lora
 
@@ -194,7 +193,7 @@ class TorchModel:
     def lora_shape(
         self, *, rank: int, alpha: float, num_layers: int, head: bool, use_dora: bool
     ) -> LoraShape:
-        """See ``legos.torch.lora.lora_shape``.
+        """See ``legos.weights.fits.linear_shape``.
 
         Raises:
             AdapterError: no module can be adapted, or DoRA is asked for.
@@ -205,7 +204,13 @@ class TorchModel:
             )
         model = self.causal
         output = None if model.tied or not head else model.whole.get_output_embeddings()
-        return lora_shape(model.last_layers(num_layers), output, rank=rank, alpha=alpha)
+        return linear_shape(
+            model.last_layers(num_layers),
+            output and ("lm_head", output),
+            linear=torch.nn.Linear,
+            rank=rank,
+            alpha=alpha,
+        )
 
     def add_lora(self, shape: LoraShape, *, seed: int = 0) -> None:
         """Add LoRA to the model; its outputs are unchanged until the first update.

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from legos.errors import AdapterError
 from legos.weights.adapter import LoraShape
-from legos.weights.fits import nothing_to_adapt
 from legos.weights.reference import Lora
 
 __all__ = [
@@ -22,7 +21,6 @@ __all__ = [
     "Modules",
     "insert_lora",
     "install",
-    "lora_shape",
     "new_arrays",
     "other_lora",
 ]
@@ -56,43 +54,6 @@ class LoraLinear(nn.Module):
 
 Modules = Mapping[str, LoraLinear]
 """Full name -> adapted module."""
-
-
-def lora_shape(
-    layers: Iterable[nn.Module], head: nn.Module | None, *, rank: int, alpha: float
-) -> LoraShape:
-    """The shape of LoRA on all linear modules of some layers, and on the output head.
-
-    Args:
-        layers: the layers to adapt.
-        head: the output head, if it is adapted.
-        rank: inner dimension.
-        alpha: strength; the scale is alpha / rank.
-
-    Raises:
-        AdapterError: there is no module to adapt.
-    """
-    chosen = list(layers)
-    names = {
-        name
-        for layer in chosen
-        for name, module in layer.named_modules()
-        if isinstance(module, nn.Linear)
-    }
-    if isinstance(head, nn.Linear):
-        names.add("lm_head")
-    if not names:
-        raise nothing_to_adapt(
-            {
-                type(module).__name__
-                for layer in chosen
-                for module in layer.modules()
-                if isinstance(weight := getattr(module, "weight", None), Tensor) and weight.ndim > 1
-            }
-        )
-    return LoraShape(
-        rank=rank, scale=alpha / rank, num_layers=len(chosen), modules=tuple(sorted(names))
-    )
 
 
 def insert_lora(model: nn.Module, layers: Iterable[nn.Module], shape: LoraShape) -> Modules:

@@ -1,13 +1,14 @@
 """Check that an adapter's arrays fit a model."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from legos.errors import AdapterError
+from legos.weights.adapter import LoraShape
 
-__all__ = ["check_finite", "check_shapes", "nothing_to_adapt"]
+__all__ = ["check_finite", "check_shapes", "linear_shape"]
 
 
 def check_shapes(
@@ -36,20 +37,51 @@ def check_shapes(
             raise AdapterError(f"adapter {name!r}: {key} has shape {have}, expected {want}{hint}")
 
 
-def nothing_to_adapt(kinds: Collection[str]) -> AdapterError:
-    """The error for a model in which LoRA has no module to adapt.
+def linear_shape(
+    layers: Sequence[Any],
+    head: tuple[str, Any] | None,
+    *,
+    linear: type | tuple[type, ...],
+    rank: int,
+    alpha: float,
+    use_dora: bool = False,
+) -> LoraShape:
+    """The shape of LoRA on all linear modules of some layers, and on the output head.
 
     Args:
-        kinds: names of the classes of the layers' modules with weights; none: no layer was chosen.
+        layers: modules with ``named_modules``; their modules are named relative to them.
+        head: name and module of the output head, if it is adapted where it is linear.
+        linear: classes of linear modules.
+        rank: inner dimension.
+        alpha: strength; the scale is alpha / rank, so the learning rate does not depend on rank.
+        use_dora: also learn the norm of every adapted row.
+
+    Raises:
+        AdapterError: there is no module to adapt.
+
+    Source: all linear layers, alpha / r scaling: Schulman et al., LoRA Without Regret (2025).
     """
-    if not kinds:
+    modules = [pair for layer in layers for pair in layer.named_modules()]
+    names = {name for name, module in modules if isinstance(module, linear)}
+    if head is not None and isinstance(head[1], linear):
+        names.add(head[0])
+    if not names:
+        weights = ((type(each).__name__, getattr(each, "weight", None)) for _, each in modules)
+        kinds = sorted({kind for kind, weight in weights if getattr(weight, "ndim", 0) > 1})
         advice = "ask for at least one layer or the output head"
-    else:
-        advice = (
-            f"the layers compute with {', '.join(sorted(kinds))}, which takes no LoRA; take a copy "
-            "of the model with plain linear modules, or one that MLX has quantised"
-        )
-    return AdapterError(f"LoRA would adapt nothing: {advice}")
+        if kinds:
+            advice = (
+                f"the layers compute with {', '.join(kinds)}, which takes no LoRA; take a copy of "
+                "the model with plain linear modules, or one that MLX has quantised"
+            )
+        raise AdapterError(f"LoRA would adapt nothing: {advice}")
+    return LoraShape(
+        rank=rank,
+        scale=alpha / rank,
+        num_layers=len(layers),
+        modules=tuple(sorted(names)),
+        use_dora=use_dora,
+    )
 
 
 def check_finite(arrays: Mapping[str, Any], *, name: str) -> None:

@@ -1,17 +1,19 @@
 """A bare loop that computes equal prompts once, and the time in which device code runs."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from legos.mlx.checks.bare import bare_generator
-from legos.mlx.model.spans import covered
+from legos.mlx.generate.sampling.sampler import Sampler
+from legos.mlx.train.backend import MlxGradients
 from legos.wiring.device import Row
 
-__all__ = ["bare_shared_generation", "record", "recorded"]
+__all__ = ["DeviceTime", "bare_shared_generation"]
 
 
 def bare_shared_generation(model: nn.Module, counts: Mapping[Row, int], *, rows: int) -> float:
@@ -33,14 +35,45 @@ def bare_shared_generation(model: nn.Module, counts: Mapping[Row, int], *, rows:
     return time.perf_counter() - started
 
 
-def record(model: Any) -> None:
-    """Start recording the time spans of device code in a model's engines and backend."""
-    for spans in model.spans:
-        spans.found.clear()
-        spans.recording = True
+class DeviceTime:
+    """Records the time spans of device code on all threads within ``with``."""
 
+    def __enter__(self) -> "DeviceTime":
+        self._found: list[tuple[float, float]] = []
+        self._before = Sampler.draw, Sampler.read, MlxGradients.computed
+        draw, read, computed = self._before
 
-def recorded(model: Any, start: float, end: float) -> float:
-    """Seconds in which device code ran, between two readings of ``perf_counter``."""
-    found = [span for spans in model.spans for span in spans.found]
-    return covered((max(a, start), min(b, end)) for a, b in found if b > start and a < end)
+        def timed_draw(sampler: Any, rows: Any, logits: mx.array, **options: Any) -> Any:
+            if not sampler.on_device:
+                self._timed(np.asarray, logits)
+            return draw(sampler, rows, logits, **options)
+
+        def timed_read(sampler: Any, draws: Any) -> Any:
+            if sampler.on_device:
+                self._timed(mx.eval, draws.tokens, draws.logprobs)
+            return read(sampler, draws)
+
+        def timed_compute(device: Any, compute: Any) -> Any:
+            return self._timed(computed, device, compute)
+
+        Sampler.draw, Sampler.read = timed_draw, timed_read
+        MlxGradients.computed = timed_compute
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Sampler.draw, Sampler.read, MlxGradients.computed = self._before
+
+    def between(self, start: float, end: float) -> float:
+        """Seconds in which device code ran, between two readings of ``perf_counter``."""
+        total, last = 0.0, start
+        for began, ended in sorted(self._found):
+            total += max(0.0, min(ended, end) - max(began, last))
+            last = max(last, ended)
+        return total
+
+    def _timed(self, call: Callable[..., Any], *given: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return call(*given)
+        finally:
+            self._found.append((began, time.perf_counter()))

@@ -17,7 +17,7 @@ from contextlib import closing
 from typing import Any
 
 from bench.command import Ratio, run, speed_ratio
-from bench.device_code import bare_shared_generation, record, recorded
+from bench.device_code import DeviceTime, bare_shared_generation
 from bench.line import samples_per_minute, slow_play_throughput, timed_steps
 from bench.rounds import Workload
 
@@ -134,16 +134,16 @@ class _LoopBench:
             generation=self._config.generation,
             seed=2,
         )
-        record(self._trainer.model)
         plays = play.concurrency * loop.step_concurrency
         seconds = self._work.part(0.4).seconds
-        times, turns = timed_steps(self._trainer, arena, seconds, warm=5, plays=plays)
+        with DeviceTime() as device:
+            times, turns = timed_steps(self._trainer, arena, seconds, warm=5, plays=plays)
         wall = times[-1] - times[0]
         return {
             "seconds_per_step": wall / len(turns),
             "moves_per_s": sum(turns) / wall,
             "moves_per_step": statistics.mean(turns),
-            "outside_device_share": 1.0 - recorded(self._trainer.model, times[0], times[-1]) / wall,
+            "outside_device_share": 1.0 - device.between(times[0], times[-1]) / wall,
         }
 
     def _compare(

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 import pytest
 
 from legos.errors import AdapterError
+from legos.weights.fits import linear_shape
 
 
 @pytest.mark.skipif(
@@ -13,8 +14,6 @@ from legos.errors import AdapterError
 def test_modules_that_take_no_lora_are_named() -> None:
     from torch import nn
 
-    from legos.torch.lora import lora_shape
-
     layer = nn.Sequential(nn.Conv1d(4, 4, 1), nn.LayerNorm(4))
     with pytest.raises(AdapterError, match="compute with Conv1d, which takes no LoRA; take a copy"):
-        lora_shape([layer], None, rank=2, alpha=4.0)
+        linear_shape([layer], None, linear=nn.Linear, rank=2, alpha=4.0)

@@ -16,10 +16,9 @@ Unless their docstrings say otherwise, methods named ``_x`` run on the worker th
 import logging
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -29,23 +28,22 @@ import mlx.nn as nn
 from legos.clients.request_check import RequestCheck
 from legos.errors import DeviceError, EngineError, RequestError
 from legos.mlx.generate.capabilities import Capabilities
+from legos.mlx.generate.inbox import Inbox, Message, deliver_all
 from legos.mlx.generate.scheduler import Outcome, Scheduler
 from legos.mlx.generate.score import Score
 from legos.mlx.generate.sequences import SequenceState
 from legos.mlx.model.faults import clear_device, explained, is_fault
-from legos.mlx.model.worker import InlineWorker, Worker, answer
+from legos.mlx.model.worker import InlineWorker, Worker
 from legos.protocols import Deliver
 from legos.records.limits import EngineLimits
 from legos.records.names import POLICY, adapter_name
-from legos.records.request import Progress, Request, Result
+from legos.records.request import Progress, Request
 from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = ["MlxEngine"]
 
 logger = logging.getLogger(__name__)
 CHECK_S = 1.0  # seconds between two checks for lost requests
-Message = tuple[Deliver, Sequence[tuple[int, Request]] | frozenset[int]] | Score
-"""Requests that come in, or the numbers of those to be cancelled; or a score."""
 T = TypeVar("T")
 
 
@@ -54,7 +52,6 @@ class MlxEngine:
 
     Attributes:
         capabilities: what the model's caches support.
-        spans: time spans in which the device computed, recorded while recording is on.
         swaps: number of adapters loaded so far.
         worked_s: seconds spent in steps so far.
     """
@@ -87,7 +84,7 @@ class MlxEngine:
         )
         self._scheduler = worker.call(make, model, limits or EngineLimits()).result()
         self.capabilities = self._scheduler.capabilities
-        self._inbox: deque[Message] = deque()
+        self._inbox = Inbox()
         self._inside: set[SequenceState] = set()
         self._claiming = threading.Lock()  # every request has one final result, on either thread
         self._closed = False
@@ -95,7 +92,6 @@ class MlxEngine:
         self.swaps = self._accepted = self._answered = 0
         self._drawn: Counter[str] = Counter()  # adapter -> tokens sampled by finished requests
         self.worked_s = 0.0
-        self.spans = self._scheduler.sampler.spans
         worker.set_tick(self._tick)
 
     @property
@@ -227,8 +223,8 @@ class MlxEngine:
         self._scheduler.fail_scores(error)
         with self._claiming:
             left, self._inside = self._inside, set()
-        self._deliver([(sequence, error) for sequence in left])
-        self._refuse_inbox(reason)
+        deliver_all([(sequence, error) for sequence in left])
+        self._inbox.refuse(reason)
 
     def _tokens_drawn(self, adapter: str) -> int:
         inside = (m for m in self._inside if adapter_name(m.request.adapter) == adapter)
@@ -246,9 +242,9 @@ class MlxEngine:
 
     def _post(self, message: Message) -> None:
         """Queue a message for the next step; callable on any thread."""
-        self._inbox.append(message)
+        self._inbox.put(message)
         if self._closed:
-            self._refuse_inbox()
+            self._inbox.refuse("the engine was closed")
         else:
             self._worker.wake()
 
@@ -300,7 +296,7 @@ class MlxEngine:
     def _accept(self, outcomes: list[Outcome]) -> None:
         """Accept submitted requests and remove cancelled ones; their results go to ``outcomes``."""
         cancelled: set[tuple[Deliver, int]] = set()
-        for message in self._messages():
+        for message in self._inbox.take():
             if isinstance(message, Score):
                 self._scheduler.add_score(message)
                 continue
@@ -349,21 +345,9 @@ class MlxEngine:
                     adapter = adapter_name(sequence.request.adapter)
                     self._drawn[adapter] += len(sequence.tokens)
                     self._scheduler.left(sequence)
-        self._deliver(claimed)
+        deliver_all(claimed)
         if self._scheduler.adapters.any_retired:
             self._scheduler.tidy(self._inside)
-
-    @staticmethod
-    def _deliver(outcomes: Sequence[Outcome]) -> None:
-        """Give each receiver its results; callable on any thread."""
-        by_receiver: dict[Deliver, list[tuple[int, Result]]] = {}
-        for sequence, result in outcomes:
-            by_receiver.setdefault(sequence.deliver, []).append((sequence.number, result))
-        for deliver, results in by_receiver.items():
-            try:
-                deliver(results)
-            except Exception:
-                logger.exception("a receiver of results failed; the engine goes on")
 
     def _find_lost(self) -> None:
         """Answer with an error every request that the scheduler has lost, which is a defect."""
@@ -386,21 +370,4 @@ class MlxEngine:
         closed = EngineError("the engine was closed")
         self._scheduler.fail_scores(closed)
         self._answer([(sequence, closed) for sequence in self._inside])
-        self._refuse_inbox()
-
-    def _refuse_inbox(self, reason: str = "the engine was closed") -> None:
-        """Answer all queued messages with an error; callable on any thread."""
-        closed = EngineError(reason)
-        for message in self._messages():
-            if isinstance(message, Score):
-                answer(message.future, closed)
-                continue
-            deliver, requests = message
-            if not isinstance(requests, frozenset):
-                deliver([(number, closed) for number, _ in requests])
-
-    def _messages(self) -> Iterator[Message]:
-        """Take every message out of the inbox; each message goes to exactly one thread."""
-        with suppress(IndexError):  # the inbox is empty; another thread may empty it as well
-            while True:
-                yield self._inbox.popleft()
+        self._inbox.refuse("the engine was closed")

@@ -4,7 +4,7 @@
            chunk · compute scores for as long as all of this took
 
 Decoding never waits for more than a chunk each of last draws and of prefill, so a long prompt does
-not stall other requests. After a swap of weights, stale prefixes are freed a few at each step.
+not stall other requests.
 
 A decode step is launched, and then read: the host waits for its tokens. Where nothing else waits
 and no sequence needs the host, a step is left unread until the next one has been launched from its
@@ -40,7 +40,6 @@ from legos.weights.adapter import Adapter
 
 __all__ = ["Outcome", "Scheduler"]
 
-SWEPT = 8  # stale prefixes freed in each step
 Outcome = tuple[SequenceState, Result]
 """A sequence and what is delivered for it: some tokens, or its final result."""
 
@@ -105,7 +104,7 @@ class Scheduler:
 
     def __bool__(self) -> bool:
         """Whether there is work to do."""
-        return self._busy or self._prefixes.dusty or bool(self._scores)
+        return self._busy or bool(self._scores)
 
     @property
     def _busy(self) -> bool:
@@ -161,8 +160,6 @@ class Scheduler:
         used = {sequence.live for sequence in inside} | self._scores.lives | self._waiting.lives
         self.adapters.free_unused(used)
         self._prefixes.keep_only(self.adapters.epochs)
-        if not self._busy:
-            self._prefixes.sweep()
 
     def add(self, sequence: SequenceState) -> None:
         """Queue a sequence; its ``live`` weights must be set."""
@@ -236,7 +233,6 @@ class Scheduler:
             self._begin(block, results)
         if self._scores:
             self._score(began, alone=not (results or self._busy))
-        self._prefixes.sweep(SWEPT)
 
     def _score(self, began: float, *, alone: bool) -> None:
         """Compute scores for as long as the rest of the step took.

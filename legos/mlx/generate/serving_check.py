@@ -62,15 +62,15 @@ def check_serving(forward: CausalModel, slots: AdapterSlots, *, step: int) -> st
         else:
             try:
                 _check(forward, slots, step, (slot, BASE))
-                if slots.uncalled:
-                    raise _GapError(
-                        f"{slots.uncalled[0]} is computed without a call of its module, so LoRA "
-                        "on it has no effect"
-                    )
             except Exception as error:  # of mlx-lm's code for this architecture, whatever it is
                 reason = _reason(error)
             else:
-                return None
+                if not slots.uncalled:
+                    return None
+                reason = (
+                    f"{slots.uncalled[0]} is computed without a call of its module, so LoRA on it "
+                    "has no effect"
+                )
             finally:
                 slots.free(slot)
         try:

@@ -13,7 +13,7 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 from legos.mlx.model.dora import SWITCH, DoraLinear, check_dora, insert_dora
 from legos.mlx.model.forward import output_head
 from legos.weights.adapter import LoraShape
-from legos.weights.fits import check_finite, check_shapes, nothing_to_adapt
+from legos.weights.fits import check_finite, check_shapes, linear_shape
 
 __all__ = [
     "add_lora",
@@ -50,38 +50,15 @@ def lora_shape(
 
     Raises:
         AdapterError: there is no module to adapt, or ``use_dora`` is given and one is an expert.
-
-    Source: all linear layers, alpha / r scaling: Schulman et al., LoRA Without Regret (2025).
     """
     blocks: list[nn.Module] = list(model.layers or ())
     layers = blocks[-num_layers:] if num_layers else []
-    adapted = {
-        name: module
-        for layer in layers
-        for name, module in layer.named_modules()
-        if isinstance(module, LINEAR)
-    }
     output = output_head(model) if head else None
-    if output is not None and isinstance(output[1], LINEAR):
-        adapted[output[0]] = output[1]
-    if not adapted:
-        raise nothing_to_adapt(
-            {
-                type(module).__name__
-                for layer in layers
-                for _, module in layer.named_modules()
-                if "weight" in module and module["weight"].ndim > 1
-            }
-        )
+    shape = linear_shape(layers, output, linear=LINEAR, rank=rank, alpha=alpha, use_dora=use_dora)
     if use_dora:
-        check_dora(adapted)
-    return LoraShape(
-        rank=rank,
-        scale=alpha / rank,
-        num_layers=len(layers),
-        modules=tuple(sorted(adapted)),
-        use_dora=use_dora,
-    )
+        for layer in layers:
+            check_dora({n: m for n, m in layer.named_modules() if isinstance(m, LINEAR)})
+    return shape
 
 
 def add_lora(model: nn.Module, shape: LoraShape, *, seed: int) -> None:

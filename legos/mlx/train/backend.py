@@ -1,7 +1,6 @@
 """What MLX computes for ``LoraBackend``: gradients and updates of the LoRA of one module tree."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -44,7 +43,6 @@ class MlxGradients:
         config: BackendConfig,
         *,
         group: MlxProcesses | None = None,
-        spans: AbstractContextManager[object] | None = None,
     ) -> None:
         """Find out how the model can be run.
 
@@ -52,14 +50,12 @@ class MlxGradients:
             model: the tree with LoRA.
             config: settings of the backend.
             group: processes that share the work of every step; each must get the same steps.
-            spans: entered while the device computes.
 
         Raises:
             TrainerError: the model cannot be trained.
         """
         self._model = model
         self._alone = group is None
-        self._spans = spans or nullcontext()
         self.num_vocabulary = num_token_ids(model)
         self._steps = StepGradients(
             model,
@@ -111,10 +107,9 @@ class MlxGradients:
         """Run a computation to its end; alone, once more after an error of the device."""
 
         def finished() -> T:
-            with self._spans:
-                found = compute()
-                mx.synchronize()  # an error of the device must come before the results are used
-                return found
+            found = compute()
+            mx.synchronize()  # an error of the device must come before the results are used
+            return found
 
         return recovered(finished, self._steps.halve, retry=self._alone)
 
@@ -131,7 +126,6 @@ def mlx_backend(
     *,
     group: MlxProcesses | None = None,
     leader: Leader | None = None,
-    spans: AbstractContextManager[object] | None = None,
 ) -> LoraBackend:
     """Make the backend of a module tree with LoRA that the worker's thread has built.
 
@@ -142,14 +136,13 @@ def mlx_backend(
         config: settings of the backend; None: the defaults.
         group: processes that share the work of every step; each must get the same steps.
         leader: orders the steps of the other processes of ``group``; None: they get them as well.
-        spans: entered while the device computes.
 
     Raises:
         TrainerError: the model cannot be trained.
         AdapterError: the reference adapter does not exist, or does not fit.
     """
     config = config or BackendConfig()
-    make = partial(MlxGradients, model, config, group=group, spans=spans)
+    make = partial(MlxGradients, model, config, group=group)
     arrays = worker.call(lora_arrays, model).result()
     first = Adapter(name=POLICY, version=0, shape=shape, arrays=arrays)
     return LoraBackend(worker.call, make, first, config, leader=leader)

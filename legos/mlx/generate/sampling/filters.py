@@ -23,35 +23,26 @@ class Seen:
     """The S distinct tokens of a request's prompt and completion so far."""
 
     def __init__(self, prompt: Sequence[int], completion: Sequence[int] = ()) -> None:
-        self._places = {token: place for place, token in enumerate(dict.fromkeys(prompt))}
-        size = len(self._places)
-        self._ids = np.zeros(2 * size + 16, np.int32)
-        self._times = np.zeros(2 * size + 16, np.float32)
-        self._ids[:size] = list(self._places)
+        self._times = dict.fromkeys(prompt, 0)
         for token in completion:
             self.add(token)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._times)
 
     @property
     def ids(self) -> NDArray[np.int32]:
         """[S] token ids."""
-        return self._ids[: len(self)]
+        return np.fromiter(self._times, np.int32, len(self))
 
     @property
     def times(self) -> NDArray[np.float32]:
         """[S] how often each occurs in the completion."""
-        return self._times[: len(self)]
+        return np.fromiter(self._times.values(), np.float32, len(self))
 
     def add(self, token: int) -> None:
         """Count one more token of the completion."""
-        place = self._places.setdefault(token, len(self._places))
-        if place == len(self._ids):
-            self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
-            self._times = np.concatenate([self._times, np.zeros_like(self._times)])
-        self._ids[place] = token
-        self._times[place] += 1
+        self._times[token] = self._times.get(token, 0) + 1
 
 
 class Recipe(NamedTuple):

@@ -36,7 +36,6 @@ from legos.mlx.generate.sampling.draw import (
     table,
 )
 from legos.mlx.generate.sequences import UNBENT, SequenceState
-from legos.mlx.model.spans import Spans
 
 __all__ = ["Drawn", "Draws", "Row", "Sampler"]
 
@@ -87,7 +86,6 @@ class Sampler:
 
     Attributes:
         draws: number of tokens sampled so far.
-        spans: time spans in which it waited for the device.
         on_device: whether the device samples, so that draws stay lazy until they are read.
     """
 
@@ -99,7 +97,6 @@ class Sampler:
         self._known: OrderedDict[Key, tuple[NDArray[np.float32], NDArray[np.int32]]] = OrderedDict()
         self._known_limit = KNOWN_BYTES // (8 * num_vocabulary) if self._tabled else 0
         self.draws = 0
-        self.spans = Spans()
 
     def knows(self, tokens: RowKey, sequences: Sequence[SequenceState]) -> bool:
         """Whether all sequences of a row can be sampled from cached distributions."""
@@ -139,8 +136,7 @@ class Sampler:
         """
         places = _places(rows, [index for _, _, index in rows])
         recipes, failures = _recipes([sequence for _, sequence in places.firsts.values()])
-        with self.spans:
-            values = np.asarray(logits) if self._xp is np else logits
+        values = np.asarray(logits) if self._xp is np else logits
         indices = [index for index, _ in places.firsts]
         same = indices == list(range(values.shape[0]))
         some = values if same else values[self._xp.array(np.array(indices))]
@@ -160,10 +156,9 @@ class Sampler:
 
     def read(self, draws: Draws) -> Drawn:
         """Wait for draws; record what the sequences request, and mark those that failed."""
-        with self.spans:
-            if self.on_device:
-                mx.eval(draws.tokens, draws.logprobs)  # one wait for the device instead of two
-            drawn = draws.tokens.tolist(), draws.logprobs.tolist()
+        if self.on_device:
+            mx.eval(draws.tokens, draws.logprobs)  # one wait for the device instead of two
+        drawn = draws.tokens.tolist(), draws.logprobs.tolist()
         self._record_raw(draws, drawn)
         self._record_alternatives(draws)
         return self._finish(draws, drawn)

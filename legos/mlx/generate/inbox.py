@@ -1,0 +1,62 @@
+"""What comes into the engine on any thread, and how results go back to those who asked."""
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from legos.errors import EngineError
+from legos.mlx.generate.score import Score
+from legos.mlx.generate.sequences import SequenceState
+from legos.mlx.model.worker import answer
+from legos.protocols import Deliver
+from legos.records.request import Request, Result
+
+__all__ = ["Inbox", "Message", "deliver_all"]
+
+logger = logging.getLogger(__name__)
+Message = tuple[Deliver, Sequence[tuple[int, Request]] | frozenset[int]] | Score
+"""Requests that come in, or the numbers of those to be cancelled; or a score."""
+
+
+class Inbox:
+    """Messages that wait for the engine's next step; each goes to exactly one thread."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Message] = deque()
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def put(self, message: Message) -> None:
+        """Add a message."""
+        self._messages.append(message)
+
+    def take(self) -> Iterator[Message]:
+        """Take every message out."""
+        with suppress(IndexError):  # it is empty; another thread may empty it as well
+            while True:
+                yield self._messages.popleft()
+
+    def refuse(self, reason: str) -> None:
+        """Answer all messages with an error."""
+        error = EngineError(reason)
+        for message in self.take():
+            if isinstance(message, Score):
+                answer(message.future, error)
+                continue
+            deliver, requests = message
+            if not isinstance(requests, frozenset):
+                deliver([(number, error) for number, _ in requests])
+
+
+def deliver_all(outcomes: Sequence[tuple[SequenceState, Result]]) -> None:
+    """Give each receiver its results in one call; one that fails harms no other."""
+    by_receiver: dict[Deliver, list[tuple[int, Result]]] = {}
+    for sequence, result in outcomes:
+        by_receiver.setdefault(sequence.deliver, []).append((sequence.number, result))
+    for deliver, results in by_receiver.items():
+        try:
+            deliver(results)
+        except Exception:
+            logger.exception("a receiver of results failed; the engine goes on")
