@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from legos.device.gradients import Arrays, DeviceGradients, Found
+from legos.device.gradients import Arrays, DeviceGradients, StepResult
 from legos.device.leader import Leader
 from legos.errors import AdapterError, CheckpointError, TrainerError
 from legos.losses.objective import Objective
@@ -194,7 +194,7 @@ class LoraBackend:
 
         passes = partial(self._device.of_step, step, objective, others, stop)
 
-        def compute() -> tuple[Found, float]:
+        def compute() -> tuple[StepResult, float]:
             sent = {name: self._sent(lora) for name, lora in others.items()}
             order = "of_step", self._sent(policy.arrays), step, objective, sent
             found = self._together(passes, *order)

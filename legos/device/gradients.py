@@ -12,7 +12,7 @@ from legos.records.packing import StepSamples
 from legos.records.step import Stop, never
 from legos.weights.reference import Lora
 
-__all__ = ["Arrays", "DeviceGradients", "Found", "Others"]
+__all__ = ["Arrays", "DeviceGradients", "Others", "StepResult"]
 
 T = TypeVar("T")
 Arrays = Mapping[str, Any]
@@ -22,7 +22,7 @@ Others = Mapping[str, Lora | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class StepResult:
     """The results of the passes of a step."""
 
     loss: float
@@ -53,7 +53,7 @@ class DeviceGradients(Protocol):
 
     def of_step(
         self, step: StepSamples, objective: Objective, others: Others, stop: Stop = never
-    ) -> Found:
+    ) -> StepResult:
         """Loss, sums, log-probabilities and gradients by name, of the installed arrays."""
         ...
 

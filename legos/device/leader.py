@@ -31,11 +31,11 @@ class Group(Protocol):
     rank: int  # index of this process, from 0
     size: int  # number of processes
 
-    def tell(self, order: Order) -> None:
+    def send(self, order: Order) -> None:
         """Send an order of the first process to all others."""
         ...
 
-    def told(self) -> Order:
+    def receive(self) -> Order:
         """Wait for the next order of the first process."""
         ...
 
@@ -69,7 +69,7 @@ class Leader:
         """
         try:
             with _explained(self.group):
-                self.group.tell(order)
+                self.group.send(order)
                 return compute()
         except Stopped:  # in all processes
             raise
@@ -82,7 +82,7 @@ class Leader:
         if self._agreed:
             self._agreed = False
             with suppress(LegosError, RuntimeError):  # they have ended already
-                self.group.tell((END,))
+                self.group.send((END,))
 
 
 def check_same(folder: Path, group: Group) -> None:
@@ -146,7 +146,7 @@ def follow(
         **orders,
     }
     with _explained(group):
-        while (order := group.told())[0] != END:
+        while (order := group.receive())[0] != END:
             with suppress(Stopped):
                 known[order[0]](*order[1:])
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from legos.device.gradients import Arrays, Found, Others
+from legos.device.gradients import Arrays, Others, StepResult
 from legos.errors import Stopped, TrainerError
 from legos.losses.metrics import SUMS
 from legos.losses.objective import Objective
@@ -118,7 +118,7 @@ class TorchGradients:
 
     def of_step(
         self, step: StepSamples, objective: Objective, others: Others, stop: Stop = never
-    ) -> Found:
+    ) -> StepResult:
         """Loss, sums, log-probabilities and gradients by name, of the installed arrays.
 
         Raises:
@@ -163,7 +163,7 @@ class TorchGradients:
         step: StepSamples,
         of_pass: Callable[[Batch, Pass], tuple[Tensor, Tensor, Tensor]],
         stop: Stop = never,
-    ) -> Found:
+    ) -> StepResult:
         """The sum of loss and sums over all passes, and the log-probabilities of all samples."""
         rows = step_rows(step.samples)
         ends = list(accumulate(len(sample.positions) for sample in step.samples))
@@ -185,7 +185,7 @@ class TorchGradients:
         if self._ranks is not None:
             self._ranks.add([torch.from_numpy(totals)])
             self._ranks.add([torch.from_numpy(logprobs)])
-        return Found(loss=float(totals[0]), sums=totals[1:], gradients={}, logprobs=logprobs)
+        return StepResult(loss=float(totals[0]), sums=totals[1:], gradients={}, logprobs=logprobs)
 
     def _check(self, stop: Stop) -> None:
         if stop() if self._ranks is None else any(self._ranks.gathered(stop())):

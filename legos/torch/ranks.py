@@ -58,11 +58,11 @@ class Ranks:
             fully_shard(layer, mesh=self._mesh, reshard_after_forward=True)
         fully_shard(trunk, mesh=self._mesh, ignored_params=set(embedding.parameters()))
 
-    def tell(self, order: Any) -> None:
+    def send(self, order: Any) -> None:
         """Send an order of the first process to the others."""
         dist.broadcast_object_list([order])
 
-    def told(self) -> Any:
+    def receive(self) -> Any:
         """Wait for the next order of the first process."""
         box: list[Any] = [None]
         dist.broadcast_object_list(box)

@@ -19,7 +19,7 @@ import mlx.nn as nn
 import mlx_lm.models
 from mlx.utils import tree_flatten, tree_unflatten
 
-from legos.mlx.model.mended import mend
+from legos.mlx.model.patched import patch
 
 __all__ = ["CONTEXT", "VOCABULARY", "architectures", "small_model"]
 
@@ -55,7 +55,7 @@ def small_model(
     """
     made, weights = _drawn(architecture, seed, tuple(fields.items()))
     model = made()
-    mend(model)  # as when it is loaded
+    patch(model)  # as when it is loaded
     model.update(tree_unflatten(weights))
     model.set_dtype(dtype)
     model.eval()

@@ -7,7 +7,7 @@ moved on) serves only prompts that continue all of its tokens, and is found by a
 """
 
 import copy
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -42,7 +42,7 @@ class PrefixCache:
     """A cache of rows that evicts least recently used entries beyond a limit of bytes.
 
     Attributes:
-        num_bytes: bytes of all entries.
+        num_bytes: bytes of all entries, including stale ones that are not removed yet.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -50,6 +50,7 @@ class PrefixCache:
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
         self._places: dict[int, dict[Key, None]] = {}  # hash -> entries found there
         self._whole: dict[int, int] = {}  # length -> number of entries that cannot be trimmed
+        self._useless: deque[Key] = deque()
         self.num_bytes = 0
 
     def __len__(self) -> int:
@@ -109,10 +110,21 @@ class PrefixCache:
             self._remove(entry)
 
     def keep_only(self, epochs: Collection[int]) -> None:
-        """Remove the entries of all other epochs; a thousand take as long as 1-2 decode steps."""
-        for entry in [*self._entries.values()]:
-            if entry.key[0] not in epochs:
+        """Mark the entries of all other epochs as stale; ``sweep`` removes them."""
+        self._useless = deque(key for key in self._entries if key[0] not in epochs)
+
+    @property
+    def stale(self) -> bool:
+        """Whether there are stale entries to remove."""
+        return bool(self._useless)
+
+    def sweep(self, count: int | None = None) -> None:
+        """Remove ``count`` stale entries, or all; a thousand take as long as 1-2 decode steps."""
+        while self._useless and count != 0:
+            entry = self._entries.get(self._useless.popleft())
+            if entry is not None:
                 self._remove(entry)
+            count = None if count is None else count - 1
 
     def _nearest(self, epoch: int, tokens: Tokens) -> _Entry | None:
         """The entry that shares the most blocks of tokens, among those that can be trimmed."""

@@ -4,7 +4,7 @@
            chunk · compute scores for as long as all of this took
 
 Decoding never waits for more than a chunk each of last draws and of prefill, so a long prompt does
-not stall other requests.
+not stall other requests. After a swap of weights, stale prefixes are freed a few at each step.
 
 A decode step is launched, and then read: the host waits for its tokens. Where nothing else waits
 and no sequence needs the host, a step is left unread until the next one has been launched from its
@@ -40,6 +40,7 @@ from legos.weights.adapter import Adapter
 
 __all__ = ["Outcome", "Scheduler"]
 
+SWEPT = 8  # stale prefixes freed in each step
 Outcome = tuple[SequenceState, Result]
 """A sequence and what is delivered for it: some tokens, or its final result."""
 
@@ -100,11 +101,11 @@ class Scheduler:
         self._scores = ScoreQueue(self._forward, self._slots)
         self._score_tokens = limits.chunk_tokens  # tokens of the next block of scores when idle
         self._clock = clock
-        self._owed = 0.0  # time that scores may take while there are other requests
+        self._score_budget_s = 0.0  # time that scores may take while there are other requests
 
     def __bool__(self) -> bool:
         """Whether there is work to do."""
-        return self._busy or bool(self._scores)
+        return self._busy or self._prefixes.stale or bool(self._scores)
 
     @property
     def _busy(self) -> bool:
@@ -160,6 +161,8 @@ class Scheduler:
         used = {sequence.live for sequence in inside} | self._scores.lives | self._waiting.lives
         self.adapters.free_unused(used)
         self._prefixes.keep_only(self.adapters.epochs)
+        if not self._busy:
+            self._prefixes.sweep()
 
     def add(self, sequence: SequenceState) -> None:
         """Queue a sequence; its ``live`` weights must be set."""
@@ -233,6 +236,7 @@ class Scheduler:
             self._begin(block, results)
         if self._scores:
             self._score(began, alone=not (results or self._busy))
+        self._prefixes.sweep(SWEPT)
 
     def _score(self, began: float, *, alone: bool) -> None:
         """Compute scores for as long as the rest of the step took.
@@ -243,17 +247,17 @@ class Scheduler:
                 step, so that a new request waits little.
         """
         if alone:
-            self._owed = 0.0
+            self._score_budget_s = 0.0
             self._scores.advance(self._score_tokens)
             self._score_tokens = min(2 * self._score_tokens, self._prefill_tokens)
             return
         self._score_tokens = self._limits.chunk_tokens
         now = self._clock()
-        self._owed = min(self._owed, 0.0) + now - began
-        while self._scores and self._owed > 0.0:
+        self._score_budget_s = min(self._score_budget_s, 0.0) + now - began
+        while self._scores and self._score_budget_s > 0.0:
             self._scores.advance(self._limits.chunk_tokens)
             before, now = now, self._clock()
-            self._owed -= now - before
+            self._score_budget_s -= now - before
 
     def _begin(self, block: Block, results: list[Outcome]) -> None:
         """Sample for newly prefilled rows; unfinished ones join the decoding batch, or wait."""

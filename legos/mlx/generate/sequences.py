@@ -7,15 +7,15 @@ import numpy as np
 
 from legos.errors import LegosError, RequestError
 from legos.mlx.generate.adapter_table import LiveAdapter
-from legos.mlx.generate.sampling.filters import Recipe, Seen
+from legos.mlx.generate.sampling.filters import SamplingParams, Seen
 from legos.protocols import Deliver
 from legos.records.choices import ChoiceNode
 from legos.records.message import Alternatives, FinishReason
 from legos.records.request import Generated, GrammarState, Progress, Request
 
-__all__ = ["UNBENT", "SequenceState"]
+__all__ = ["UNPROCESSED", "SequenceState"]
 
-UNBENT = (1.0, None)  # the setting that samples the model's own distribution
+UNPROCESSED = (1.0, None)  # the setting that samples the model's own distribution
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +59,7 @@ class SequenceState:
             or request.grammar is not None
             or (request.filters is not None and request.filters.penalised)
             or request.num_alternatives
-            or (request.raw_logprobs and self.setting != UNBENT)
+            or (request.raw_logprobs and self.setting != UNPROCESSED)
         )
 
     @property
@@ -81,7 +81,7 @@ class SequenceState:
         del self.raw_logprobs[len(self.tokens) :]
         del self.alternatives[len(self.tokens) :]
 
-    def recipe(self) -> Recipe:
+    def params(self) -> SamplingParams:
         """How to make the distribution of its next token.
 
         Raises:
@@ -100,7 +100,7 @@ class SequenceState:
                 raise RequestError(
                     f"its grammar allows no token after {len(self.tokens)}; loosen the schema"
                 )
-        return Recipe(request.temperature, allowed, request.filters, self._history())
+        return SamplingParams(request.temperature, allowed, request.filters, self._history())
 
     def add(self, token: int, logprob: float, version: int) -> FinishReason | None:
         """Append a sampled token; returns the finish reason if it was the last one.

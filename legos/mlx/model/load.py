@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import load_model as load_mlx_model
 
 from legos.errors import ModelError
-from legos.mlx.model.mended import mend
+from legos.mlx.model.patched import patch
 from legos.weights.model_folder import WAY_OUT, quantised_by
 
 __all__ = [
@@ -51,7 +51,7 @@ def load_tree(folder: Path, *, share: dict[str, mx.array] | None = None) -> nn.M
         first, _, more = f"{error}".partition("\n")
         reason = f"{first.rstrip()} ..." if more else first
         raise ModelError(f"{folder} cannot be loaded: {reason}; {WAY_OUT}") from error
-    mend(model)
+    patch(model)
     if share is not None:
         model.update(tree_unflatten(list(share.items())))
     model.eval()
@@ -79,7 +79,7 @@ def shapes_of(folder: Path) -> nn.Module:
                 nn.quantize(model, quantisation["group_size"], quantisation["bits"])
     except Exception as error:
         raise ModelError(f"{folder} cannot be read: {error}; {WAY_OUT}") from error
-    mend(model)
+    patch(model)
     model.freeze()
     return model
 

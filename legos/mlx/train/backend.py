@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 from numpy.typing import NDArray
 
 from legos.device.backend import LoraBackend
-from legos.device.gradients import Arrays, Found, Others
+from legos.device.gradients import Arrays, Others, StepResult
 from legos.device.leader import Leader
 from legos.losses.objective import Objective
 from legos.mlx.model.faults import recovered
@@ -80,7 +80,7 @@ class MlxGradients:
 
     def of_step(
         self, step: StepSamples, objective: Objective, others: Others, stop: Stop = never
-    ) -> Found:
+    ) -> StepResult:
         """Loss, sums, log-probabilities and gradients by name, of the installed arrays."""
         ema = others.get("ema")
         loss, sums, gradients, logprobs = self._steps.of_step(
@@ -90,7 +90,7 @@ class MlxGradients:
             reference=others.get("reference"),
             stop=stop,
         )
-        return Found(
+        return StepResult(
             loss=loss,
             sums=sums,
             gradients=dict(tree_flatten(gradients)),

@@ -25,7 +25,7 @@ from legos.mlx.train.prefix_sharing.trie import Trie
 from legos.records.batch import Batch, make_batch, pad_rows
 from legos.records.packing import StepRows, StepSamples
 
-__all__ = ["Found", "PassGradients", "Policy", "Runner", "do_nothing", "pass_batch"]
+__all__ = ["PassGradients", "PassesResult", "Policy", "Runner", "do_nothing", "pass_batch"]
 
 
 def do_nothing() -> None:
@@ -50,7 +50,7 @@ class Policy:
     outputs: dict[int, Outputs] = field(default_factory=dict)
 
 
-class Found(NamedTuple):
+class PassesResult(NamedTuple):
     """The results of the passes of a step."""
 
     loss: float
@@ -99,7 +99,7 @@ class PassGradients:
         *,
         before_pass: Callable[[], None] = do_nothing,
         before_prefix: Callable[[], None] = do_nothing,
-    ) -> Found:
+    ) -> PassesResult:
         """Compute some passes.
 
         A prefix that several passes continue is computed before them, without gradient. Each pass
@@ -134,7 +134,7 @@ class PassGradients:
             gradients = tree_map(mx.add, gradients, found)
             _add(cotangents, one, back)
             mx.eval(gradients, list(cotangents.values()))
-        return Found(loss, sums, gradients, logprobs)
+        return PassesResult(loss, sums, gradients, logprobs)
 
     def logprobs(self, passes: Sequence[Pass]) -> NDArray[np.float32]:
         """[N] log-probabilities (nats) of the chosen tokens, sample by sample, without gradient."""

@@ -74,13 +74,13 @@ class MlxProcesses:
             )
         return [sample for _, own in found for sample in own]
 
-    def tell(self, order: Any) -> None:
+    def send(self, order: Any) -> None:
         """Send an order of the first process to the others."""
         sent = np.frombuffer(pickle.dumps(order), np.uint8)
         mx.eval(mx.distributed.all_sum(mx.array(len(sent)), group=self._group))
         mx.eval(mx.distributed.all_sum(mx.array(sent), group=self._group))
 
-    def told(self) -> Any:
+    def receive(self) -> Any:
         """Wait for the next order of the first process."""
         length = int(np.array(mx.distributed.all_sum(mx.array(0), group=self._group)))
         sent = np.array(mx.distributed.all_sum(mx.zeros(length, mx.uint8), group=self._group))

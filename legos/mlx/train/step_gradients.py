@@ -23,7 +23,7 @@ from legos.mlx.model.worker import InlineWorker
 from legos.mlx.train.gradient_check import check_gradients
 from legos.mlx.train.memory import MemoryPlan
 from legos.mlx.train.passes import (
-    Found,
+    PassesResult,
     PassGradients,
     Policy,
     Runner,
@@ -114,7 +114,7 @@ class StepGradients:
         *,
         reference: Lora | None = None,
         stop: Stop = never,
-    ) -> Found:
+    ) -> PassesResult:
         """Compute loss, sums and gradients of a whole step.
 
         Args:
@@ -265,13 +265,13 @@ def _check(stop: Stop) -> Callable[[], None]:
     return check
 
 
-def _sum_of(found: Found, group: MlxProcesses) -> Found:
+def _sum_of(found: PassesResult, group: MlxProcesses) -> PassesResult:
     """The results of all processes of a group, summed."""
     numbers = mx.array([found.loss, *found.sums.tolist()])
     logprobs = mx.array(found.logprobs)
     numbers, logprobs, gradients = group.sum_of((numbers, logprobs, found.gradients))
     loss, *sums = np.array(numbers, np.float64).tolist()
-    return Found(loss, np.array(sums), gradients, np.array(logprobs))
+    return PassesResult(loss, np.array(sums), gradients, np.array(logprobs))
 
 
 def _avoid_inference_kernels(model: nn.Module) -> None:

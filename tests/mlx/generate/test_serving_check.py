@@ -46,7 +46,7 @@ def test_an_architecture_with_other_numbers_is_refused(architecture: str, reason
 def test_16_bits_hide_nothing(
     architecture: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(small_models, "mend", id)  # nemotron_h as mlx-lm has it
+    monkeypatch.setattr(small_models, "patch", id)  # nemotron_h as mlx-lm has it
     with pytest.raises(ModelError, match="rows of unlike lengths get other"):
         probed(architecture, seed=seed, dtype=mx.bfloat16)
 

@@ -231,10 +231,10 @@ def test_magnitudes_alone_are_served_and_untrained_ones_cost_nothing(
     engine = load_tree(folder)
     slots = AdapterSlots(engine)
     slot = slots.load(adapter)
-    assert not slots._sites
+    assert not slots._adapted
     longer = {Q + ".m": 1.5 * adapter.arrays[Q + ".m"]}
     slots.replace(slot, replace(adapter, arrays={**adapter.arrays, **longer}))
-    assert list(slots._sites) == [Q]
+    assert list(slots._adapted) == [Q]
     set_lora_arrays(tree, longer)
     with slots.rows([slot] * 4):
         np.testing.assert_allclose(logprobs(engine), logprobs(tree), atol=1e-5)

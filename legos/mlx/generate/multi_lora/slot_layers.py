@@ -31,8 +31,8 @@ from legos.mlx.model.dora import SWITCH, with_gain
 
 __all__ = [
     "EXPERTS",
+    "AdaptedModule",
     "Pair",
-    "Site",
     "become_experts",
     "become_slotted",
 ]
@@ -62,7 +62,7 @@ class Stack:
     gains: mx.array | None  # [1 + pairs, out] ones, then each pair's gain; None without DoRA
 
 
-class Site:
+class AdaptedModule:
     """One adapted module and the LoRA pairs of all slots in it.
 
     Attributes:
@@ -185,11 +185,11 @@ class Site:
         return stack
 
 
-def become_slotted(site: Site) -> None:
-    """Make a linear module, or linear experts, add the LoRA pairs of its site."""
-    module = site.module
+def become_slotted(adapted: AdaptedModule) -> None:
+    """Make a linear module, or linear experts, add the LoRA pairs of its adapted."""
+    module = adapted.module
     kind = (_switch_class if isinstance(module, SWITCH) else _linear_class)(type(module))
-    _become(module, kind, legos_site=site)
+    _become(module, kind, legos_adapted=adapted)
 
 
 def become_experts(block: nn.Module, current: Current) -> None:
@@ -224,10 +224,10 @@ def _linear_class(kind: type[nn.Module]) -> type[nn.Module]:
     class SlotLinear(base):
         """A linear module in which each row uses its own adapter."""
 
-        legos_site: Site
+        legos_adapted: AdaptedModule
 
         def __call__(self, x: mx.array) -> mx.array:
-            return self.legos_site.linear(super().__call__, x)
+            return self.legos_adapted.linear(super().__call__, x)
 
     return SlotLinear
 
@@ -239,13 +239,13 @@ def _switch_class(kind: type[nn.Module]) -> type[nn.Module]:
     class SlotSwitchLinear(base):
         """Linear experts in which each token uses the adapter of its row."""
 
-        legos_site: Site
+        legos_adapted: AdaptedModule
 
         def __call__(
             self, x: mx.array, indices: mx.array, sorted_indices: bool = False
         ) -> mx.array:
             y = super().__call__(x, indices, sorted_indices=sorted_indices)
-            return self.legos_site.switch(y, x, indices, sorted_indices)
+            return self.legos_adapted.switch(y, x, indices, sorted_indices)
 
     return SlotSwitchLinear
 

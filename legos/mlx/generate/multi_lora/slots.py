@@ -13,8 +13,8 @@ from legos.errors import AdapterError
 from legos.mlx.generate.multi_lora.slot_batch import Current, SlotBatch
 from legos.mlx.generate.multi_lora.slot_layers import (
     EXPERTS,
+    AdaptedModule,
     Pair,
-    Site,
     become_experts,
     become_slotted,
 )
@@ -46,9 +46,9 @@ class AdapterSlots:
         """
         self._modules: dict[str, nn.Module] = dict(model.named_modules())
         for name, module in self._modules.items():
-            if "lora_a" in module or hasattr(module, "legos_site"):
+            if "lora_a" in module or hasattr(module, "legos_adapted"):
                 raise AdapterError(f"{name} has LoRA already; give a tree as it was loaded")
-        self._sites: dict[str, Site] = {}
+        self._adapted: dict[str, AdaptedModule] = {}
         self._squared: dict[str, mx.array] = {}  # module -> squared row norms, cached for DoRA
         self._slots: dict[int, frozenset[str]] = {BASE: frozenset()}
         self._next = BASE + 1
@@ -65,7 +65,7 @@ class AdapterSlots:
     @property
     def uncalled(self) -> tuple[str, ...]:
         """Names of adapted modules that no forward pass with adapters has called."""
-        return tuple(name for name, site in self._sites.items() if not site.called)
+        return tuple(name for name, adapted in self._adapted.items() if not adapted.called)
 
     def load(self, adapter: Adapter) -> int:
         """Put an adapter into a new slot.
@@ -103,7 +103,7 @@ class AdapterSlots:
         self._check_adapted(slot)
         copied = self._next
         self._next += 1
-        self._put(copied, {name: self._sites[name].pairs[slot] for name in self._slots[slot]})
+        self._put(copied, {name: self._adapted[name].pairs[slot] for name in self._slots[slot]})
         return copied
 
     def free(self, slot: int) -> None:
@@ -154,20 +154,20 @@ class AdapterSlots:
     def _put(self, slot: int, pairs: Mapping[str, Pair]) -> None:
         """Set all pairs of a slot; the caller has checked that they fit."""
         for name in self._slots.get(slot, frozenset()) - pairs.keys():
-            self._sites[name].put(slot, None)
+            self._adapted[name].put(slot, None)
         for name, pair in pairs.items():
-            self._site(name).put(slot, pair)
+            self._adapted_module(name).put(slot, pair)
         self._slots[slot] = frozenset(pairs)
         self._batch = None
 
-    def _site(self, name: str) -> Site:
-        site = self._sites.get(name)
-        if site is None:
-            site = self._sites[name] = Site(name, self._modules[name], self._current)
-            if isinstance(site.module, SWITCH):
+    def _adapted_module(self, name: str) -> AdaptedModule:
+        adapted = self._adapted.get(name)
+        if adapted is None:
+            adapted = self._adapted[name] = AdaptedModule(name, self._modules[name], self._current)
+            if isinstance(adapted.module, SWITCH):
                 become_experts(self._modules[_parent(name)], self._current)
-            become_slotted(site)
-        return site
+            become_slotted(adapted)
+        return adapted
 
     def _checked(self, adapter: Adapter) -> dict[str, Pair]:
         """Check an adapter; module name -> pair. The tree is not changed.

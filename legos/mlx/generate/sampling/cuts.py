@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from legos.mlx.generate.sampling.filters import Recipe, put, take
+from legos.mlx.generate.sampling.filters import SamplingParams, put, take
 from legos.records.message import Filters
 
 __all__ = ["SORTED", "cut"]
@@ -31,24 +31,24 @@ Edge = tuple[np.float32, int]
 """The logit of the least probable token that is kept, and how many tokens are."""
 
 
-def cut(xp: Any, scaled: Any, weights: Any, recipes: Sequence[Recipe]) -> Any:
+def cut(xp: Any, scaled: Any, weights: Any, parameters: Sequence[SamplingParams]) -> Any:
     """Set the weights of all tokens that top-k, top-p or min-p remove to 0.
 
     Equally probable tokens are kept by ascending id. The most probable token is always kept.
 
     Args:
         xp: array namespace.
-        scaled: [D, V] logits from ``bent``.
+        scaled: [D, V] logits from ``processed``.
         weights: [D, V] their exponentials, the largest of each row 1; may be changed in place.
-        recipes: [D] sampling settings.
+        parameters: [D] sampling settings.
 
     Returns:
         [D, V] weights.
     """
     asking = [
-        (row, recipe.filters)
-        for row, recipe in enumerate(recipes)
-        if recipe.filters is not None and recipe.temperature
+        (row, params.filters)
+        for row, params in enumerate(parameters)
+        if params.filters is not None and params.temperature
     ]
     size = scaled.shape[1]
     if xp is np and size > SORTED:

@@ -22,7 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legos.mlx.generate.sampling.cuts import cut
-from legos.mlx.generate.sampling.filters import Recipe, bent, exponentials, put, take
+from legos.mlx.generate.sampling.filters import (
+    SamplingParams,
+    exponentials,
+    processed,
+    put,
+    take,
+)
 from legos.records.message import Alternatives
 from legos.records.seeds import uniforms
 
@@ -30,7 +36,7 @@ __all__ = [
     "HOST_VOCABULARY",
     "CumulativeTable",
     "Distributions",
-    "Recipe",
+    "SamplingParams",
     "alternatives",
     "distributions",
     "draw",
@@ -74,24 +80,24 @@ def namespace(num_vocabulary: int) -> Any:
 
 
 @np.errstate(invalid="ignore", over="ignore", divide="ignore")  # a row of NaN stays NaN
-def distributions(xp: Any, logits: Any, recipes: Sequence[Recipe]) -> Distributions:
+def distributions(xp: Any, logits: Any, parameters: Sequence[SamplingParams]) -> Distributions:
     """Make next-token distributions from logits.
 
     Args:
         xp: array namespace.
         logits: [D, V] float32.
-        recipes: [D] sampling settings.
+        parameters: [D] sampling settings.
 
     Returns:
         D distributions. Where the logits of a row are NaN, or no token can be drawn, the
         log-probabilities of that row are NaN.
     """
-    scaled = bent(xp, logits, recipes)
+    scaled = processed(xp, logits, parameters)
     top = xp.max(scaled, axis=1, keepdims=True)
-    greedy = [row for row, recipe in enumerate(recipes) if recipe.temperature == 0.0]
+    greedy = [row for row, params in enumerate(parameters) if params.temperature == 0.0]
     weights = scaled
-    if len(greedy) < len(recipes):
-        weights = cut(xp, scaled, exponentials(xp, scaled, top), recipes)
+    if len(greedy) < len(parameters):
+        weights = cut(xp, scaled, exponentials(xp, scaled, top), parameters)
     if greedy:
         best = xp.argmax(take(xp, scaled, greedy), axis=1)[:, None]
         best = best == xp.arange(scaled.shape[1])[None, :]

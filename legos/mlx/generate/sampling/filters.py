@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from legos.records.message import Filters
 
-__all__ = ["Recipe", "Seen", "bent", "exponentials", "put", "take"]
+__all__ = ["SamplingParams", "Seen", "exponentials", "processed", "put", "take"]
 
 PLAIN = Filters()
 
@@ -45,7 +45,7 @@ class Seen:
         self._times[token] = self._times.get(token, 0) + 1
 
 
-class Recipe(NamedTuple):
+class SamplingParams(NamedTuple):
     """The sampling settings of one distribution."""
 
     temperature: float = 1.0  # 0 gives the most probable token probability 1
@@ -54,28 +54,30 @@ class Recipe(NamedTuple):
     seen: Seen | None = None  # the tokens that penalties apply to
 
 
-def bent(xp: Any, logits: Any, recipes: Sequence[Recipe]) -> Any:
+def processed(xp: Any, logits: Any, parameters: Sequence[SamplingParams]) -> Any:
     """Apply penalties, logit bias, masks and temperature, in this order.
 
     Args:
         xp: array namespace.
         logits: [D, V] float32; never changed in place.
-        recipes: [D] sampling settings.
+        parameters: [D] sampling settings.
 
     Returns:
         [D, V] logits; minus infinity where a token is masked. Temperature 0 counts as 1 here.
     """
     given = logits
-    if any(recipe.seen or (recipe.filters and recipe.filters.logit_bias) for recipe in recipes):
+    if any(params.seen or (params.filters and params.filters.logit_bias) for params in parameters):
         logits = xp.array(logits)
-        _penalise(xp, logits, recipes)
-        _bias(xp, logits, recipes)
-    logits = _closed(xp, logits, recipes)
-    if any(recipe.temperature not in (0.0, 1.0) for recipe in recipes):
-        heat = np.array([recipe.temperature or 1.0 for recipe in recipes], np.float32)[:, None]
+        _penalise(xp, logits, parameters)
+        _bias(xp, logits, parameters)
+    logits = _closed(xp, logits, parameters)
+    if any(params.temperature not in (0.0, 1.0) for params in parameters):
+        temperatures = np.array([params.temperature or 1.0 for params in parameters], np.float32)[
+            :, None
+        ]
         if xp is np and logits is not given:
-            return np.divide(logits, heat, out=logits)
-        logits = logits / xp.array(heat)
+            return np.divide(logits, temperatures, out=logits)
+        logits = logits / xp.array(temperatures)
     return logits
 
 
@@ -101,12 +103,12 @@ def put(xp: Any, array: Any, rows: Sequence[int], values: Any) -> Any:
     return array
 
 
-def _penalise(xp: Any, logits: Any, recipes: Sequence[Recipe]) -> None:
+def _penalise(xp: Any, logits: Any, parameters: Sequence[SamplingParams]) -> None:
     """Apply the penalties to the logits of seen tokens, in place."""
     asking = [
-        (row, recipe.filters or PLAIN, recipe.seen)
-        for row, recipe in enumerate(recipes)
-        if recipe.seen
+        (row, params.filters or PLAIN, params.seen)
+        for row, params in enumerate(parameters)
+        if params.seen
     ]
     taken = [
         np.float32(f.presence_penalty) * (seen.times > 0)
@@ -130,13 +132,13 @@ def _less(xp: Any, old: Any, factor: Any, taken: Any) -> Any:
     return xp.where(old > 0, old / factor, old * factor) - taken
 
 
-def _bias(xp: Any, logits: Any, recipes: Sequence[Recipe]) -> None:
+def _bias(xp: Any, logits: Any, parameters: Sequence[SamplingParams]) -> None:
     """Add each request's logit bias, in place; a request names each token once."""
     found = [
         (row, token, bias)
-        for row, recipe in enumerate(recipes)
-        if recipe.filters is not None
-        for token, bias in recipe.filters.logit_bias
+        for row, params in enumerate(parameters)
+        if params.filters is not None
+        for token, bias in params.filters.logit_bias
     ]
     if found:
         rows, ids, biases = (np.array(column) for column in zip(*found, strict=True))
@@ -144,16 +146,16 @@ def _bias(xp: Any, logits: Any, recipes: Sequence[Recipe]) -> None:
         logits[places] = logits[places] + xp.array(biases.astype(np.float32))
 
 
-def _closed(xp: Any, logits: Any, recipes: Sequence[Recipe]) -> Any:
+def _closed(xp: Any, logits: Any, parameters: Sequence[SamplingParams]) -> Any:
     """Set the logits of tokens that are not allowed to minus infinity."""
-    rows = [row for row, recipe in enumerate(recipes) if recipe.allowed is not None]
+    rows = [row for row, params in enumerate(parameters) if params.allowed is not None]
     if not rows:
         return logits
     opened = np.zeros((len(rows), logits.shape[1]), np.bool_)
     places: list[int] = []
     tokens: list[int] = []
     for place, row in enumerate(rows):
-        allowed = recipes[row].allowed
+        allowed = parameters[row].allowed
         if isinstance(allowed, tuple):
             places += [place] * len(allowed)
             tokens += allowed

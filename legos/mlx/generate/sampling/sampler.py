@@ -24,7 +24,7 @@ from legos.mlx.generate.sampling.draw import (
     HOST_VOCABULARY,
     CumulativeTable,
     Distributions,
-    Recipe,
+    SamplingParams,
     alternatives,
     distributions,
     draw,
@@ -35,7 +35,7 @@ from legos.mlx.generate.sampling.draw import (
     raw_table,
     table,
 )
-from legos.mlx.generate.sequences import UNBENT, SequenceState
+from legos.mlx.generate.sequences import UNPROCESSED, SequenceState
 
 __all__ = ["Drawn", "Draws", "Row", "Sampler"]
 
@@ -135,12 +135,12 @@ class Sampler:
             unread: number of tokens of each sequence that were sampled and are not read yet.
         """
         places = _places(rows, [index for _, _, index in rows])
-        recipes, failures = _recipes([sequence for _, sequence in places.firsts.values()])
+        parameters, failures = _parameters_of([sequence for _, sequence in places.firsts.values()])
         values = np.asarray(logits) if self._xp is np else logits
         indices = [index for index, _ in places.firsts]
         same = indices == list(range(values.shape[0]))
         some = values if same else values[self._xp.array(np.array(indices))]
-        made: Distributions | CumulativeTable = distributions(self._xp, some, recipes)
+        made: Distributions | CumulativeTable = distributions(self._xp, some, parameters)
         if self._tabled:
             made = table(made)
             tokens, logprobs = draw_from_table(made, **places.draws())
@@ -177,7 +177,7 @@ class Sampler:
     def _record_raw(self, draws: Draws, drawn: Drawn) -> None:
         """Record the model's own log-probabilities for the sequences that request them."""
         asking = [n for n, m in enumerate(draws.sequences) if m.request.raw_logprobs]
-        found = {n: drawn[1][n] for n in asking if draws.sequences[n].setting == UNBENT}
+        found = {n: drawn[1][n] for n in asking if draws.sequences[n].setting == UNPROCESSED}
         others = [number for number in asking if number not in found]
         if others:
             rows, chosen = draws.which[others], [drawn[0][number] for number in others]
@@ -193,7 +193,7 @@ class Sampler:
         asking: dict[bool, list[int]] = {}
         for number, sequence in enumerate(draws.sequences):
             if sequence.request.num_alternatives:
-                raw = sequence.request.raw_alternatives and sequence.setting != UNBENT
+                raw = sequence.request.raw_alternatives and sequence.setting != UNPROCESSED
                 asking.setdefault(raw, []).append(number)
         for raw, numbers in asking.items():
             sequences = [draws.sequences[number] for number in numbers]
@@ -270,14 +270,16 @@ def _places(rows: Sequence[Row], names: Sequence[Any]) -> _Places:
     return _Places(sequences, np.array(which), firsts)
 
 
-def _recipes(sequences: Sequence[SequenceState]) -> tuple[list[Recipe], dict[int, LegosError]]:
+def _parameters_of(
+    sequences: Sequence[SequenceState],
+) -> tuple[list[SamplingParams], dict[int, LegosError]]:
     """The settings of each distribution, and the errors of those that cannot be made."""
-    recipes: list[Recipe] = []
+    parameters: list[SamplingParams] = []
     failures: dict[int, LegosError] = {}
     for number, sequence in enumerate(sequences):
         try:
-            recipes.append(sequence.recipe())
+            parameters.append(sequence.params())
         except LegosError as error:
             failures[number] = error
-            recipes.append(Recipe())
-    return recipes, failures
+            parameters.append(SamplingParams())
+    return parameters, failures

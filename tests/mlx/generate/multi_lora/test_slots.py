@@ -246,7 +246,7 @@ def stacks(slots: AdapterSlots, used: Sequence[int], model: Any) -> list[mx.arra
     """The stacked arrays after a forward pass."""
     with slots.rows(used):
         mx.eval(model(TOKENS))
-    return [site._stack.b for site in slots._sites.values() if site._stack]
+    return [adapted._stack.b for adapted in slots._adapted.values() if adapted._stack]
 
 
 def test_stacks_are_kept_until_an_adapter_changes(folder: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from legos.losses.positions import IMPOSSIBLE
 from legos.mlx.generate.sampling.draw import (
     HOST_VOCABULARY,
-    Recipe,
+    SamplingParams,
     distributions,
     draw,
     draw_from_table,
@@ -25,10 +25,10 @@ LOGITS = np.log(np.array([[0.5, 0.2, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]], np.float3
 QUANTILE = {1: 10.83, 2: 13.82, 3: 16.27}  # 0.999 quantiles of chi-square
 
 
-def make(way: str, logits: Any, recipes: Sequence[Recipe]) -> Any:
+def make(way: str, logits: Any, parameters: Sequence[SamplingParams]) -> Any:
     """What one of the three ways draws from."""
     xp = mx if way == "device" else np
-    made = distributions(xp, xp.array(logits), recipes)
+    made = distributions(xp, xp.array(logits), parameters)
     return table(made) if way == "table" else made
 
 
@@ -61,10 +61,10 @@ def test_large_vocabularies_are_drawn_from_where_the_model_is() -> None:
 
 @WAYS
 def test_log_probabilities_by_hand(way: str) -> None:
-    made = make(way, LOGITS, [Recipe(), Recipe(0.5, (1, 3))])
+    made = make(way, LOGITS, [SamplingParams(), SamplingParams(0.5, (1, 3))])
     assert np.exp(logprobs(way, made)[0]) == pytest.approx([0.5, 0.2, 0.2, 0.1])
     assert np.exp(logprobs(way, made)[1]) == pytest.approx([0.0, 0.04 / 0.2, 0.0, 0.16 / 0.2])
-    greedy = logprobs(way, make(way, LOGITS, [Recipe(0.0), Recipe(0.0, (0, 1))]))
+    greedy = logprobs(way, make(way, LOGITS, [SamplingParams(0.0), SamplingParams(0.0, (0, 1))]))
     assert np.exp(greedy).tolist() == [[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]
     assert greedy.max(axis=1).tolist() == [0.0, 0.0]
 
@@ -82,7 +82,7 @@ def test_log_probabilities_by_hand(way: str) -> None:
 def test_frequencies_agree_with_probabilities(
     way: str, temperature: float, allowed: tuple[int, ...] | None, expected: list[float]
 ) -> None:
-    made = make(way, LOGITS, [Recipe(temperature, allowed)] * 2)
+    made = make(way, LOGITS, [SamplingParams(temperature, allowed)] * 2)
     count = 20_000
     for seeds, positions in (
         (range(count), [0] * count),  # many requests, their first tokens
@@ -109,7 +109,7 @@ def test_frequencies_agree_with_probabilities(
 
 @WAYS
 def test_each_draw_is_from_its_own_distribution(way: str) -> None:
-    made = make(way, LOGITS, [Recipe(1.0, (0,)), Recipe(1.0, (3,))])
+    made = make(way, LOGITS, [SamplingParams(1.0, (0,)), SamplingParams(1.0, (3,))])
     which = np.array([0, 1, 1, 0])
     tokens, _ = sample(way, made, which=which, seeds=[1, 2, 3, 4], positions=[0, 5, 6, 9])
     assert tokens == [0, 3, 3, 0]
@@ -117,7 +117,7 @@ def test_each_draw_is_from_its_own_distribution(way: str) -> None:
 
 @WAYS
 def test_a_draw_depends_on_seed_and_position_alone(way: str) -> None:
-    made = make(way, LOGITS, [Recipe(), Recipe()])
+    made = make(way, LOGITS, [SamplingParams(), SamplingParams()])
     which = np.zeros(300, np.intp)
     together, _ = sample(way, made, which=which, seeds=list(range(300)), positions=[3] * 300)
     alone = [
@@ -143,7 +143,7 @@ def test_what_cannot_be_is_never_drawn(
     possible = [2, last]
     logits = np.full((100, 10), IMPOSSIBLE, np.float32)
     logits[:, possible] = np.random.default_rng(last).normal(size=(100, 2))
-    made = make(way, logits, [Recipe()] * 100)
+    made = make(way, logits, [SamplingParams()] * 100)
     tokens, _ = sample(way, made, which=np.arange(100), seeds=[0] * 100, positions=[0] * 100)
     assert set(tokens) == {possible[expected]}
 
@@ -159,7 +159,7 @@ def test_what_cannot_be_is_not_drawn_where_sums_round(
     )
     logits = np.random.default_rng(0).normal(size=(300, 256)).astype(np.float32)
     logits[:, :128] -= 12.0
-    made = make(way, logits, [Recipe(1.0, tuple(range(250)))] * 300)
+    made = make(way, logits, [SamplingParams(1.0, tuple(range(250)))] * 300)
     tokens, _ = sample(way, made, which=np.arange(300), seeds=[0] * 300, positions=[0] * 300)
     assert set(tokens) <= set(range(245, 250))
 
@@ -168,10 +168,16 @@ def test_host_and_device_draw_the_same() -> None:
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(5, 1200)).astype(np.float32)
     which = rng.integers(5, size=400)
-    recipes = [Recipe(), Recipe(0.5), Recipe(0.0), Recipe(2.0), Recipe(1.0, (3, 9, 100))]
+    parameters = [
+        SamplingParams(),
+        SamplingParams(0.5),
+        SamplingParams(0.0),
+        SamplingParams(2.0),
+        SamplingParams(1.0, (3, 9, 100)),
+    ]
     drawn = []
     for way in ("table", "host", "device"):
-        made = make(way, logits, recipes)
+        made = make(way, logits, parameters)
         drawn.append(sample(way, made, which=which, seeds=list(range(400)), positions=[1] * 400))
     for tokens, found in drawn[1:]:
         same = np.array(tokens) == np.array(drawn[0][0])
@@ -184,7 +190,7 @@ def test_host_and_device_draw_the_same() -> None:
 @pytest.mark.parametrize("vocabulary", [1, 2, 127, 128, 129, 300, 1024])
 def test_the_whole_vocabulary_is_drawn_from(way: str, vocabulary: int) -> None:
     logits = np.log(1.0 + np.arange(vocabulary, dtype=np.float32))[None]
-    made = make(way, logits, [Recipe()])
+    made = make(way, logits, [SamplingParams()])
     count = 20_000
     tokens, found = sample(
         way, made, which=np.zeros(count, np.intp), seeds=list(range(count)), positions=[0] * count
@@ -201,7 +207,7 @@ def test_the_whole_vocabulary_is_drawn_from(way: str, vocabulary: int) -> None:
 def test_the_steps_of_a_table_end_where_the_numbers_do() -> None:
     """And so do those of the last token that can be drawn, whatever the sums round to."""
     logits = np.random.default_rng(0).normal(size=(2000, 30)).astype(np.float32)
-    steps = make("table", logits, [Recipe(1.0, tuple(range(29)))] * 2000).steps
+    steps = make("table", logits, [SamplingParams(1.0, tuple(range(29)))] * 2000).steps
     assert (steps[:, -1] == 1 << 24).all()
     assert (steps[:, -2] == 1 << 24).all()
     assert (np.diff(steps, axis=1) >= 0).all()
@@ -212,9 +218,9 @@ def test_the_steps_of_a_table_end_where_the_numbers_do() -> None:
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 def test_a_row_that_is_not_numbers_harms_no_other(way: str, bad: float, temperature: float) -> None:
     logits = np.stack([LOGITS[0], LOGITS[1], LOGITS[0]])
-    sound = make(way, logits, [Recipe(temperature)] * 3)
+    sound = make(way, logits, [SamplingParams(temperature)] * 3)
     logits[1, 2] = bad
-    made = make(way, logits, [Recipe(temperature)] * 3)
+    made = make(way, logits, [SamplingParams(temperature)] * 3)
     places = {"which": np.array([0, 1, 2]), "seeds": [1, 2, 3], "positions": [0, 0, 0]}
     tokens, found = sample(way, made, **places)
     assert not math.isfinite(found[1])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from legos.mlx.generate.sampling.cuts import SAMPLE, SORTED, cut
 from legos.mlx.generate.sampling.draw import (
-    Recipe,
+    SamplingParams,
     alternatives,
     distributions,
     draw,
@@ -32,16 +32,16 @@ VOCABULARY = 12
 
 def reference(
     logits: NDArray[np.float32],
-    recipe: Recipe,
+    params: SamplingParams,
     expect: Callable[[bool], object] = lambda _: None,
 ) -> NDArray[np.float64]:
     """[V] log-probabilities of one distribution, one token at a time, in float64.
 
     It is told with ``expect`` whether rounding may decide what is kept.
     """
-    filters = recipe.filters or Filters()
+    filters = params.filters or Filters()
     values = [float(value) for value in logits]
-    seen = recipe.seen or Seen(())
+    seen = params.seen or Seen(())
     for token, times in zip(seen.ids.tolist(), seen.times.tolist(), strict=True):
         penalty = filters.repetition_penalty
         values[token] = values[token] / penalty if values[token] > 0 else values[token] * penalty
@@ -49,15 +49,15 @@ def reference(
         values[token] -= filters.presence_penalty if times else 0.0
     for token, bias in filters.logit_bias:
         values[token] += bias
-    if recipe.allowed is not None:
-        legal = recipe.allowed
+    if params.allowed is not None:
+        legal = params.allowed
         ids = set(legal) if isinstance(legal, tuple) else set(np.flatnonzero(legal).tolist())
         values = [value if t in ids else -math.inf for t, value in enumerate(values)]
     order = sorted(range(len(values)), key=lambda token: (-values[token], token))
-    if recipe.temperature == 0.0:
+    if params.temperature == 0.0:
         kept = order[:1]
     else:
-        values = [value / recipe.temperature for value in values]
+        values = [value / params.temperature for value in values]
         kept = order[: filters.top_k] if filters.top_k else order
         weights = [math.exp(values[token] - values[order[0]]) for token in kept]
         held, number = 0.0, 0
@@ -101,30 +101,32 @@ rows_ = st.lists(st.integers(-16, 16), min_size=VOCABULARY, max_size=VOCABULARY)
 
 
 @st.composite
-def recipes_(draw: Any) -> Recipe:
+def recipes_(draw: Any) -> SamplingParams:
     filters = draw(st.none() | filters_)
     prompt, completion = draw(st.lists(tokens_, max_size=5)), draw(st.lists(tokens_, max_size=5))
     seen = Seen(prompt, completion) if filters else None
     allowed = draw(st.none() | st.sets(tokens_, min_size=1).map(lambda ids: tuple(sorted(ids))))
     if allowed is not None and draw(st.booleans()):
         allowed = np.isin(np.arange(VOCABULARY), allowed)
-    return Recipe(draw(st.sampled_from([1.0, 0.0, 0.5, 1.7])), allowed, filters, seen)
+    return SamplingParams(draw(st.sampled_from([1.0, 0.0, 0.5, 1.7])), allowed, filters, seen)
 
 
-def made(xp: Any, logits: NDArray[np.float32], recipes: list[Recipe]) -> NDArray[np.float32]:
+def made(
+    xp: Any, logits: NDArray[np.float32], parameters: list[SamplingParams]
+) -> NDArray[np.float32]:
     rows = mx.array(logits) if xp is mx else logits
-    return np.array(logprobs_of(xp, distributions(xp, rows, recipes)))
+    return np.array(logprobs_of(xp, distributions(xp, rows, parameters)))
 
 
 @NAMESPACES
 @given(batch=st.lists(st.tuples(rows_, recipes_()), min_size=1, max_size=4))
 def test_a_batch_is_what_the_reference_makes_of_each_row(
-    xp: Any, batch: list[tuple[NDArray[np.float32], Recipe]]
+    xp: Any, batch: list[tuple[NDArray[np.float32], SamplingParams]]
 ) -> None:
-    expected = [reference(row, recipe, assume) for row, recipe in batch]
+    expected = [reference(row, params, assume) for row, params in batch]
     logits = np.stack([row for row, _ in batch])
     before = logits.copy()
-    found = made(xp, logits, [recipe for _, recipe in batch])
+    found = made(xp, logits, [params for _, params in batch])
     assert (logits == before).all()
     for row, right in zip(found, expected, strict=True):
         assert (np.isfinite(row) == np.isfinite(right)).all()
@@ -135,12 +137,15 @@ def test_a_batch_is_what_the_reference_makes_of_each_row(
 @NAMESPACES
 @given(batch=st.lists(st.tuples(rows_, recipes_()), min_size=2, max_size=5))
 def test_a_row_is_the_same_whoever_is_beside_it(
-    xp: Any, batch: list[tuple[NDArray[np.float32], Recipe]]
+    xp: Any, batch: list[tuple[NDArray[np.float32], SamplingParams]]
 ) -> None:
-    logits, recipes = np.stack([row for row, _ in batch]), [recipe for _, recipe in batch]
-    together = made(xp, logits, recipes)
-    for row, recipe, found in zip(logits, recipes, together, strict=True):
-        assert (made(xp, row[None], [recipe])[0] == found).all()
+    logits, parameters = (
+        np.stack([row for row, _ in batch]),
+        [params for _, params in batch],
+    )
+    together = made(xp, logits, parameters)
+    for row, params, found in zip(logits, parameters, together, strict=True):
+        assert (made(xp, row[None], [params])[0] == found).all()
 
 
 def wide(seed: int, rows: int = 4, vocabulary: int = 5000, spread: float = 3.0) -> Any:
@@ -153,17 +158,17 @@ def wide(seed: int, rows: int = 4, vocabulary: int = 5000, spread: float = 3.0) 
 def test_large_vocabularies_are_cut_as_the_reference_cuts(xp: Any, spread: float) -> None:
     """Whether a small part of the vocabulary holds the share, or almost all of it."""
     logits = wide(1, rows=6, spread=spread)
-    recipes = [
-        Recipe(1.0, None, Filters(top_p=0.9)),
-        Recipe(0.7, None, Filters(top_k=40)),
-        Recipe(),
-        Recipe(1.0, None, Filters(top_k=2000, top_p=0.99)),
-        Recipe(0.0, None, Filters(top_p=0.5)),
-        Recipe(1.3, None, Filters(min_p=0.02, top_p=0.999)),
+    parameters = [
+        SamplingParams(1.0, None, Filters(top_p=0.9)),
+        SamplingParams(0.7, None, Filters(top_k=40)),
+        SamplingParams(),
+        SamplingParams(1.0, None, Filters(top_k=2000, top_p=0.99)),
+        SamplingParams(0.0, None, Filters(top_p=0.5)),
+        SamplingParams(1.3, None, Filters(min_p=0.02, top_p=0.999)),
     ]
-    found = made(xp, logits, recipes)
-    for row, recipe, values in zip(logits, recipes, found, strict=True):
-        right = reference(row, recipe)
+    found = made(xp, logits, parameters)
+    for row, params, values in zip(logits, parameters, found, strict=True):
+        right = reference(row, params)
         assert (np.isfinite(values) == np.isfinite(right)).all()
         assert values[np.isfinite(right)] == pytest.approx(right[np.isfinite(right)], abs=3e-5)
     number = np.isfinite(found[0]).sum()
@@ -223,7 +228,7 @@ def test_the_edge_is_where_sorting_finds_it(name: str, size: int, filters: Filte
     values = misleading(size)[name]
     weights = np.exp(values - values.max())
     expected = sorted_cut(values, weights, filters)
-    found = cut(np, values[None], weights[None].copy(), [Recipe(1.0, None, filters)])
+    found = cut(np, values[None], weights[None].copy(), [SamplingParams(1.0, None, filters)])
     assert (found[0] == expected).all()
 
 
@@ -241,7 +246,7 @@ def test_cuts_agree_with_those_of_mlx_lm(xp: Any, seed: int) -> None:
         (Filters(min_p=0.05), apply_min_p(theirs, 0.05)),
         (Filters(top_k=17), apply_top_k(theirs, 17)),
     ):
-        found = made(xp, logits, [Recipe(1.0, None, filters)] * 4)
+        found = made(xp, logits, [SamplingParams(1.0, None, filters)] * 4)
         assert (support(found) == support(right)).all()
         whole = np.array(mx.logsumexp(right, axis=-1, keepdims=True))
         same = np.array(right) - whole
@@ -254,8 +259,8 @@ def test_the_repetition_penalty_is_that_of_mlx_lm(xp: Any) -> None:
     seen = [3, 9, 9, 4000]
     theirs = make_repetition_penalty(1.4)(mx.array(seen), mx.array(logits))
     right = theirs - mx.logsumexp(theirs, axis=-1, keepdims=True)
-    recipe = Recipe(1.0, None, Filters(repetition_penalty=1.4), Seen(seen))
-    assert made(xp, logits, [recipe])[0] == pytest.approx(np.array(right)[0], abs=1e-4)
+    params = SamplingParams(1.0, None, Filters(repetition_penalty=1.4), Seen(seen))
+    assert made(xp, logits, [params])[0] == pytest.approx(np.array(right)[0], abs=1e-4)
 
 
 def test_what_was_seen_grows_with_the_completion() -> None:
@@ -273,7 +278,7 @@ def test_what_was_seen_grows_with_the_completion() -> None:
 @NAMESPACES
 def test_equally_probable_tokens_are_kept_by_id(xp: Any) -> None:
     logits = np.array([[1.0, 2.0, 1.0, 1.0, 0.0, 1.0]], np.float32)
-    found = made(xp, logits, [Recipe(1.0, None, Filters(top_k=3))])
+    found = made(xp, logits, [SamplingParams(1.0, None, Filters(top_k=3))])
     assert np.flatnonzero(support(found[0])).tolist() == [0, 1, 2]
 
 
@@ -288,11 +293,16 @@ def test_rows_without_cuts_are_not_sorted(vocabulary: int, monkeypatch: pytest.M
             return original(values, *rest, **options)
 
         monkeypatch.setattr(np, name, counting)
-    cheap = [Recipe(), Recipe(0.5), Recipe(0.0), Recipe(1.0, None, Filters(min_p=0.1))]
+    cheap = [
+        SamplingParams(),
+        SamplingParams(0.5),
+        SamplingParams(0.0),
+        SamplingParams(1.0, None, Filters(min_p=0.1)),
+    ]
     logits = wide(0, vocabulary=vocabulary)
     distributions(np, logits, cheap)
     assert sizes == []
-    distributions(np, logits, [*cheap[:3], Recipe(1.0, None, Filters(top_k=5))])
+    distributions(np, logits, [*cheap[:3], SamplingParams(1.0, None, Filters(top_k=5))])
     assert max(sizes) == vocabulary
 
 
@@ -302,8 +312,14 @@ def test_alternatives_are_the_most_probable_tokens(xp: Any, vocabulary: int) -> 
     """Ties at the edge of what is asked for go to the smaller id."""
     rng = np.random.default_rng(0)
     logits = (rng.integers(-4, 4, size=(5, vocabulary)) / 2).astype(np.float32)
-    recipes = [Recipe(1.0, (3, 7)), Recipe(0.0), Recipe(), Recipe(0.5), Recipe()]
-    logprobs = logprobs_of(xp, distributions(xp, xp.array(logits), recipes))
+    parameters = [
+        SamplingParams(1.0, (3, 7)),
+        SamplingParams(0.0),
+        SamplingParams(),
+        SamplingParams(0.5),
+        SamplingParams(),
+    ]
+    logprobs = logprobs_of(xp, distributions(xp, xp.array(logits), parameters))
     whole = np.array(logprobs)
     for row, found in enumerate(alternatives(xp, logprobs, 9)):
         order = sorted(range(vocabulary), key=lambda t, row=row: (-whole[row, t], t))[:9]
@@ -325,7 +341,7 @@ def test_raw_log_probabilities_are_the_models_own(xp: Any) -> None:
 
 def test_draws_come_from_the_cut_distribution() -> None:
     logits = np.log(np.array([[0.4, 0.05, 0.3, 0.05, 0.2]], np.float32))
-    recipe = Recipe(1.0, None, Filters(top_p=0.85, logit_bias=((4, math.log(2.0)),)))
+    params = SamplingParams(1.0, None, Filters(top_p=0.85, logit_bias=((4, math.log(2.0)),)))
     share = np.array([0.4, 0.0, 0.3, 0.0, 0.4]) / 1.1
     count = 30_000
     places = {
@@ -333,8 +349,8 @@ def test_draws_come_from_the_cut_distribution() -> None:
         "seeds": list(range(count)),
         "positions": [3] * count,
     }
-    host = distributions(np, logits, [recipe])
-    device = distributions(mx, mx.array(logits), [recipe])
+    host = distributions(np, logits, [params])
+    device = distributions(mx, mx.array(logits), [params])
     for tokens, logprobs in (
         draw_from_table(table(host), **places),
         draw(np, host, **places),

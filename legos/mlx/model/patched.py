@@ -1,4 +1,4 @@
-"""Modules of mlx-lm that compute something else in a batch than alone, mended after loading."""
+"""Modules of mlx-lm that compute something else in a batch than alone, patched after loading."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import mlx.nn as nn
 from mlx_lm.models import gemma2, nemotron_h
 from mlx_lm.models.ssm import ssm_update
 
-__all__ = ["mend"]
+__all__ = ["patch"]
 
 
 class _GroupedAttention(gemma2.Attention):
@@ -53,14 +53,14 @@ class _PaddedMixer(nemotron_h.NemotronHMamba2Mixer):
         return mixed.flatten(2)
 
 
-_MENDED: dict[type[nn.Module], type[nn.Module]] = {
+_PATCHED: dict[type[nn.Module], type[nn.Module]] = {
     gemma2.Attention: _GroupedAttention,
     nemotron_h.NemotronHMamba2Mixer: _PaddedMixer,
 }
 
 
-def mend(model: nn.Module) -> None:
+def patch(model: nn.Module) -> None:
     """Replace the classes of such modules by ours; their arrays stay as they are."""
     for _, module in model.named_modules():
-        if (mended := _MENDED.get(type(module))) is not None:
-            module.__class__ = mended
+        if (patched := _PATCHED.get(type(module))) is not None:
+            module.__class__ = patched
