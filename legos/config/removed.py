@@ -18,7 +18,6 @@ class Removed(NamedTuple):
 
 
 REMOVED: Mapping[str, Removed] = {
-    "vllm_bin": Removed("none", "set LEGOS_VLLM_BIN in the environment, or put vllm on PATH"),
     "generation.cache_gib": Removed("none", "training.memory_limit_gib limits all memory"),
     "generation.chunk_tokens": Removed(512, "it is 512 in every run"),
     "generation.decode_ahead": Removed("auto", "the device decides"),
@@ -26,36 +25,36 @@ REMOVED: Mapping[str, Removed] = {
     "generation.prefill_tokens": Removed("none", "training.memory_limit_gib limits all memory"),
     "generation.prefix_cache_gib": Removed("none", "training.memory_limit_gib limits all memory"),
     "loop.adaptive_concurrency": Removed(True, "without effect with training.staleness_limit 0"),
+    "loop.adaptive_overlap": Removed(
+        True, "play and training overlap; training.staleness_limit 0 makes them take turns"
+    ),
     "loop.checkpoint_seconds": Removed(600.0, "it is 600 in every run"),
     "loop.evaluation_alone": Removed(False, "loop.deterministic implies it"),
     "loop.keep_batches": Removed(False, "steps can no longer be computed again"),
     "loop.max_failed_share": Removed(0.9, "it is 0.9 in every run"),
     "loop.max_restarts": Removed(3, "it is 3 in every run"),
     "loop.stall_after_s": Removed(10.0, "it is 10 in every run"),
+    "mix.concurrency": Removed("none", "play.concurrency holds for all arenas"),
+    "mix.entropy_coef": Removed("none", "training.entropy_coef holds for all arenas"),
+    "mix.entropy_coef_end": Removed("none", "training.entropy_coef_end holds for all arenas"),
+    "mix.entropy_steps": Removed("none", "training.entropy_steps holds for all arenas"),
+    "mix.min_group_size": Removed(1, "groups of all sizes are trained on"),
+    "mix.order": Removed("oldest", "the oldest groups are taken first"),
+    "mix.reuse": Removed(1, "every group is trained on once"),
+    "mix.share_end": Removed("none", "shares are constant"),
+    "mix.staleness_limit": Removed("none", "training.staleness_limit holds for all arenas"),
     "play.continue_tokens": Removed("none", "the arena's attribute continue_tokens sets it"),
     "play.curriculum_easier": Removed("none", "pass Climb(easier=...) to the arena"),
     "play.curriculum_threshold": Removed("none", "pass Climb(threshold=...) to the arena"),
     "play.discount": Removed(1.0, "pass a credit rule with a discount to the arena"),
     "play.overlong_margin": Removed("none", "use training.overlong_filter, or OverlongPenalty"),
     "track.project": Removed("legos", "set WANDB_PROJECT in the environment"),
-    "loop.adaptive_overlap": Removed(
-        True, "play and training overlap; training.staleness_limit 0 makes them take turns"
-    ),
-    "mix.share_end": Removed("none", "shares are constant"),
-    "mix.order": Removed("oldest", "the oldest groups are taken first"),
-    "mix.reuse": Removed(1, "every group is trained on once"),
-    "mix.min_group_size": Removed(1, "groups of all sizes are trained on"),
-    "mix.staleness_limit": Removed("none", "training.staleness_limit holds for all arenas"),
-    "mix.concurrency": Removed("none", "play.concurrency holds for all arenas"),
-    "mix.entropy_coef": Removed("none", "training.entropy_coef holds for all arenas"),
-    "mix.entropy_coef_end": Removed("none", "training.entropy_coef_end holds for all arenas"),
-    "mix.entropy_steps": Removed("none", "training.entropy_steps holds for all arenas"),
     "training.adam_beta1": Removed(0.9, "it is 0.9 in every run"),
     "training.adam_beta2": Removed(0.95, "it is 0.95 in every run"),
     "training.constant_length": Removed("none", "it is 256 in every run"),
     "training.dual_clip": Removed(3.0, "it is 3 in every run"),
-    "training.entropy_steps": Removed("none", "the bonus changes over the whole run"),
     "training.entropy_over": Removed("legal", "it is the entropy over the legal moves"),
+    "training.entropy_steps": Removed("none", "the bonus changes over the whole run"),
     "training.geometric_mask_high": Removed("none", "icepop drops tokens"),
     "training.geometric_mask_low": Removed("none", "icepop drops tokens"),
     "training.icepop_high": Removed("none", "set icepop: above it and below 1 divided by it"),
@@ -72,6 +71,7 @@ REMOVED: Mapping[str, Removed] = {
     "training.truncation": Removed("none", "anchor proximal caps the weight of each token"),
     "training.truncation_cap": Removed(2.0, "it is 2 in every run"),
     "training.weight_decay": Removed(0.0, "AdamW decays no LoRA matrix"),
+    "vllm_bin": Removed("none", "set LEGOS_VLLM_BIN in the environment, or put vllm on PATH"),
 }
 """Dotted name -> what holds in its place. A setting of one arena of a mix is ``mix.NAME``."""
 
@@ -84,7 +84,8 @@ def why_removed(name: str) -> str | None:
     Args:
         name: dotted name, also ``mix.ARENA.NAME``, or the part after the last dot.
     """
-    found = _find(name)
+    known = [key for key in REMOVED if key.rpartition(".")[2] == name and key[:4] != "mix."]
+    found = _find(known[0] if known else name)
     return None if found is None else f"was removed: {found.instead}"
 
 
@@ -98,7 +99,7 @@ def drop_removed(values: Mapping[str, object], path: Path) -> dict[str, object]:
     kept: dict[str, object] = {}
     changed: list[str] = []
     for name, value in values.items():
-        found = _find(name) if "." in name else None
+        found = _find(name)
         if found is None:
             kept[name] = value
         elif value != found.holds and name not in _reported:
@@ -110,11 +111,7 @@ def drop_removed(values: Mapping[str, object], path: Path) -> dict[str, object]:
 
 
 def _find(name: str) -> Removed | None:
-    if name in REMOVED:
-        return REMOVED[name]
-    last = name.rpartition(".")[2]
     if name.startswith("mix."):
+        last = name.rpartition(".")[2]
         return REMOVED.get(f"mix.{last}") or REMOVED.get(f"play.{last}")
-    if name == last:
-        return next((r for key, r in REMOVED.items() if key.rpartition(".")[2] == last), None)
-    return None
+    return REMOVED.get(name)

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from legos.config.play import MixedArena
+from legos.config.removed import REMOVED
 from legos.config.resolve import knobs, read_config, resolve
 from legos.config.schema import RunConfig, TrainingConfig
 from legos.errors import ConfigError
@@ -144,6 +146,12 @@ def test_a_removed_setting_is_refused_with_what_replaces_it() -> None:
         resolve(overrides={"training.adam_beta1": 0.8})
     with pytest.raises(ConfigError, match=message):
         TrainingConfig(adam_beta1=0.8)  # pyright: ignore[reportCallIssue]
+
+
+def test_no_setting_of_today_was_removed() -> None:
+    assert not REMOVED.keys() & knobs().keys()
+    of_mix = {f"mix.{name}" for name in MixedArena.model_fields}
+    assert REMOVED.keys() & of_mix == {"mix.concurrency"}  # a setting of play, and of all arenas
 
 
 def test_large_models_get_no_advice_meant_for_the_built_in_one() -> None:
