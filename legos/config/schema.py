@@ -154,7 +154,7 @@ class RunConfig(Settings):
     """One run: a model, an arena, and the settings of every part."""
 
     model: str = knob("builtin")
-    """A model folder, a name on the hub, or builtin."""
+    """Model folder, hub name, or builtin."""
     device: Literal["mlx", "torch"] = knob("mlx")
     """Library that trains; torch, on CUDA or the CPU, needs the extra torch and a server that
     generates."""

@@ -232,7 +232,7 @@ def test_bad_input_is_one_message_and_exit_code_2(
 
 
 def test_debug_shows_where_an_error_comes_from() -> None:
-    with pytest.raises(ValueError, match="whole number"):
+    with pytest.raises(ValueError, match="expected greater"):
         main(["train", "--training.lora-rank", "0", "--debug"])
 
 

@@ -105,7 +105,7 @@ def test_another_type_is_refused_before_anything_is_made(
         ("sizes", 3, "expected a list; write"),
         ("sizes", [1.5], "expected a valid integer"),
         ("table", {"a": "b"}, "expected a valid integer"),
-        ("at", 3, "expected a path"),
+        ("at", 3, "expected a valid string"),
     ],
 )
 def test_every_kind_of_type_is_named(place: str, option: str, value: object, message: str) -> None:
