@@ -59,7 +59,7 @@ def test_a_run_resolves_the_model_once_and_learns_its_vocabulary_without_a_forwa
     made = trainer_of(RunConfig(), inline=True)
     made.close()
     assert len(resolved) == 1
-    assert made.settings.select.num_vocabulary == made.model.num_vocabulary
+    assert made.select.num_vocabulary == made.model.num_vocabulary
 
 
 def test_the_key_of_a_server_that_generates_travels_with_its_address() -> None:
