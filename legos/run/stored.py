@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import fields, replace
 
 from legos.records.episode import Episode
-from legos.records.sample import Group, Sample
+from legos.records.sample import Group, Sample, TrainingBatch
 
 __all__ = ["groups_from_json", "groups_to_json", "kept_episodes"]
 
