@@ -180,8 +180,8 @@ class Batcher:
 
         A checkpoint then holds them, and a resumed run repeats the step.
         """
-        for name, taken in self._taken.items():
-            self.buffers[name].put_back(taken)
+        for name in self._taken:
+            self.buffers[name].put_back()
         if self._deficits is not None:
             self._deficits.undo()
         self._taken, self.training = {}, False

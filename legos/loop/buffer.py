@@ -68,8 +68,9 @@ class Buffer:
         self._unscored: list[Group] = []  # without their reference log-probabilities yet
         self._queue: list[Group] = []  # in the order of arrival
         self._checked = 0  # number of oldest groups that hold no sample of a refused version
-        self._arrived = 0
         self._tasks_seen = 0
+        self._before: list[Group] = []  # the queue before groups were taken last
+        self._left = 0  # number of groups that were left in it then
 
     @property
     def queued(self) -> Sequence[Group]:
@@ -90,7 +91,7 @@ class Buffer:
         kept, left_out = self._select(group)
         self._ledger.filtered.update(left_out)
         if scored:
-            self._let_take(kept)
+            self._add([kept])
         else:
             self._unscored.append(kept)
         error = self._failures.judge(group, kept, self._ledger)
@@ -106,7 +107,7 @@ class Buffer:
         group = self._unscored[-1]
         samples = await asyncio.wrap_future(references(group.samples))
         self._unscored.remove(group)
-        self._let_take(replace(group, samples=tuple(samples)))
+        self._add([replace(group, samples=tuple(samples))])
 
     def first(self, *, tasks: int = 0, samples: int = 0, tokens: float = 0.0) -> int | None:
         """Number of oldest groups that have so much together; None: all have less."""
@@ -137,13 +138,14 @@ class Buffer:
                 room -= group.num_tokens
             else:
                 rest.append(group)
+        self._before, self._left = self._queue, len(rest)
         self._set(rest)
         self._checked = len(rest)
         return taken
 
-    def put_back(self, taken: Iterable[Group]) -> None:
+    def put_back(self) -> None:
         """Return the groups taken last, as if they had not been taken."""
-        self._set(sorted([*taken, *self._queue], key=lambda group: group.arrival))
+        self._set([*self._before, *self._queue[self._left :]])
 
     def discard_rest(self, reason: str) -> None:
         """Record the remaining tokens as discarded for a reason; they will not be trained on."""
@@ -186,9 +188,7 @@ class Buffer:
         self._tasks_seen = state["tasks_seen"]
         self.samples_per_task = state["samples_per_task"]
         self.tokens_per_task = state["tokens_per_task"]
-        self._set(())
-        for group in queued:
-            self._let_take(group)
+        self._set(queued)
 
     def metrics(self, newest: int) -> dict[str, float]:
         """Rollouts and tokens that wait, and the share of tokens that the newest policy sampled.
@@ -207,14 +207,9 @@ class Buffer:
             found["on_policy_share"] = fresh / tokens
         return found
 
-    def _let_take(self, group: Group) -> None:
-        self._add([replace(group, arrival=self._arrived)])
-        self._arrived += 1
-
     def _set(self, queue: Iterable[Group]) -> None:
         """Replace the queue."""
-        queue = list(queue)
-        self._queue = []
+        queue, self._queue = list(queue), []
         self.num_tasks = self.num_live_tasks = self.num_samples = self.num_tokens = 0
         self._add(queue)
 

@@ -194,7 +194,6 @@ class Group(TrainingBatch, frozen=True, kw_only=True):
     round: int = 0  # number of the round of tasks that it belongs to
     numbers: tuple[int, ...] = ()  # indices of its tasks in the round
     admitted_version: int = 0  # newest policy version when it was admitted
-    arrival: int = 0  # number of groups that entered the buffer before it
 
 
 def samples_of_rollout(

@@ -16,7 +16,9 @@ logger = logging.getLogger(__name__)
 _FIELDS = tuple(field.name for field in fields(Sample))
 
 
-def groups_to_json(groups: Sequence[Group], *, num_episodes: int = 0) -> list[dict[str, Any]]:
+def groups_to_json(
+    groups: Sequence[TrainingBatch], *, num_episodes: int = 0
+) -> list[dict[str, Any]]:
     """Samples and metrics of groups, and the ``kept_episodes`` of each."""
     return [
         {
