@@ -34,6 +34,6 @@ def evaluate(
     """
     from legos.apps.evaluate import evaluate_run
 
-    figures = evaluate_run(run, adapter=adapter, overrides=dotted({"play": play, "loop": loop}, {}))
-    known = {name: figure for name, figure in figures.items() if figure is not None}
-    show(figures if json else known, json=json)
+    metrics = evaluate_run(run, adapter=adapter, overrides=dotted({"play": play, "loop": loop}, {}))
+    known = {name: value for name, value in metrics.items() if value is not None}
+    show(metrics if json else known, json=json)

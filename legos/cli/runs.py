@@ -13,7 +13,7 @@ runs = App(name="runs", help="List runs, or show one.")
 
 @runs.default
 def list_all(*, folder: Path = Path("runs"), json: Flag = False) -> None:
-    """List the runs in a folder: how each stands, its newest reward, and its newest evaluation.
+    """List the runs in a folder: their state, newest reward, and newest evaluation.
 
     Args:
         folder: Folder of the runs.
@@ -34,7 +34,7 @@ def list_all(*, folder: Path = Path("runs"), json: Flag = False) -> None:
 
 @runs.command(name="show")
 def describe(run: str, /, *, json: Flag = False) -> None:
-    """Show a run: its figures, checkpoints, adapters, and the settings that are not defaults.
+    """Show a run: its metrics, checkpoints, adapters, and the settings that are not defaults.
 
     Args:
         run: Run folder, or its name in runs/.

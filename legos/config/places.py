@@ -27,7 +27,7 @@ def check_places(config: Any) -> None:
             "adapters there: give their addresses, or leave adapter_folder out"
         )
     _check_ray(config)
-    if config.elsewhere:
+    if config.remote_engine:
         _check_own_engine(config)
     if config.device == "torch":
         _check_torch(config)
@@ -80,7 +80,7 @@ def _check_own_engine(config: Any) -> None:
 def _check_torch(config: Any) -> None:
     """Refuse settings that torch does not support."""
     training = config.training
-    if not config.elsewhere:
+    if not config.remote_engine:
         raise ConfigError(
             "device is torch but server is empty; torch trains and does not generate: start a "
             "server of the model (legos serve) and give its address, set engine to vllm, or set "

@@ -118,7 +118,7 @@ class LoopConfig(Settings):
     keep_checkpoints: int = knob(3, unit="checkpoints", ge=1)
     """Number of newest checkpoints that are kept. Raise it to fork from more steps."""
     keep_best: str | None = knob(None)
-    """Also keep the checkpoint with the best value of this figure of the evaluation, such as
+    """Also keep the checkpoint with the best value of this metric of the evaluation, such as
     optimal_move_rate, or -exploitability where less is better; none: keep no such one."""
     evaluate_every: int = knob(50, unit="optimiser steps", ge=0)
     """Steps between evaluations; 0: only the first and the last."""
@@ -276,7 +276,7 @@ class RunConfig(Settings):
         return "+".join(self.arenas)
 
     @property
-    def elsewhere(self) -> bool:
+    def remote_engine(self) -> bool:
         """Whether another process generates."""
         return bool(self.server) or self.engine == "vllm" or self.ray is not None
 

@@ -134,9 +134,9 @@ def _typed(name: str, option: str, value: object, annotated: tuple[Any, Any], wh
     try:
         return _accepted(adapter, value)
     except ValidationError as error:
-        told = " or ".join(expected(each, optional) for each in error.errors(include_url=False))
+        reason = " or ".join(expected(each, optional) for each in error.errors(include_url=False))
     raise ArenaError(
-        f"arena {name!r}: option {option!r} is {value!r}; {told}"
+        f"arena {name!r}: option {option!r} is {value!r}; {reason}"
         f"{_how(adapter, option, value, where)}"
     )
 

@@ -288,7 +288,9 @@ def _size(config: RunConfig, policies: int) -> TrainingSize:
         others=bool(training.kl_coef and not training.kl_server) + bool(training.ema_kl_coef),
         policies=policies,
         limit_bytes=backend.memory_limit_bytes,
-        engine=None if config.elsewhere else config.generation.limits(training.memory_limit_gib),
+        engine=None
+        if config.remote_engine
+        else config.generation.limits(training.memory_limit_gib),
     )
 
 
