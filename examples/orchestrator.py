@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import legos
-from legos.records.sample import Group
+from legos.records.group import Group
 
 BUFFER = ("rollouts", "tokens", "deficit_tokens")
 FIGURES = ("optimal_move_rate", "exploitability", "reward_mean")

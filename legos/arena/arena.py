@@ -18,9 +18,9 @@ from legos.play.step import play_step
 from legos.play.table import Table
 from legos.protocols import Client, CreditAssigner, Curriculum, Matchmaker, Seat
 from legos.records.episode import Episode, Task
+from legos.records.group import TrainingBatch
 from legos.records.message import Sampling
 from legos.records.numbers import shown
-from legos.records.sample import TrainingBatch
 from legos.records.seeds import mix
 
 __all__ = ["Arena", "GameArena"]

@@ -9,11 +9,13 @@ from msgspec.structs import replace
 
 from legos.credit.groups import group_names
 from legos.credit.means import step_metrics, with_children
+from legos.credit.merging import samples_of_rollout
 from legos.errors import ArenaError, LegosError, RecordError
 from legos.protocols import CreditAssigner
 from legos.records.episode import Episode, Rollout
+from legos.records.group import Group
 from legos.records.names import adapter_name
-from legos.records.sample import Group, Sample, samples_of_rollout
+from legos.records.sample import Sample
 
 __all__ = ["with_samples"]
 

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from legos.records.episode import Episode
-from legos.records.sample import TrainingBatch
+from legos.records.group import TrainingBatch
 
 __all__ = ["RESERVED", "merged_metrics", "play_figures", "step_metrics", "with_children"]
 

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from legos.credit.means import with_children
 from legos.losses.alarms import PAGE, Alarm, alarms
-from legos.records.sample import Sample, TrainingBatch
+from legos.records.group import TrainingBatch
+from legos.records.sample import Sample
 
 __all__ = ["AlarmLog"]
 

@@ -39,7 +39,7 @@ from legos.loop.buffer import Buffer
 from legos.loop.deficits import Deficits
 from legos.loop.trainer import References
 from legos.play.step import warn_of
-from legos.records.sample import Group
+from legos.records.group import Group
 
 __all__ = ["Batcher"]
 

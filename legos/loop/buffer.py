@@ -16,7 +16,8 @@ from legos.loop.failures import FailureWindow
 from legos.loop.ledger import Ledger
 from legos.loop.select import KEEP_ALL, Selection, only
 from legos.loop.trainer import References
-from legos.records.sample import Group, Sample
+from legos.records.group import Group
+from legos.records.sample import Sample
 
 __all__ = ["Buffer"]
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from legos.credit.means import RESERVED, merged_metrics
-from legos.records.sample import TrainingBatch
+from legos.records.group import TrainingBatch
 
 __all__ = ["play_metrics"]
 

@@ -6,7 +6,7 @@ from legos.errors import ArenaError, LegosError, TrainerError
 from legos.loop.ledger import Ledger
 from legos.play.step import failures
 from legos.records.episode import Episode
-from legos.records.sample import TrainingBatch
+from legos.records.group import TrainingBatch
 
 __all__ = ["FailureWindow"]
 

@@ -24,7 +24,7 @@ from legos.loop.player import Player, PlayGroup
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.play.step import play_each
 from legos.protocols import Publisher
-from legos.records.sample import Group
+from legos.records.group import Group
 from legos.remote.publish.engine import reaching
 from legos.track.console import ConsoleTracker
 

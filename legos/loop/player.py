@@ -19,7 +19,7 @@ from legos.play.context import PlayContext, play_context
 from legos.play.cursor import Split
 from legos.play.step import finish_group, play_each, required_credit
 from legos.records.episode import Episode, Task
-from legos.records.sample import Group
+from legos.records.group import Group
 
 __all__ = ["PlayGroup", "Player"]
 

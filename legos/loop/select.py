@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from legos.records.sample import Sample, TrainingBatch
+from legos.records.group import TrainingBatch
+from legos.records.sample import Sample
 
 __all__ = ["KEEP_ALL", "Selection", "only"]
 

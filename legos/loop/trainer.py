@@ -21,8 +21,9 @@ from legos.losses.metrics import skip_reason, step_metrics
 from legos.losses.normalisation import LossNormalisation, normalisation_weights
 from legos.losses.objective import Objective
 from legos.protocols import Backend, Publisher
+from legos.records.group import TrainingBatch
 from legos.records.names import POLICY
-from legos.records.sample import Sample, TrainingBatch
+from legos.records.sample import Sample
 from legos.records.step import PassResult, Stop, Update, never
 from legos.weights.adapter import Adapter, AdapterInfo
 

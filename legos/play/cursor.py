@@ -21,7 +21,7 @@ from legos.arena.playable import Playable
 from legos.credit.groups import check_tasks
 from legos.errors import ArenaError
 from legos.records.episode import Task
-from legos.records.sample import Group
+from legos.records.group import Group
 from legos.records.seeds import mix
 
 __all__ = ["Split", "TaskCursor", "plays_from"]

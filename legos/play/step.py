@@ -26,7 +26,7 @@ from legos.play.slot import Slot
 from legos.play.table import Table
 from legos.protocols import CreditAssigner
 from legos.records.episode import Episode, Task
-from legos.records.sample import Group
+from legos.records.group import Group
 
 __all__ = [
     "failures",

@@ -1,18 +1,16 @@
-"""Merge turns into training sequences, as long as each prompt extends the tokens before it."""
+"""One training sequence, with everything per token."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import le
 from typing import Any, SupportsFloat
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from legos.errors import RecordError
-from legos.records.episode import Episode, Rollout, Task
-from legos.records.message import Completion
 from legos.records.names import POLICY
 
-__all__ = ["Group", "Sample", "TrainingBatch", "samples_of_rollout"]
+__all__ = ["Sample"]
 
 MAX_ADVANTAGE = 1e12  # its square, times the tokens of a step, is within the range of float32
 LOGPROB_ROUNDING = 1e-4  # a log-probability may exceed 0 by this rounding error
@@ -135,149 +133,3 @@ def _increase(positions: Sequence[int]) -> bool:
 
 def _is_logprob(given: Any) -> bool:
     return isinstance(given, SupportsFloat) and -math.inf < float(given) <= LOGPROB_ROUNDING
-
-
-class TrainingBatch(Struct, frozen=True, kw_only=True):
-    """The samples of some plays, not packed, and the count of every token.
-
-    ``tokens_generated`` equals the samples' chosen tokens plus ``tokens_discarded`` of all reasons.
-    ``weights`` has the number of values of each metric that is a mean; other metrics are counts.
-    """
-
-    samples: tuple[Sample, ...] = ()
-    episodes: tuple[Episode, ...] = ()
-    tokens_generated: int = 0
-    tokens_discarded: Mapping[str, int] = field(default_factory=dict[str, int])  # reason -> tokens
-    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    weights: Mapping[str, float] = field(default_factory=dict[str, float])
-    num_tasks: int = 1  # number of tasks drawn for its plays
-    arena: str = ""  # name of the arena that was played; "": unknown
-
-    def __post_init__(self) -> None:
-        """Check that the token counts balance.
-
-        Raises:
-            RecordError: they do not; the message gives both sides of the equation.
-        """
-        kept = sum(len(sample.positions) for sample in self.samples)
-        lost = sum(self.tokens_discarded.values())
-        if kept + lost != self.tokens_generated:
-            raise RecordError(
-                f"{self.tokens_generated} tokens were generated but {kept} are in samples "
-                f"and {lost} discarded"
-            )
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of chosen tokens in the samples."""
-        return self.tokens_generated - sum(self.tokens_discarded.values())
-
-    @property
-    def oldest_version(self) -> int:
-        """Policy version of its oldest chosen token; -1: it has no samples."""
-        return min((sample.oldest_version for sample in self.samples), default=-1)
-
-    @property
-    def newest_version(self) -> int:
-        """Policy version of its newest chosen token; -1: it has no samples."""
-        return max((sample.newest_version for sample in self.samples), default=-1)
-
-
-class Group(TrainingBatch, frozen=True, kw_only=True):
-    """The plays of one task, or of one step, that are compared with each other: the unit of flow.
-
-    The cursor plans it, the batcher admits it, the player adds what was played, and it waits in the
-    buffer for the trainer.
-    """
-
-    plays: tuple[tuple[Task, int], ...] = ()  # tasks to play, each with the seed of its play
-    round: int = 0  # number of the round of tasks that it belongs to
-    numbers: tuple[int, ...] = ()  # indices of its tasks in the round
-    admitted_version: int = 0  # newest policy version when it was admitted
-
-
-def samples_of_rollout(
-    rollout: Rollout, advantages: Sequence[float], *, group: str, name: str = ""
-) -> tuple[list[Sample], int]:
-    """Merge turns into samples; a turn joins a sample if its prompt extends the sample's tokens.
-
-    A rollout may have several conversations, whose turns may come in any order.
-
-    Args:
-        rollout: the turns of one trained seat.
-        advantages: [number of turns] one advantage per turn, for each of its tokens.
-        group: the name of the plays that are compared with each other.
-        name: name of the rollout, the same for all its samples.
-
-    Returns:
-        The samples, and the number of breaks (turns that start a new sample after the first).
-    """
-    runs: list[list[tuple[Completion, float]]] = []
-    sizes: list[int] = []  # number of tokens of each run
-    for turn, advantage in zip(rollout.turns, advantages, strict=True):
-        completion = turn.completion
-        num_prompt = len(completion.prompt_ids)
-        number = len(runs) - 1
-        while number >= 0 and (
-            sizes[number] > num_prompt or not _continues(runs[number], completion)
-        ):
-            number -= 1
-        if number < 0:  # it starts a run
-            number = len(runs)
-            runs.append([])
-            sizes.append(0)
-        runs[number].append((completion, advantage))
-        sizes[number] = num_prompt + len(completion.token_ids)
-    samples = [_sample_of_turns(run, rollout, group=group, name=name) for run in runs]
-    return samples, max(0, len(runs) - 1)
-
-
-def _continues(run: Sequence[tuple[Completion, float]], completion: Completion) -> bool:
-    """Whether a prompt starts with all earlier tokens, and the sampling settings are the same.
-
-    One sample has one temperature, and either all or none of its tokens are restricted to legal
-    ones.
-    """
-    last = run[-1][0]
-    before = len(last.prompt_ids)
-    return (
-        completion.prompt_ids[before : before + len(last.token_ids)] == last.token_ids
-        and completion.prompt_ids[:before] == last.prompt_ids
-        and (completion.restricted, completion.temperature) == (last.restricted, last.temperature)
-    )
-
-
-def _sample_of_turns(
-    run: Sequence[tuple[Completion, float]], rollout: Rollout, *, group: str, name: str
-) -> Sample:
-    # Sums of tuples: most runs are one turn, and () + turn is the turn itself, not a copy.
-    positions: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] = ()
-    versions: tuple[int, ...] = ()
-    advantages: tuple[float, ...] = ()
-    legal: tuple[tuple[int, ...], ...] = ()
-    truncated = False
-    for completion, advantage in run:
-        start, count = len(completion.prompt_ids), len(completion.token_ids)
-        positions += (start,) if count == 1 else tuple(range(start, start + count))
-        logprobs += completion.logprobs
-        versions += completion.versions
-        advantages += (advantage,) * count
-        legal += completion.legal or ((),) * count
-        truncated = truncated or completion.finish_reason == "length"
-    last = run[-1][0]
-    return Sample(
-        token_ids=last.prompt_ids + last.token_ids,
-        positions=positions,
-        logprobs=logprobs,
-        versions=versions,
-        advantages=advantages,
-        legal=legal,
-        restricted=last.restricted,
-        temperature=last.temperature,
-        group=group,
-        rollout=name,
-        role=rollout.role,
-        policy=rollout.policy or POLICY,
-        truncated=truncated,
-    )

@@ -22,7 +22,7 @@ from legos.loop.player import PlayGroup
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.play.step import play_each
 from legos.protocols import Snapshot, Tracker
-from legos.records.sample import Group
+from legos.records.group import Group
 from legos.remote.publish.engine import reaching
 from legos.run.background import Background
 from legos.run.checkpoint import write_checkpoint

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from legos.records.group import Group
 from legos.records.names import LAG
-from legos.records.sample import Group
 
 __all__ = ["Speed"]
 

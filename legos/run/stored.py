@@ -8,7 +8,8 @@ import msgspec
 from msgspec.structs import fields, replace
 
 from legos.records.episode import Episode
-from legos.records.sample import Group, Sample, TrainingBatch
+from legos.records.group import Group, TrainingBatch
+from legos.records.sample import Sample
 
 __all__ = ["groups_from_json", "groups_to_json", "kept_episodes"]
 

@@ -14,7 +14,7 @@ from tiny_folders import write_tiny_model
 from legos import Trainer, TrainingConfig, load_model
 from legos.cli.process import main
 from legos.fakes import make_sample
-from legos.records.sample import TrainingBatch
+from legos.records.group import TrainingBatch
 
 ARENA = """
 from legos import Arena, Task

@@ -12,8 +12,8 @@ from legos import Arena, OpenAIClient, RAECredit, Task
 from legos.builtin.vocabulary import END, token_id
 from legos.play.table import Table
 from legos.protocols import Client
+from legos.records.group import TrainingBatch
 from legos.records.message import Completion
-from legos.records.sample import TrainingBatch
 
 STRIPS = (  # as Qwen3's: thinking of former turns is left out, and a line ends every turn
     "{%- for m in messages %}"

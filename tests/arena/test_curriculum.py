@@ -19,7 +19,7 @@ from legos.loop.evaluation import ArenaEvaluation, flat_figures
 from legos.play.table import Table
 from legos.protocols import Curriculum
 from legos.records.episode import Task
-from legos.records.sample import TrainingBatch
+from legos.records.group import TrainingBatch
 
 LEVELS = ("easy", "medium", "hard")
 

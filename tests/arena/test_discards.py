@@ -14,7 +14,7 @@ from legos.credit.credited import with_samples
 from legos.errors import ArenaError
 from legos.fakes import make_episode, make_turn
 from legos.records.episode import Episode, Turn
-from legos.records.sample import Group
+from legos.records.group import Group
 
 
 def turn(**changes: Any) -> Turn:

@@ -30,7 +30,7 @@ from legos.play.context import MAX_GAMES
 from legos.play.step import play_all
 from legos.play.table import Table
 from legos.records.episode import Task
-from legos.records.sample import TrainingBatch
+from legos.records.group import TrainingBatch
 from legos.run.episodes import episode_to_json
 from legos.run.stored import groups_to_json
 

@@ -13,8 +13,8 @@ from legos.fakes import Asked, ScriptedClient
 from legos.play.step import play_all
 from legos.play.table import Table
 from legos.protocols import Seat
+from legos.records.group import TrainingBatch
 from legos.records.message import Completion
-from legos.records.sample import TrainingBatch
 
 Options = Mapping[str, Any]
 

@@ -16,7 +16,7 @@ from legos.play.step import play_all
 from legos.play.table import Table
 from legos.protocols import Matchmaker, Seat
 from legos.records.episode import Episode, Task
-from legos.records.sample import TrainingBatch
+from legos.records.group import TrainingBatch
 
 CLIENT = ScriptedClient(lambda asked: "ab"[: asked.sampling.seed % 3])
 NAMES = ("weak", "strong", "bot")

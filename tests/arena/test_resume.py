@@ -13,7 +13,7 @@ from legos.errors import ArenaError
 from legos.fakes import ScriptedClient
 from legos.play.table import Table
 from legos.records.episode import Task
-from legos.records.sample import TrainingBatch
+from legos.records.group import TrainingBatch
 
 
 class Solo(Arena):

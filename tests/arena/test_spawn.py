@@ -15,7 +15,7 @@ from legos.fakes import ScriptedClient
 from legos.play.step import play_all
 from legos.play.table import Table
 from legos.records.episode import Episode, Task
-from legos.records.sample import TrainingBatch
+from legos.records.group import TrainingBatch
 
 Play = Callable[[Table], Awaitable[Mapping[str, float]]]
 

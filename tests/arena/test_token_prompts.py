@@ -13,9 +13,9 @@ from arenas.math import Math
 from legos import Arena, Client, GRPOCredit, Table, Task, read_tasks
 from legos.errors import ArenaError
 from legos.fakes import Asked, ScriptedClient
+from legos.records.group import TrainingBatch
 from legos.records.message import Completion, Message, Prompt, Sampling
 from legos.records.names import POLICY
-from legos.records.sample import TrainingBatch
 
 
 class Seen(ScriptedClient):

@@ -28,9 +28,9 @@ from legos.clients.engine import EngineClient
 from legos.config.schema import GenerationConfig, PlayConfig
 from legos.fakes import ScriptedClient
 from legos.protocols import Client
+from legos.records.group import TrainingBatch
 from legos.records.message import Continuation, Prompt, Sampling
 from legos.records.names import POLICY
-from legos.records.sample import TrainingBatch
 from legos.server.app import make_app
 from legos.server.service import Service
 

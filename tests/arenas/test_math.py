@@ -15,7 +15,7 @@ from arenas.math import Math, MathReward, answer_of
 from legos import GRPOCredit
 from legos.errors import ArenaError
 from legos.fakes import Asked, ScriptedClient
-from legos.records.sample import TrainingBatch
+from legos.records.group import TrainingBatch
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ from legos.machine import quiet_collector, share_cores
 from legos.play.table import Table
 from legos.protocols import Client
 from legos.records.episode import Task
-from legos.records.sample import TrainingBatch
+from legos.records.group import TrainingBatch
 from legos.wiring.arena import make_arena
 from legos.wiring.trainer import Trainer, trainer_of
 

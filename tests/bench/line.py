@@ -22,8 +22,8 @@ from legos.loop.player import PlayGroup
 from legos.play.step import play_each
 from legos.play.table import Table
 from legos.records.episode import Episode, Task
+from legos.records.group import Group
 from legos.records.names import POLICY
-from legos.records.sample import Group
 from legos.wiring.trainer import Trainer
 
 __all__ = ["samples_per_minute", "slow_play_throughput", "timed_steps"]

@@ -29,9 +29,9 @@ from legos.config.resolve import resolve
 from legos.config.schema import RunConfig
 from legos.machine import quiet_collector, share_cores
 from legos.records.batch import row_blocks
+from legos.records.group import TrainingBatch
 from legos.records.message import Message
 from legos.records.names import POLICY
-from legos.records.sample import TrainingBatch
 from legos.wiring.arena import make_arena
 from legos.wiring.device import Row, device_checks
 from legos.wiring.trainer import Trainer, trainer_of

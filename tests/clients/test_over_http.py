@@ -25,9 +25,9 @@ from legos.device import LocalEngine, ModelHandle
 from legos.errors import AdapterError, RequestError
 from legos.loop.evaluation import ArenaEvaluation
 from legos.loop.trainer import Metrics
+from legos.records.group import TrainingBatch
 from legos.records.message import Completion
 from legos.records.names import evaluated_name
-from legos.records.sample import TrainingBatch
 from legos.remote.publish.http import HttpPublisher
 from legos.server.app import make_app
 from legos.server.service import Service

@@ -18,7 +18,7 @@ from legos.fakes import ScriptedClient
 from legos.play.table import Table
 from legos.protocols import CreditAssigner
 from legos.records.episode import Task
-from legos.records.sample import TrainingBatch
+from legos.records.group import TrainingBatch
 
 
 @dataclass(frozen=True)

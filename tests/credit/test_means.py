@@ -17,7 +17,7 @@ from legos.fakes import ScriptedClient
 from legos.play.table import Table
 from legos.protocols import Seat
 from legos.records.episode import Episode, Task
-from legos.records.sample import TrainingBatch
+from legos.records.group import TrainingBatch
 
 PLAIN = Episode(arena="duel", task=Task(id="d"), rollouts=(), rewards={})
 

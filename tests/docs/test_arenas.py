@@ -13,7 +13,7 @@ from legos import Climb, GameArena, GRPOCredit
 from legos.arena.registry import find_arena
 from legos.fakes import Asked, ScriptedClient
 from legos.games.figures import GameTree, exploitability, optimal_policy, uniform_policy
-from legos.records.sample import TrainingBatch
+from legos.records.group import TrainingBatch
 from legos.wiring.arena import make_arena
 
 PAGE = (Path(__file__).parents[2] / "docs" / "arenas" / "writing.md").read_text()

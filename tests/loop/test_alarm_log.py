@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from legos.fakes import make_episode, make_sample
 from legos.loop.alarm_log import EQUAL_STEPS, STILL_STEPS, AlarmLog
 from legos.records.episode import Episode, Rollout
+from legos.records.group import TrainingBatch
 from legos.records.names import POLICY
-from legos.records.sample import Sample, TrainingBatch
+from legos.records.sample import Sample
 
 METRICS = {"entropy": 0.013, "reward_mean": 0.0}
 

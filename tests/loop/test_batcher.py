@@ -14,8 +14,8 @@ from legos.loop.batcher import Batcher
 from legos.loop.buffer import Buffer
 from legos.loop.deficits import Deficits, Spill, check_shares
 from legos.loop.ledger import Ledger
+from legos.records.group import Group
 from legos.records.names import POLICY
-from legos.records.sample import Group
 
 BUDGET = 100
 

@@ -12,8 +12,9 @@ from legos.fakes import make_episode, make_sample
 from legos.loop.batcher import Batcher
 from legos.loop.buffer import Buffer
 from legos.loop.ledger import Ledger
+from legos.records.group import Group
 from legos.records.names import POLICY
-from legos.records.sample import Group, Sample
+from legos.records.sample import Sample
 
 
 def played(*, failed: int, of: int) -> Group:

@@ -9,7 +9,8 @@ from legos.config.schema import TrainingConfig
 from legos.errors import TrainerError
 from legos.fakes import FakeBackend, FakePublisher, make_sample
 from legos.loop.trainer import Gather, PolicyTrainer
-from legos.records.sample import Sample, TrainingBatch
+from legos.records.group import TrainingBatch
+from legos.records.sample import Sample
 
 OTHERS = [make_sample((7, 8, 9), positions=(1, 2)), make_sample((5, 6), advantages=-1.0)]
 

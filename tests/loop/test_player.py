@@ -24,7 +24,8 @@ from legos.loop.trainer import PolicyTrainer
 from legos.play.table import Table
 from legos.protocols import CreditAssigner
 from legos.records.episode import Task
-from legos.records.sample import Sample, TrainingBatch
+from legos.records.group import TrainingBatch
+from legos.records.sample import Sample
 
 FAST_S, SLOW_S = 0.01, 5.0
 

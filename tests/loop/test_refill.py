@@ -24,8 +24,9 @@ from legos.loop.trainer import PolicyTrainer
 from legos.losses.objective import Objective
 from legos.play.table import Table
 from legos.records.episode import Task
+from legos.records.group import Group
 from legos.records.names import POLICY
-from legos.records.sample import Group, Sample
+from legos.records.sample import Sample
 from legos.records.step import PassResult
 
 

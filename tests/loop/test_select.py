@@ -2,7 +2,8 @@
 
 from legos.fakes import make_sample
 from legos.loop.select import Selection
-from legos.records.sample import Sample, TrainingBatch
+from legos.records.group import TrainingBatch
+from legos.records.sample import Sample
 
 
 def batch(*samples: Sample) -> TrainingBatch:

@@ -19,10 +19,11 @@ from tiny_models import write_any_model
 
 from legos.builtin import builtin_path
 from legos.credit import RULES, make_credit
+from legos.credit.merging import samples_of_rollout
 from legos.fakes import make_episode, make_turn
 from legos.losses.objective import Objective
 from legos.records.episode import Turn
-from legos.records.sample import Sample, samples_of_rollout
+from legos.records.sample import Sample
 from legos.records.step import BackendConfig, Update
 from legos.weights.policy_state import PolicyState, write_policy_state
 from legos.wiring.model import apply_lora, load_model

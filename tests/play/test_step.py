@@ -17,7 +17,7 @@ from legos.fakes import Asked, ScriptedClient
 from legos.play.table import Table
 from legos.protocols import Seat
 from legos.records.episode import Task
-from legos.records.sample import TrainingBatch
+from legos.records.group import TrainingBatch
 
 REWARDS = ("reward", "play_reward", "turn_rewards")
 Play = Callable[[Table], Awaitable[Mapping[str, float]]]

@@ -21,8 +21,8 @@ from legos.play.table import Table
 from legos.play.tools import LONGEST_RESULT, Toolbox
 from legos.protocols import Client
 from legos.records.episode import Episode
+from legos.records.group import TrainingBatch
 from legos.records.message import Completion, Prompt, Sampling
-from legos.records.sample import TrainingBatch
 from legos.run.episodes import episode_to_json
 
 

@@ -17,8 +17,8 @@ from legos.errors import ArenaError, EngineError
 from legos.fakes import ScriptedClient
 from legos.play.table import Table
 from legos.records.episode import Task
+from legos.records.group import TrainingBatch
 from legos.records.message import Completion
-from legos.records.sample import TrainingBatch
 
 Play = Callable[[Table], Awaitable[Any]]
 

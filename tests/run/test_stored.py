@@ -11,7 +11,7 @@ from random_samples import random_samples
 
 from legos.fakes import make_episode, make_sample
 from legos.records.episode import Task
-from legos.records.sample import Group
+from legos.records.group import Group
 from legos.run.episodes import episode_to_json
 from legos.run.stored import groups_from_json, groups_to_json, kept_episodes
 

@@ -18,8 +18,8 @@ from legos import Arena, GRPOCredit, Seat, Task
 from legos.fakes import ScriptedClient, make_episode, make_sample
 from legos.play.table import Table
 from legos.records.episode import Episode, Rollout, Turn
+from legos.records.group import Group
 from legos.records.message import Completion, Message, Sampling, ToolCall
-from legos.records.sample import Group
 from legos.run.episodes import episode_to_json
 from legos.run.stored import groups_from_json, groups_to_json
 from legos.wiring.arena import make_arena

@@ -11,6 +11,7 @@ import pytest
 from legos import Arena, GRPOCredit, Task
 from legos.chat.tokenizer import ChatTokenizer
 from legos.clients.engine import EngineClient
+from legos.credit.merging import samples_of_rollout
 from legos.errors import ArenaError, EngineError
 from legos.fakes import FakeEngine, ScriptedClient
 from legos.play.endpoint import Endpoint
@@ -19,7 +20,6 @@ from legos.play.table import Table
 from legos.records.episode import Episode
 from legos.records.message import Message
 from legos.records.request import Request
-from legos.records.sample import samples_of_rollout
 from legos.server.app import make_app
 from legos.server.matches import MatchQueue, SeatKeys
 from legos.server.options import ServerOptions

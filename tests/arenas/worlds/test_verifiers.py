@@ -21,11 +21,11 @@ from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 from legos import Arena, Trainer, TrainingConfig, load_model, make_arena
 from legos.arena.registry import find_arena
 from legos.config.schema import PlayConfig
+from legos.credit.merging import samples_of_rollout
 from legos.fakes import ScriptedClient
 from legos.play.endpoint import Endpoint
 from legos.play.step import play_all
 from legos.records.episode import Episode
-from legos.records.sample import samples_of_rollout
 
 pytest.importorskip("verifiers.v1")
 pytestmark = [pytest.mark.optional, pytest.mark.filterwarnings("ignore")]

@@ -22,9 +22,10 @@ from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.model.machine import num_bytes, peak_bytes
 from legos.mlx.train.memory import MemoryPlan
 from legos.mlx.train.step_gradients import StepGradients
+from legos.records.group import TrainingBatch
 from legos.records.limits import TrainingSize
 from legos.records.packing import StepSamples, step_rows
-from legos.records.sample import Sample, TrainingBatch
+from legos.records.sample import Sample
 
 KEEP = Objective()
 

@@ -24,9 +24,9 @@ from legos.config.schema import RunConfig
 from legos.errors import ConfigError
 from legos.loop.loop import training_loop
 from legos.loop.trainer import Metrics
+from legos.records.group import TrainingBatch
 from legos.records.message import Message, Sampling
 from legos.records.names import BASE
-from legos.records.sample import TrainingBatch
 from legos.run.metrics import read_steps
 from legos.wiring.arena import make_arena
 from legos.wiring.ray import ray_players

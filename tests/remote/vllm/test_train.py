@@ -17,7 +17,7 @@ from legos import GRPOCredit, TrainingConfig, make_arena, synchronous_training_l
 from legos.cli.process import main
 from legos.config.schema import RunConfig
 from legos.loop.trainer import Metrics
-from legos.records.sample import TrainingBatch
+from legos.records.group import TrainingBatch
 from legos.remote.process import ServerProcess
 from legos.run.checkpoint import checkpoint_steps
 from legos.run.metrics import read_steps
