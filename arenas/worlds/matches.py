@@ -122,8 +122,8 @@ class Match:
         seated = {role: SeatClient(role, one) for role, one in self._sessions.items()}
         players = {**self._queue.clients, **seated}
         try:
-            self.episode = await play_task(self._queue.arena, self._task, players, seed=self._seed)
-            self.error = self.episode.error
+            episode = await play_task(self._queue.arena, self._task, players, seed=self._seed)
+            self.episode, self.error = episode, episode.error
         except Exception as error:  # of the arena's own rules; the clients must hear of it
             self.error = f"{type(error).__name__}: {error}"
         for session in set(self._sessions.values()):
