@@ -2,11 +2,12 @@
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +20,14 @@ from legos.losses.softmax import log_softmax
 from legos.records.message import Message
 from legos.records.names import BASE, evaluated_name
 from legos.remote.publish.broadcast import Broadcaster
-from legos.remote.vllm.check import check_sampler, server_facts
+from legos.remote.vllm.api import VllmApi
+from legos.remote.vllm.check import check_sampler
 from legos.remote.vllm.command import VllmOptions, find_vllm, vllm_command, vllm_process
 from legos.remote.vllm.live import LiveAdapters
 from legos.remote.vllm.probe import TOLERANCE, Probe
-from legos.remote.vllm.publisher import Upkeep, VllmPublisher
+from legos.remote.vllm.publisher import VllmPublisher
 from legos.remote.vllm.server import VllmServer
-from legos.remote.vllm.upkeep import GivenServer, OwnServer
+from legos.remote.vllm.upkeep import Upkeep
 from legos.weights.adapter import Adapter
 from legos.wiring.engines import TokenEngine
 
@@ -33,6 +35,7 @@ __all__ = ["probe_of", "started_vllm", "vllm_at"]
 
 PROMPT = 8  # tokens of the probe's prompt: a long one would slow every publication down
 WATCHED = 64  # tokens whose probabilities after it are compared
+T = TypeVar("T")
 WAIT_S = 600.0  # how long a run waits for a server that has failed
 
 
@@ -60,7 +63,7 @@ def vllm_at(
         EngineError: a server does not answer.
     """
     with ExitStack() as stack:
-        servers = [GivenServer(url, wait_s=WAIT_S) for url in urls]
+        servers = [Upkeep(url, wait_s=WAIT_S) for url in urls]
         return _engine(
             servers,
             model,
@@ -104,7 +107,7 @@ def started_vllm(
         stack.callback(process.close)
         process.start()
         process.wait()
-        return _engine([OwnServer(process)], model, policies=policies, api_key=None, stack=stack)
+        return _engine([Upkeep(process)], model, policies=policies, api_key=None, stack=stack)
 
 
 def _engine(
@@ -119,22 +122,21 @@ def _engine(
     """The engine on servers; closing it closes what is on the stack."""
     probe = probe_of(model)
     names = [*policies, *map(evaluated_name, policies), BASE]
-    live: list[LiveAdapters] = []
-    contexts: list[int] = []
-    for server in servers:
-        facts = asyncio.run(server_facts(server.url, api_key=api_key, context=model.context))
-        live.append(LiveAdapters(facts.model))
-        contexts.append(facts.context)
-    pairs = list(zip(servers, live, strict=True))
+    apis = [VllmApi(server.url, api_key=api_key) for server in servers]
+    facts = [asyncio.run(_with(api, api.facts(context=model.context))) for api in apis]
+    live = [LiveAdapters(each.model) for each in facts]
     publishers = [
         VllmPublisher(server, there, probe, names=names, folder=adapter_folder, api_key=api_key)
-        for server, there in pairs
+        for server, there in zip(servers, live, strict=True)
     ]
     engine = RemoteEngine(
-        [VllmServer(server.url, there, api_key=api_key) for server, there in pairs],
+        [
+            VllmServer(server.url, there, api_key=api_key)
+            for server, there in zip(servers, live, strict=True)
+        ],
         Broadcaster(zip((server_name(each.url) for each in servers), publishers, strict=True)),
         num_vocabulary=model.num_vocabulary,
-        context=min(contexts),
+        context=min(each.context for each in facts),
     )
     stack.callback(engine.close)
     for publisher in publishers:
@@ -142,18 +144,24 @@ def _engine(
     # vLLM applies LoRA of the output head to requests of its base model too, after an adapter was
     # used; an adapter that changes nothing answers as the base model does.
     engine.load_adapter(replace(model.base_adapter(), name=BASE)).result()
-    for server, there in pairs:
-        asyncio.run(
-            check_sampler(
-                server.url,
-                there.newest[BASE].model,
-                api_key=api_key,
-                prompt=probe.prompt,
-                logprobs=partial(_next_token, model(probe.prompt)[-1]),
-                tolerance=4 * TOLERANCE[_dtype(model)],  # of one token; the probe's is a mean
-            )
+    for api, there in zip(apis, live, strict=True):
+        check = check_sampler(
+            api,
+            there.newest[BASE].model,
+            prompt=probe.prompt,
+            logprobs=partial(_next_token, model(probe.prompt)[-1]),
+            tolerance=4 * TOLERANCE[_dtype(model)],  # of one token; the probe's is a mean
         )
+        asyncio.run(_with(api, check))
     return TokenEngine(engine, model, closing=stack.pop_all().close)
+
+
+async def _with(api: VllmApi, work: Awaitable[T]) -> T:
+    """Await something, and close the connections that it has used."""
+    try:
+        return await work
+    finally:
+        await api.aclose()
 
 
 def _next_token(logits: NDArray[np.floating], temperature: float) -> NDArray[np.float64]:

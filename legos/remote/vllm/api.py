@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -9,10 +11,10 @@ from numpy.typing import NDArray
 
 from legos.clients.answers import listed_models
 from legos.clients.transport import Transport, server_root
-from legos.errors import AdapterError, EndpointError, RequestError
-from legos.remote.vllm.completions import Query, body_of, drawn_of
+from legos.errors import AdapterError, EndpointError, EngineError, ModelError, RequestError
+from legos.remote.vllm.completions import Drawn, Query, body_of, drawn_of
 
-__all__ = ["VllmApi"]
+__all__ = ["ServerFacts", "VllmApi"]
 
 T = TypeVar("T")
 REQUEST_S = 120.0  # maximum time of one request
@@ -26,6 +28,14 @@ _FLAGS = (  # text of vLLM's refusal -> what mends it
     ),
     (r"no adapter found|no such file", "the server must see this folder under the same path"),
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFacts:
+    """What a vLLM server says about itself."""
+
+    model: str  # name of its base model
+    context: int  # maximum number of prompt and completion tokens together
 
 
 class VllmApi:
@@ -48,13 +58,31 @@ class VllmApi:
 
     async def listed(self) -> Mapping[str, str]:
         """Name of each model at the server -> its path; the base model comes first."""
-        listed = await self._request("GET", "/v1/models", listed_models)
-        return {model.id: model.root or "" for model in listed}
+        return {model.id: model.root or "" for model in await self._request("GET", "/v1/models", listed_models)}
 
     async def base(self) -> str:
         """Name and path of the base model, for comparison and for messages."""
         name, path = next(iter((await self.listed()).items()), ("none", ""))
         return f"{name!r} ({path})"
+
+    async def facts(self, *, context: int) -> ServerFacts:
+        """The server's base model and context.
+
+        Args:
+            context: the model's context, for a server that does not report its own.
+
+        Raises:
+            EngineError: it does not answer.
+            ModelError: it lists no model.
+        """
+        try:
+            models = await self._request("GET", "/v1/models", listed_models)
+        except (EndpointError, RequestError) as error:
+            raise EngineError(f"{self.url} does not list its models: {error}") from error
+        base = next((one for one in models if one.parent is None), None)
+        if base is None:
+            raise ModelError(f"{self.url} lists no base model")
+        return ServerFacts(model=base.id, context=min(context, base.max_model_len or context))
 
     async def load(self, name: str, place: str, *, base_model: str) -> None:
         """Load an adapter, or find it loaded from the same place.
@@ -96,16 +124,25 @@ class VllmApi:
         vLLM's ``prompt_logprobs`` would give more positions, but applies LoRA on the output head to
         wrong rows, and kills the engine where other requests are in the batch.
         """
-        query = Query(adapter=name, max_tokens=1, watched=tuple(watched))
+        drawn = await self.sample(name, prompt, watched=watched)
+        if not drawn.others:  # it was aborted, or the server does not know logprob_token_ids
+            raise EndpointError("the vLLM server's answer lacks log-probabilities asked for")
+        return np.array([drawn.others[0][token] for token in watched], np.float64)
+
+    async def sample(
+        self,
+        name: str,
+        prompt: Sequence[int],
+        *,
+        temperature: float = 1.0,
+        watched: Sequence[int] = (),
+    ) -> Drawn:
+        """Sample one token after a prompt; see ``Query``."""
+        query = Query(adapter=name, max_tokens=1, temperature=temperature, watched=tuple(watched))
         body = body_of(query, [tuple(prompt)], model=name)
-
-        def read(answer: bytes) -> NDArray[np.float64]:
-            (drawn,) = drawn_of(answer, query, 1)
-            if not drawn.others:  # it was aborted, or the server does not know logprob_token_ids
-                raise EndpointError("the vLLM server's answer lacks log-probabilities asked for")
-            return np.array([drawn.others[0][token] for token in watched], np.float64)
-
-        return await self._request("POST", "/v1/completions", read, json=body)
+        read = partial(drawn_of, query=query, count=1)
+        (drawn,) = await self._request("POST", "/v1/completions", read, json=body)
+        return drawn
 
     async def slots(self) -> int | None:
         """Number of adapters that can answer at the same time; None: the server does not say."""

@@ -4,7 +4,6 @@ The publisher announces an adapter once the server has it. The client asks here 
 into a request, never the server's own list, which may hold adapters of other runs.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -54,7 +53,6 @@ class LiveAdapters:
         self._newest: dict[str, ServedModel] = {BASE: base}
         self._older: list[ServedModel] = []  # replaced; a request may still use them
         self._in_flight: Counter[str] = Counter()  # name in requests -> requests
-        self._freed: asyncio.Future[None] | None = None
 
     @property
     def newest(self) -> Mapping[str, ServedModel]:
@@ -79,8 +77,6 @@ class LiveAdapters:
             self._in_flight[served.model] -= 1
             if not self._in_flight[served.model]:
                 del self._in_flight[served.model]
-                if self._freed is not None and not self._freed.done():
-                    self._freed.set_result(None)
 
     def announce(self, served: ServedModel) -> None:
         """New requests for this name use this adapter; the former one is kept while it is used."""
@@ -105,12 +101,6 @@ class LiveAdapters:
         """The adapters that the server must have: the live ones, and replaced ones in use."""
         yield from (served for served in self._newest.values() if served.digest)
         yield from self._older
-
-    async def request_ended(self) -> None:
-        """Wait until some adapter has lost its last request."""
-        if self._freed is None or self._freed.done():
-            self._freed = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._freed)
 
     def _find(self, adapter: str) -> ServedModel:
         name = adapter_name(adapter)

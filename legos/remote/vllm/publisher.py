@@ -2,11 +2,9 @@
 
 import asyncio
 import logging
-import shutil
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,33 +14,16 @@ from legos.errors import AdapterError, EndpointError, EngineError, RequestError
 from legos.remote.vllm.api import VllmApi
 from legos.remote.vllm.live import LiveAdapters, ServedModel
 from legos.remote.vllm.probe import Probe
-from legos.remote.vllm.served import AdapterFolders, left_over
+from legos.remote.vllm.served import AdapterFolders
+from legos.remote.vllm.upkeep import Upkeep
 from legos.weights.adapter import Adapter, AdapterInfo
 
-__all__ = ["Upkeep", "VllmPublisher"]
+__all__ = ["VllmPublisher"]
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 KEPT_FOLDERS = 8  # of unloaded adapters: vLLM may still read one for a request that was aborted
 MOST_FAILURES = 10  # of the server between two publications
 AGAIN_S = 1.0  # pause before a server that answered and failed again is asked once more
-
-
-class Upkeep(Protocol):
-    """A vLLM server, and what to do when it fails."""
-
-    @property
-    def url(self) -> str:
-        """Address of the server."""
-        ...
-
-    async def come_back(self, failure: Exception) -> None:
-        """Return once the server answers again; start it again if it belongs to this process.
-
-        Raises:
-            EngineError: it does not answer in time; the message has the cause.
-        """
-        ...
 
 
 class VllmPublisher:
@@ -89,7 +70,7 @@ class VllmPublisher:
         live.recovery.on_failure(self._mend)
 
     async def start(self) -> None:
-        """Unload what processes that have died left, and check the server with an adapter.
+        """Check the server with an adapter.
 
         Raises:
             AdapterError: the server has no LoRA, too small a rank, too few slots, ignores the
@@ -98,7 +79,6 @@ class VllmPublisher:
         """
         try:
             self._base = await self._api.base()
-            await self._clean_up()
             first = await asyncio.to_thread(self._probe.first_adapter)
             served = self._folders.served(first)
             await self._folders.write(first, served)
@@ -139,7 +119,7 @@ class VllmPublisher:
             self._check_slots({*live, info.name})
             expected = self._expected(adapter)
             try:
-                await all_done([self._folders.write(adapter, served), self._make_room(served)])
+                await all_done([self._folders.write(adapter, served), self._retire()])
                 await self._live.recovery.persist(lambda: self._load(served, adapter, expected))
             finally:
                 expected.cancel()
@@ -164,43 +144,15 @@ class VllmPublisher:
 
     async def aclose(self) -> None:
         """Unload all adapters of this run where the server answers, and close the connections."""
-        unloaded = False
         try:
             for model in await self._api.listed():
                 if self._folders.is_own(model):
                     await self._api.unload(model)
-            unloaded = True
+            self._folders.close()
         except (EndpointError, RequestError) as error:
             logger.info("adapters of this run stay at %s: %s", self._server.url, error)
         finally:
-            self._folders.close(remove=unloaded)
             await self._api.aclose()
-
-    async def _clean_up(self) -> None:
-        """Unload the adapters of processes that have died, and remove their folders."""
-        found = {
-            model: folder
-            for model, place in (await self._api.listed()).items()
-            if (folder := left_over(model, place)) is not None
-        }
-        for model in found:
-            await self._api.unload(model)
-        for folder in set(found.values()):
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-
-    async def _make_room(self, served: ServedModel) -> None:
-        """Unload replaced versions, and wait until a slot is free."""
-        await self._retire()
-        while self._slots is not None and len(list(self._live.loaded())) >= self._slots:
-            logger.info(
-                "%s@%d waits until a request with an older version ends; --max-loras above %d "
-                "at the vLLM server avoids that",
-                served.adapter,
-                served.version,
-                self._slots,
-            )
-            await self._live.request_ended()
-            await self._retire()
 
     def _check_slots(self, names: Sequence[str] | set[str]) -> None:
         """Refuse a server that cannot hold some adapters and the next version of one of them."""

@@ -2,75 +2,57 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 
 from legos.clients.health import healthy
 from legos.errors import EngineError
 from legos.remote.process import ServerProcess
 
-__all__ = ["GivenServer", "OwnServer"]
+__all__ = ["Upkeep"]
 
 CHECK_S = 0.5  # time between two requests
-SETTLE_S = 30.0  # for a process whose engine has failed to end by itself
+SETTLE_S = 30.0  # for a process of ours whose engine has failed to end by itself
 
 
-class GivenServer:
-    """A server that somebody else has started, and may start again."""
+class Upkeep:
+    """A vLLM server, and what to do when it fails.
 
-    def __init__(self, url: str, *, wait_s: float) -> None:
+    Attributes:
+        url: address of the server.
+    """
+
+    def __init__(self, server: str | ServerProcess, *, wait_s: float = SETTLE_S) -> None:
         """Describe a server.
 
         Args:
-            url: its address.
+            server: the address of one that somebody else has started, and may start again; or a
+                process of ours.
             wait_s: maximum time to wait for it after a failure, seconds.
         """
-        self.url = url
+        self._process = None if isinstance(server, str) else server
+        self.url = server if isinstance(server, str) else server.url
         self._wait_s = wait_s
 
     async def come_back(self, failure: Exception) -> None:
-        """Wait until the server answers.
+        """Return once the server answers again; a process of ours is started again.
 
         Raises:
-            EngineError: it does not within the time to wait.
+            EngineError: it does not answer in time, or cannot be started; the message has the
+                cause, and the end of the log of our process.
         """
-        if not await _answers_within(self.url, within_s=self._wait_s):
+        process = self._process
+        deadline = time.monotonic() + self._wait_s
+        while process is None or process.running:
+            if await healthy(self.url):
+                return
+            if time.monotonic() >= deadline:
+                break
+            await asyncio.sleep(CHECK_S)
+        if process is None:
             raise EngineError(
                 f"the vLLM server at {self.url} has not answered for {self._wait_s:g} s "
                 f"({failure}); start it again"
             ) from failure
-
-
-class OwnServer:
-    """A server that runs in a process of ours."""
-
-    def __init__(self, process: ServerProcess) -> None:
-        self._process = process
-        self.url = process.url
-
-    async def come_back(self, failure: Exception) -> None:
-        """Start the server again, unless it answers.
-
-        Raises:
-            EngineError: it cannot be started; the message shows the end of its log.
-        """
-        process = self._process
-        if await _answers_within(self.url, within_s=SETTLE_S, useful=lambda: process.running):
-            return
         try:
             await asyncio.to_thread(process.restart)
         except EngineError as error:
             raise EngineError(f"{error}\nIt was started again because: {failure}") from failure
-
-
-async def _answers_within(
-    url: str, *, within_s: float, useful: Callable[[], bool] = lambda: True
-) -> bool:
-    """Whether a server answers ``/health`` within some time, while waiting is useful."""
-    deadline = time.monotonic() + within_s
-    while useful():
-        if await healthy(url):
-            return True
-        if time.monotonic() >= deadline:
-            return False
-        await asyncio.sleep(CHECK_S)
-    return False

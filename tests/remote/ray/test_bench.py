@@ -6,13 +6,14 @@ from bench.ray import RATIOS, bench_ray
 from bench.rounds import Workload
 
 pytestmark = [
-    pytest.mark.optional,
+    pytest.mark.nightly,
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore"),
 ]
 
 
 def test_the_bench_of_ray_measures_every_ratio() -> None:
+    pytest.importorskip("ray")
     figures = judged(bench_ray, RATIOS, Workload(4.0, quick=True))
     assert set(figures["ratios"]) == set(RATIOS)
     # three processes get more of a machine with other work than one does

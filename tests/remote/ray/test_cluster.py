@@ -1,21 +1,16 @@
 """Training on a cluster of two nodes (extra ``ray``): ``pytest -m optional tests/remote/ray``."""
 
 import asyncio
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Generator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from accounts import balanced_ledger
-from launched import announced
 
 from legos.arena.registry import advice
 from legos.cli.process import main
@@ -25,8 +20,6 @@ from legos.errors import ConfigError
 from legos.loop.loop import training_loop
 from legos.loop.trainer import Metrics
 from legos.records.group import TrainingBatch
-from legos.records.message import Message, Sampling
-from legos.records.names import BASE
 from legos.run.metrics import read_steps
 from legos.wiring.arena import make_arena
 from legos.wiring.ray import ray_players
@@ -52,23 +45,6 @@ class Long(Arena):
         second = await t.ask("player", "again", stop=("b",))
         return {"player": float(len(first.text) > len(second.text))}
 """
-STORES = ARENA.replace("return {", "t.store('seen')[t.task.id] = 1\n        return {")
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Generator[Any]:
-    """Two nodes on this machine, each with processes of its own; this process is connected."""
-    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # as legos.remote.ray sets it too
-    ray: Any = pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster  # pyright: ignore
-
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # tests are no package
-    made: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-    made.add_node(num_cpus=2)
-    ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
-    yield ray
-    ray.shutdown()
-    made.shutdown()
 
 
 def arena_file(folder: Path, text: str = ARENA) -> str:
@@ -78,7 +54,7 @@ def arena_file(folder: Path, text: str = ARENA) -> str:
 
 def test_a_run_with_an_arena_file_is_balanced_and_resumed(cluster: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    options = ("--arena", arena_file(tmp_path), "--players", "2", "--engines", "2")
+    options = ("--arena", arena_file(tmp_path), "--players", "1", "--engines", "1")
     training = ("--training.min-samples-per-step", "16")
     assert (
         main(["train", "--ray", "auto", *options, *training, "--steps", "3", "--out", str(run)])
@@ -91,47 +67,9 @@ def test_a_run_with_an_arena_file_is_balanced_and_resumed(cluster: Any, tmp_path
     assert all(steps[n]["arena/failed"] == 0 for n in range(1, 6))
     assert all((steps[n]["mismatch_k3"] or 0) < 1e-2 for n in range(1, 6))
     lags = [lag or 0 for name, lag in steps[5].items() if name.startswith("publish/lag_versions/")]
-    assert len(lags) == 2
-    assert max(lags) <= 3  # one that is slow is not waited for
+    assert lags == [0]
     ledger = balanced_ledger(run)
     assert ledger["trained"] + sum(ledger["filtered"].values()) > 0
-
-
-@contextmanager
-def server() -> Generator[str]:
-    """The address of ``legos serve``."""
-    line = (sys.executable, "-m", "legos", "serve", "--port", "0")
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        try:
-            yield announced(process)
-        finally:
-            process.kill()
-
-
-def test_players_in_the_cluster_ask_a_server(cluster: Any, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    training = ("--training.min-samples-per-step", "16", "--steps", "3", "--out", str(run))
-    with server() as url:
-        where = ("--ray", "auto", "--players", "2", "--server", url)
-        assert main(["train", *where, "--arena", arena_file(tmp_path), *training]) == 0
-    steps = list(read_steps(run / "metrics.jsonl"))
-    assert [step["step"] for step in steps][-1] == 3
-    assert all(step["arena/failed"] == 0 for step in steps if step["step"])
-    assert all((step["mismatch_k3"] or 0) < 1e-2 for step in steps if step["step"])
-    assert balanced_ledger(run)["trained"] > 0
-
-
-def test_a_json_schema_holds_in_an_engine_of_the_cluster(cluster: Any) -> None:
-    digit = {"type": "integer", "minimum": 0, "maximum": 9}
-    schema = {"type": "object", "properties": {"n": digit}, "required": ["n"]}
-    asked = Sampling(
-        json_schema=json.dumps(schema | {"additionalProperties": False}), max_tokens=40
-    )
-    config = resolve(overrides={"ray": "auto", "engines": 1}, recommend=advice).config
-    with closing(trainer_of(config, inline=False)) as trainer:
-        client = trainer.client()
-        said = asyncio.run(client.complete((Message("user", "?"),), asked, adapter=BASE))
-    assert 0 <= json.loads(said.text)["n"] <= 9
 
 
 def prepared(cluster: Any, actor: Any) -> Any:
@@ -193,17 +131,6 @@ def test_a_killed_player_and_a_killed_engine_lose_only_unfinished_groups(cluster
         assert reached[-1] >= 14 - 1 - trainer.settings.staleness_limit
     finally:
         trainer.close()
-
-
-def test_an_arena_that_keeps_something_for_later_plays_needs_one_process(
-    cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    name = arena_file(tmp_path, STORES)
-    out = ("--out", str(tmp_path / "run"), "--steps", "1")
-    assert main(["train", "--ray", "auto", "--arena", name, *out]) != 0
-    assert "keeps 'seen' for later plays" in " ".join(capsys.readouterr().err.split())
-    assert main(["train", "--ray", "auto", "--players", "0", "--arena", name, *out]) == 0
-    assert balanced_ledger(tmp_path / "run")["trained"] > 0
 
 
 def test_a_node_with_another_version_is_refused_before_the_first_step(

@@ -1,7 +1,5 @@
 """Which names the client may put into requests, and when a replaced adapter is unused."""
 
-import asyncio
-
 import pytest
 
 from legos.errors import RequestError
@@ -56,25 +54,3 @@ def test_what_is_not_live_is_refused_by_name() -> None:
     with pytest.raises(RequestError, match="'policy' is not live"):
         live.use("policy").__enter__()
     assert live.unused() == [served(3)]
-
-
-def test_the_end_of_a_last_request_can_be_awaited() -> None:
-    async def go() -> list[str]:
-        live, events = LiveAdapters("tiny"), []
-        live.announce(served(1))
-
-        async def request(event: str, seconds: float) -> None:
-            with live.use("policy"):
-                await asyncio.sleep(seconds)
-                events.append(event)
-
-        async with asyncio.TaskGroup() as group:
-            for event, seconds in (("one", 0.0), ("two", 0.01)):
-                group.create_task(request(event, seconds))
-            await asyncio.sleep(0)
-            live.announce(served(2))
-            await live.request_ended()
-            events.append("ended")
-        return events
-
-    assert asyncio.run(go()) == ["one", "two", "ended"]

@@ -14,7 +14,7 @@ from vllm_stand_in import StandIn, small_probe
 from legos.errors import AdapterError, EngineError
 from legos.remote.vllm.live import LiveAdapters
 from legos.remote.vllm.publisher import VllmPublisher
-from legos.remote.vllm.upkeep import GivenServer
+from legos.remote.vllm.upkeep import Upkeep
 
 NAMES = ("policy", "policy-evaluated")
 Story = Callable[[VllmPublisher, LiveAdapters], Awaitable[None]]
@@ -28,7 +28,7 @@ def tell(
     async def go(url: str) -> None:
         live = LiveAdapters("tiny")
         publisher = VllmPublisher(
-            GivenServer(url, wait_s=wait_s), live, small_probe(), names=NAMES, folder=folder
+            Upkeep(url, wait_s=wait_s), live, small_probe(), names=NAMES, folder=folder
         )
         try:
             if start:
@@ -114,35 +114,6 @@ def test_a_version_with_other_weights_and_dora_are_refused(tmp_path: Path) -> No
     tell(server, tmp_path, story)
 
 
-def test_left_overs_of_a_dead_process_are_unloaded_and_those_of_others_left_alone(
-    tmp_path: Path,
-) -> None:
-    server = StandIn(slots=8)
-
-    async def other(publisher: VllmPublisher, live: LiveAdapters) -> None:
-        await publisher.publish(small_adapter(3))
-        assert versions(server) == ["policy@19", "policy@3"]
-        assert live.newest["policy"].version == 3
-
-    async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
-        await publisher.publish(small_adapter(19))
-        await asyncio.to_thread(tell, server, tmp_path, other)
-        server.before = lambda asked: HttpAnswer(b"dead", 503)  # and so it dies without its end
-
-    tell(server, tmp_path, story)
-    server.before = lambda asked: None
-    assert versions(server) == ["policy@19"]
-    assert num_entries(tmp_path) == 1
-
-    async def resumed(publisher: VllmPublisher, live: LiveAdapters) -> None:
-        assert not server.loaded
-        assert num_entries(tmp_path) == 1  # its own
-        await publisher.publish(small_adapter(18))
-        assert live.newest["policy"].version == 18
-
-    tell(server, tmp_path, resumed)
-
-
 @pytest.mark.parametrize("arrives", [True, False])
 def test_a_load_without_an_answer_is_no_failure(arrives: bool, tmp_path: Path) -> None:
     server = StandIn()
@@ -191,26 +162,6 @@ def test_too_few_slots_are_refused_with_the_flag(tmp_path: Path) -> None:
             await publisher.start()
 
     tell(StandIn(slots=2), tmp_path, story, start=False)
-
-
-def test_a_publication_waits_for_a_slot(tmp_path: Path) -> None:
-    server = StandIn(slots=3)
-
-    async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
-        for version in (1, 2):
-            await publisher.publish(small_adapter(version))
-        with live.use("policy"):
-            await publisher.publish(small_adapter(3))
-            with live.use("policy"):
-                await publisher.publish(small_adapter(4))
-                waiting = asyncio.ensure_future(publisher.publish(small_adapter(5)))
-                await asyncio.sleep(0.1)
-                assert versions(server) == ["policy@2", "policy@3", "policy@4"]
-            await waiting
-            assert versions(server) == ["policy@2", "policy@4", "policy@5"]
-        assert live.newest["policy"].version == 5
-
-    tell(server, tmp_path, story)
 
 
 @contextmanager

@@ -16,8 +16,8 @@ from legos.device import ModelHandle
 from legos.errors import AdapterError, EngineError
 from legos.remote.process import ServerProcess
 from legos.remote.vllm.live import LiveAdapters
-from legos.remote.vllm.publisher import Upkeep, VllmPublisher
-from legos.remote.vllm.upkeep import GivenServer, OwnServer
+from legos.remote.vllm.publisher import VllmPublisher
+from legos.remote.vllm.upkeep import Upkeep
 from legos.weights import peft
 from legos.weights.adapter import Adapter
 from legos.wiring.model import apply_lora, load_model
@@ -75,8 +75,8 @@ def alive(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
-def given(server: ServerProcess) -> GivenServer:
-    return GivenServer(server.url, wait_s=60.0)
+def given(server: ServerProcess) -> Upkeep:
+    return Upkeep(server.url, wait_s=60.0)
 
 
 def listed(server: ServerProcess) -> list[str]:
@@ -208,7 +208,7 @@ def test_a_killed_server_is_started_again_with_its_adapters(
         assert sorted(listed(vllm_server))[-1] == "rival@7"
         assert not [process for process in processes if alive(process)]
 
-    tell(OwnServer(vllm_server), model, tmp_path, story)
+    tell(Upkeep(vllm_server), model, tmp_path, story)
 
 
 def test_a_server_without_lora_names_the_flag(
