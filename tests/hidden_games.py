@@ -1,4 +1,4 @@
-"""Drawn small games with private cards, chance in play, and moves that some do not see."""
+"""Sampled small games with private cards, chance in play, and moves that some do not see."""
 
 import itertools
 import random

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 MAX_RESTARTS = 3  # of one run
 RESTARTS = "LEGOS_RESTARTS"  # environment variable: restarts of this run so far
 STUCK_S = 1800.0  # a call that takes longer hangs
-LOST_S = 60.0  # the same for a run that is told to stop and waits for other processes
+LOST_S = 60.0  # the same for a run that was asked to stop and waits for other processes
 TIMES_LONGEST = 4  # and so many times as long as the longest call that ended
 
 
@@ -67,7 +67,7 @@ def watched(
         loop: watches the event loop.
         leads: whether other processes compute with this one. Where it hangs one of them has died,
             so the process ends: launchers end those that are left with SIGTERM.
-        stopping: whether the run was told to stop.
+        stopping: whether the run was asked to stop.
     """
     restarted = False
 

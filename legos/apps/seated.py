@@ -6,10 +6,9 @@ from functools import partial
 
 from legos.apps.adapters import named_adapter
 from legos.arena.arena import Arena
-from legos.arena.matchmaker import ArenaSeats, SeatOverride
+from legos.arena.matchmaker import ArenaSeats, SeatOverride, renamed
 from legos.errors import CheckpointError
 from legos.play.cursor import plays_from
-from legos.protocols import Seat
 from legos.records.names import BASE
 from legos.weights.adapter import Adapter
 
@@ -18,7 +17,9 @@ __all__ = ["load_seated"]
 PLAYS = 16  # plays of an arena whose seats are looked at
 
 
-def load_seated(arenas: Iterable[Arena], load: Callable[[Adapter], object]) -> None:
+def load_seated(
+    arenas: Iterable[Arena], load: Callable[[Adapter], object]
+) -> Mapping[str, str]:
     """Make the adapters live that the untrained seats of the first plays name by their run.
 
     A name that is neither a run nor an adapter folder is left to the engine, in which an adapter of
@@ -28,11 +29,15 @@ def load_seated(arenas: Iterable[Arena], load: Callable[[Adapter], object]) -> N
         arenas: arenas that ask the engine.
         load: makes an adapter live in the engine under its name.
 
+    Returns:
+        Name of each as seats have it -> its name in the engine.
+
     Raises:
         CheckpointError: ``RUN@STEP`` or a folder is not found.
         AdapterError: an adapter is damaged, or does not fit the model.
         ArenaError: the arena has no tasks, or its seats are not valid.
     """
+    loaded: dict[str, str] = {}
     for arena in arenas:
         if type(arena).seats is Arena.seats and type(arena.matchmaker) is ArenaSeats:
             continue  # the policy sits everywhere
@@ -46,7 +51,9 @@ def load_seated(arenas: Iterable[Arena], load: Callable[[Adapter], object]) -> N
                     load(adapter)
                     live[seat.adapter] = adapter.name
         if live:
-            arena.matchmaker = SeatOverride(partial(_renamed, live), arena.matchmaker)
+            arena.matchmaker = SeatOverride(partial(renamed, live), arena.matchmaker)
+            loaded |= live
+    return loaded
 
 
 def _found(text: str) -> Adapter | None:
@@ -57,8 +64,3 @@ def _found(text: str) -> Adapter | None:
             raise
         return None
     return replace(adapter, name=f"seat-{adapter.digest[:12]}")  # equal weights, equal name
-
-
-def _renamed(live: Mapping[str, str], seat: Seat, _: int) -> Seat:
-    """A seat that names its adapter as the engine does."""
-    return replace(seat, adapter=live.get(seat.adapter, seat.adapter))

@@ -117,13 +117,13 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
     with closing(made) as trainer:
         client = trainer.client()
         mix = make_mix(config, client)
-        load_seated(mix.arenas.values(), trainer.generation.load_adapter)
+        seated = load_seated(mix.arenas.values(), trainer.generation.load_adapter)
         evaluation = evaluation_of(config, mix, client)
         served = _served(config, trainer)
         with (
             ThreadPoolExecutor(max_workers=1) as writer,
             StopSignals() as signals,
-            ray_players(config, trainer.generation, trainer.model) as players,
+            ray_players(config, trainer.generation, trainer.model, seated=seated) as players,
             _folder(resolved, resumed, mix.title) as folder,
         ):
             signals.advice = f"; continue with\n  {resume_command(folder.path)}"

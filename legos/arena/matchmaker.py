@@ -1,12 +1,13 @@
 """Matchmakers that use the seats of the arena, as they are or with other players in them."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from legos.protocols import Matchmaker, Seat, Seating
 from legos.records.episode import Episode, Task
 
-__all__ = ["ArenaSeats", "SeatOverride"]
+__all__ = ["ArenaSeats", "SeatOverride", "renamed"]
 
 
 class ArenaSeats:
@@ -43,3 +44,13 @@ class SeatOverride:
         """Return the changed seats."""
         seats = self._matchmaker.seats(arena, task, seed)
         return {role: self._change(seat, seed) for role, seat in seats.items()}
+
+
+def renamed(names: Mapping[str, str], seat: Seat, _: int) -> Seat:
+    """A seat that names its adapter as the engine does; bound to the names, for ``SeatOverride``.
+
+    Args:
+        names: name of an adapter as seats have it -> its name in the engine.
+        seat: the seat.
+    """
+    return replace(seat, adapter=names.get(seat.adapter, seat.adapter))

@@ -36,7 +36,7 @@ Command = Callable[[int], Sequence[str]]
 def hold_port(host: str = LOOPBACK) -> socket.socket:
     """A socket with a free port, which no other program gets until it is closed.
 
-    A server that is told the port can listen there meanwhile: on Linux alone, and if it sets
+    A server that gets the port on its command line can listen there: on Linux alone, and if it sets
     SO_REUSEADDR, as servers do.
     """
     held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -54,7 +54,7 @@ def serve_command(model: str, options: Mapping[str, object]) -> list[str]:
     """
     given = [part for name, value in options.items() for part in (f"--{name}", str(value))]
     line = [sys.executable, "-m", "legos", "serve", "--model", model, "--no-keep-awake"]
-    return [*line, "--drain-s", "1", *given]  # whoever asks it has drained before
+    return [*line, "--drain-s", "1", *given]  # its caller has drained before
 
 
 class ServerProcess:

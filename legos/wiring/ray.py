@@ -9,12 +9,13 @@ import math
 import os
 import secrets
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from legos.arena.matchmaker import SeatOverride, renamed
 from legos.arena.registry import is_arena_file
 from legos.chat.tokenizer import load_tokenizer
 from legos.chat.tools import ToolFormat
@@ -97,9 +98,19 @@ def ray_engine(
 
 @contextmanager
 def ray_players(
-    config: RunConfig, generation: TokenEngine, model: ModelHandle
+    config: RunConfig,
+    generation: TokenEngine,
+    model: ModelHandle,
+    *,
+    seated: Mapping[str, str] | None = None,
 ) -> "Generator[Players | None]":
     """Within the block, players on the cluster play groups; None: the settings name none.
+
+    Args:
+        config: settings of the run.
+        generation: the engine.
+        model: the trainer's model.
+        seated: name of an adapter as seats have it -> its name in the engine.
 
     Raises:
         ConfigError: Ray is not installed, a node has another version of legos, or players cannot
@@ -126,6 +137,7 @@ def ray_players(
             arena=TravellingArena.of(config.arena),
             actors=[server.actor for server in placed],
             api_key=placed[0].api_key if placed else os.environ.get("LEGOS_API_KEY"),
+            seated=seated or {},
             limits=(model.num_vocabulary, model.context),
             tool_format=model.tool_format,
         )
@@ -171,6 +183,7 @@ class _PlayPlace:
     arena: TravellingArena
     actors: Sequence[Any]  # of the servers on the cluster; empty: those of the settings generate
     api_key: str | None
+    seated: Mapping[str, str]  # name of an adapter as seats have it -> its name in the engine
     tool_format: ToolFormat
     limits: tuple[int, int]  # vocabulary and context of the model
 
@@ -195,6 +208,8 @@ class _PlayPlace:
             generation=config.generation,
             seed=config.seed,
         )
+        if self.seated:
+            arena.matchmaker = SeatOverride(partial(renamed, self.seated), arena.matchmaker)
         module = sys.modules[type(arena).__module__]
         if is_arena_file(module):  # whose classes no other process can import by their names
             ray.cloudpickle.register_pickle_by_value(module)

@@ -48,7 +48,7 @@ class _Server:
         self.name, self.reader = name, reader
         self.has: dict[str, _Version] = {}
         self.lacks: dict[str, _Version] = {}
-        self.met = False  # whether it has ever loaded anything
+        self.has_loaded = False  # whether it has ever loaded anything
         self.failure: Exception | None = None  # of its newest attempt
         self.task: asyncio.Task[None] | None = None
 
@@ -159,8 +159,8 @@ class Broadcaster:
 
     async def _spread(self, name: str, version: _Version, done: Callable[[_Server], bool]) -> None:
         """Give every server something, and wait for those that keep up."""
-        punctual = [server for server in self._servers if not server.lacks]
-        new = [server for server in punctual if not server.met]
+        up_to_date = [server for server in self._servers if not server.lacks]
+        new = [server for server in up_to_date if not server.has_loaded]
         for server in self._servers:
             if not done(server) or server.lacks:
                 server.lacks[name] = version
@@ -181,7 +181,7 @@ class Broadcaster:
             )
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(GRACE_S, PATIENCE * (loop.time() - started))):
-                    await self._changed.wait_for(lambda: self._refusal or ended(punctual))
+                    await self._changed.wait_for(lambda: self._refusal or ended(up_to_date))
         self._raise(name, new if one_has_it() else self._servers)
 
     def _raise(self, name: str, servers: list[_Server]) -> None:
@@ -208,7 +208,7 @@ class Broadcaster:
                 self._refusal = error
                 server.lacks.clear()
             else:
-                server.met, server.failure = True, None
+                server.has_loaded, server.failure = True, None
                 if server.lacks.get(name) is version:
                     del server.lacks[name]
             async with self._changed:

@@ -37,9 +37,13 @@ def connect(address: str, *, num_cpus: int | None = None) -> bool:
     if ray.is_initialized():
         return False
     local = address == "local"
+    host, _, port = address.rpartition(":")
+    probed = not local and address != "auto"
+    if probed and (not host or not port.isdecimal() or "//" in host):
+        raise ConfigError(f"ray is {address!r}; expected local, auto, or HOST:PORT of a cluster")
     try:
-        if address not in ("local", "auto"):
-            _probe(address)
+        if probed:  # because Ray tries for minutes at an address where nothing listens
+            socket.create_connection((host, int(port)), timeout=PROBE_S).close()
         if local:
             os.environ.setdefault("RAY_worker_niceness", "0")  # engines are as urgent as training
         ray.init(
@@ -49,7 +53,7 @@ def connect(address: str, *, num_cpus: int | None = None) -> bool:
             logging_level="ERROR",
             **({"num_cpus": num_cpus} if local else {}),
         )
-    except (OSError, RayError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises bare ones too
         with suppress(Exception):  # what was begun before the error
             ray.shutdown()
         raise EngineError(
@@ -143,16 +147,3 @@ def end(actors: Sequence[Any]) -> None:
     if ray.is_initialized():
         for actor in actors:
             ray.kill(actor)
-
-
-def _probe(address: str) -> None:
-    """Open a connection, because Ray tries for minutes at an address where nothing listens.
-
-    Raises:
-        ConfigError: it is no address.
-        OSError: nothing listens there.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or "//" in host:
-        raise ConfigError(f"ray is {address!r}; expected local, auto, or HOST:PORT of a cluster")
-    socket.create_connection((host, int(port)), timeout=PROBE_S).close()

@@ -2,7 +2,7 @@
 
 Requests and adapters go to a server over HTTP, as to any other. When it ends, its actor ends too,
 and Ray starts both again, maybe on another node: the trainer loads the adapters into the new server
-before anybody else is told its address.
+before anybody else gets its address.
 """
 
 import asyncio

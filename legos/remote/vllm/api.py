@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from legos.clients.answers import listed_models
 from legos.clients.transport import Transport, server_root
 from legos.errors import AdapterError, EndpointError, EngineError, ModelError, RequestError
-from legos.remote.vllm.completions import Drawn, Query, body_of, drawn_of
+from legos.remote.vllm.completions import Query, Sampled, body_of, sampled_of
 
 __all__ = ["ServerFacts", "VllmApi"]
 
@@ -58,7 +58,10 @@ class VllmApi:
 
     async def listed(self) -> Mapping[str, str]:
         """Name of each model at the server -> its path; the base model comes first."""
-        return {model.id: model.root or "" for model in await self._request("GET", "/v1/models", listed_models)}
+        return {
+            model.id: model.root or ""
+            for model in await self._request("GET", "/v1/models", listed_models)
+        }
 
     async def base(self) -> str:
         """Name and path of the base model, for comparison and for messages."""
@@ -103,10 +106,10 @@ class VllmApi:
                 return
             await self.logprobs(base_model, (1,), (1,))  # otherwise its engine failed
             text = f"{error};".lower()
-            mend = "; ".join(flag for reason, flag in _FLAGS if re.search(reason, text))
-            if isinstance(error, EndpointError) and not mend:  # such as a connection that was cut
+            remedy = "; ".join(flag for reason, flag in _FLAGS if re.search(reason, text))
+            if isinstance(error, EndpointError) and not remedy:  # such as a connection that was cut
                 raise
-            raise AdapterError(f"adapter {name} cannot be loaded: {error}; {mend}") from error
+            raise AdapterError(f"adapter {name} cannot be loaded: {error}; {remedy}") from error
 
     async def unload(self, name: str) -> None:
         """Unload an adapter, unless it is not loaded."""
@@ -124,10 +127,10 @@ class VllmApi:
         vLLM's ``prompt_logprobs`` would give more positions, but applies LoRA on the output head to
         wrong rows, and kills the engine where other requests are in the batch.
         """
-        drawn = await self.sample(name, prompt, watched=watched)
-        if not drawn.others:  # it was aborted, or the server does not know logprob_token_ids
+        sampled = await self.sample(name, prompt, watched=watched)
+        if not sampled.others:  # it was aborted, or the server does not know logprob_token_ids
             raise EndpointError("the vLLM server's answer lacks log-probabilities asked for")
-        return np.array([drawn.others[0][token] for token in watched], np.float64)
+        return np.array([sampled.others[0][token] for token in watched], np.float64)
 
     async def sample(
         self,
@@ -136,13 +139,13 @@ class VllmApi:
         *,
         temperature: float = 1.0,
         watched: Sequence[int] = (),
-    ) -> Drawn:
+    ) -> Sampled:
         """Sample one token after a prompt; see ``Query``."""
         query = Query(adapter=name, max_tokens=1, temperature=temperature, watched=tuple(watched))
         body = body_of(query, [tuple(prompt)], model=name)
-        read = partial(drawn_of, query=query, count=1)
-        (drawn,) = await self._request("POST", "/v1/completions", read, json=body)
-        return drawn
+        read = partial(sampled_of, query=query, count=1)
+        (sampled,) = await self._request("POST", "/v1/completions", read, json=body)
+        return sampled
 
     async def slots(self) -> int | None:
         """Number of adapters that can answer at the same time; None: the server does not say."""

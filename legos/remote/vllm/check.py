@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from legos.errors import EndpointError, EngineError, ModelError, RequestError
 from legos.remote.vllm.api import VllmApi
-from legos.remote.vllm.completions import Drawn
+from legos.remote.vllm.completions import Sampled
 
 __all__ = ["check_sampler"]
 
@@ -38,8 +38,8 @@ async def check_sampler(
     """
     try:
         for temperature in TEMPERATURES:
-            drawn = await api.sample(served, prompt, temperature=temperature)
-            _compare(str(api.url), drawn, temperature, logprobs, tolerance)
+            sampled = await api.sample(served, prompt, temperature=temperature)
+            _compare(str(api.url), sampled, temperature, logprobs, tolerance)
     except RequestError as error:
         raise ModelError(f"{api.url} refuses a prompt of token ids: {error}") from error
     except EndpointError as error:
@@ -48,12 +48,12 @@ async def check_sampler(
 
 def _compare(
     url: str,
-    drawn: Drawn,
+    sampled: Sampled,
     temperature: float,
     logprobs: Callable[[float], NDArray[np.float64]],
     tolerance: float,
 ) -> None:
-    token, found = drawn.token_ids[0], drawn.logprobs[0]
+    token, found = sampled.token_ids[0], sampled.logprobs[0]
     own = logprobs(temperature)
     if token >= len(own):
         raise ModelError(

@@ -16,7 +16,7 @@ from legos.records.choices import ChoiceNode
 from legos.records.message import Alternatives, Filters, FinishReason
 from legos.records.request import Generated, Request
 
-__all__ = ["Drawn", "Query", "body_of", "drawn_of", "generated_of", "query_of"]
+__all__ = ["Query", "Sampled", "body_of", "generated_of", "query_of", "sampled_of"]
 
 
 UNCHANGED = Filters()
@@ -43,7 +43,7 @@ class Query(Struct, frozen=True, kw_only=True):
     json_schema: str | None = None  # the completion is JSON that satisfies it
 
 
-class Drawn(Struct, frozen=True, kw_only=True):
+class Sampled(Struct, frozen=True, kw_only=True):
     """The answer to one prompt, with N sampled tokens."""
 
     token_ids: tuple[int, ...]
@@ -134,7 +134,7 @@ def body_of(query: Query, prompts: Sequence[tuple[int, ...]], *, model: str) -> 
     return body
 
 
-def drawn_of(answer: bytes, query: Query, count: int) -> list[Drawn]:
+def sampled_of(answer: bytes, query: Query, count: int) -> list[Sampled]:
     """The answer to each prompt, in their order.
 
     Raises:
@@ -144,16 +144,16 @@ def drawn_of(answer: bytes, query: Query, count: int) -> list[Drawn]:
     by_index = {choice.index: choice for choice in choices}
     if sorted(by_index) != list(range(count)):
         raise EndpointError(f"the vLLM server answered {len(choices)} of {count} prompts")
-    return [_drawn(by_index[index], query) for index in range(count)]
+    return [_sampled(by_index[index], query) for index in range(count)]
 
 
-def _drawn(choice: _Choice, query: Query) -> Drawn:
+def _sampled(choice: _Choice, query: Query) -> Sampled:
     if choice.finish_reason not in _REASONS:
         raise EndpointError(f"a vLLM answer ended for the reason {choice.finish_reason!r}")
     reason = _REASONS[choice.finish_reason]
     ids, found = choice.token_ids, choice.logprobs
     if reason is None:
-        return Drawn(token_ids=(), logprobs=(), others=(), finish_reason=None)
+        return Sampled(token_ids=(), logprobs=(), others=(), finish_reason=None)
     logprobs = () if found is None else found.token_logprobs
     if not ids or len(logprobs) != len(ids) or None in logprobs:
         raise EndpointError(
@@ -164,7 +164,7 @@ def _drawn(choice: _Choice, query: Query) -> Drawn:
     tops = (found.top_logprobs if found else None) or ()
     wanted = bool(query.watched or query.num_alternatives)
     others = tuple(_by_token(top or {}) for top in tops) if wanted else ()
-    return Drawn(token_ids=ids, logprobs=exact, others=others, finish_reason=reason)
+    return Sampled(token_ids=ids, logprobs=exact, others=others, finish_reason=reason)
 
 
 def _by_token(top: Mapping[str, float]) -> dict[int, float]:
@@ -177,13 +177,13 @@ def _by_token(top: Mapping[str, float]) -> dict[int, float]:
         ) from error
 
 
-def generated_of(drawn: Drawn, request: Request, *, version: int) -> Generated:
+def generated_of(sampled: Sampled, request: Request, *, version: int) -> Generated:
     """The completion of a request, cut where a choice is complete or a stop text ends.
 
     The server ends a completion at the end tokens, the stop texts and the token limit. The tokens
-    that it sampled after a complete choice were drawn later and change nothing before them.
+    after a complete choice were sampled later and change nothing before them.
     """
-    token_ids, reason = drawn.token_ids, drawn.finish_reason or "stop"
+    token_ids, reason = sampled.token_ids, sampled.finish_reason or "stop"
     legal, end = _walk(request.choices, token_ids)
     if end is None and request.stops is not None:
         ends = range(1, len(token_ids) + 1)
@@ -193,11 +193,11 @@ def generated_of(drawn: Drawn, request: Request, *, version: int) -> Generated:
     count = len(token_ids)
     return Generated(
         token_ids=token_ids,
-        logprobs=drawn.logprobs[:count],
+        logprobs=sampled.logprobs[:count],
         versions=(version,) * count,
-        raw_logprobs=drawn.logprobs[:count] if request.raw_logprobs else (),
+        raw_logprobs=sampled.logprobs[:count] if request.raw_logprobs else (),
         alternatives=tuple(
-            _most_probable(others, request.num_alternatives) for others in drawn.others[:count]
+            _most_probable(others, request.num_alternatives) for others in sampled.others[:count]
         )
         if request.num_alternatives
         else (),

@@ -68,9 +68,9 @@ class Probe:
             name: rng.standard_normal(np.shape(array), np.float32)
             for name, array in self._like.arrays.items()
         }
-        drawn = replace(self._like, name="probe", version=0, arrays=arrays)
+        sampled = replace(self._like, name="probe", version=0, arrays=arrays)
         for power in range(-16, 6):
-            found = _scaled(drawn, 2.0**power)
+            found = _scaled(sampled, 2.0**power)
             if _gap(self.expected(found), self._base_expected()) > max(CLEAR, 8 * self._limit):
                 return found
         raise AdapterError(

@@ -11,7 +11,14 @@ from legos.clients.lists import RequestLists
 from legos.clients.transport import Transport, api_root, server_name
 from legos.errors import EndpointError, EngineError, NotFoundError, RequestError
 from legos.records.request import Generated, Request
-from legos.remote.vllm.completions import Drawn, Query, body_of, drawn_of, generated_of, query_of
+from legos.remote.vllm.completions import (
+    Query,
+    Sampled,
+    body_of,
+    generated_of,
+    query_of,
+    sampled_of,
+)
 from legos.remote.vllm.live import LiveAdapters
 from legos.remote.vllm.scores import score_prompts
 
@@ -21,7 +28,7 @@ CONNECTIONS = 256
 REQUEST_S = 600.0  # maximum time of one answer
 MOST_ABORTS, ABORTED_S = 20, 0.5  # how often a prompt is asked again, and the pause before
 _Prompt = tuple[int, ...]
-_Answer = tuple[Drawn, int]
+_Answer = tuple[Sampled, int]
 """What was sampled, and the version of the adapter that sampled it."""
 
 
@@ -48,15 +55,15 @@ class VllmServer:
             max_connections=CONNECTIONS,
             retries=1,
         )
-        self._lists = RequestLists(self._drawn)
+        self._lists = RequestLists(self._sampled)
 
     async def answer(self, request: Request) -> Generated:
         """Sample one completion; see ``RemoteServer``."""
         query = query_of(request)
         if request.restrict:
             return await self._restricted(query, request)
-        drawn, version = await self._ask(query, request.prompt_ids)
-        return generated_of(drawn, request, version=version)
+        sampled, version = await self._ask(query, request.prompt_ids)
+        return generated_of(sampled, request, version=version)
 
     async def score(
         self,
@@ -103,20 +110,20 @@ class VllmServer:
             EngineError: the server does not come back, or keeps aborting it.
         """
         for _ in range(MOST_ABORTS):
-            drawn, version = await self._lists.ask(query, prompt)
-            if drawn.finish_reason is not None:
-                return drawn, version
+            sampled, version = await self._lists.ask(query, prompt)
+            if sampled.finish_reason is not None:
+                return sampled, version
             await asyncio.sleep(ABORTED_S)
         raise EngineError(f"the vLLM server aborted a request {MOST_ABORTS} times in a row")
 
-    async def _drawn(self, query: Query, prompts: Sequence[_Prompt]) -> list[_Answer]:
+    async def _sampled(self, query: Query, prompts: Sequence[_Prompt]) -> list[_Answer]:
         """The answers to a list; the server is brought back after a failure.
 
         Raises:
             RequestError: the server refuses the list, or no such adapter is live.
             EngineError: the server does not come back.
         """
-        read = partial(drawn_of, query=query, count=len(prompts))
+        read = partial(sampled_of, query=query, count=len(prompts))
 
         async def draw() -> list[_Answer]:
             with self._live.use(query.adapter) as served:
@@ -125,7 +132,7 @@ class VllmServer:
                     found = await self._transport.request("POST", "/completions", read, json=body)
                 except NotFoundError as error:  # the server has lost the adapter
                     raise EndpointError(str(error)) from error
-                return [(drawn, served.version) for drawn in found]
+                return [(sampled, served.version) for sampled in found]
 
         return await self._live.recovery.persist(draw)
 
@@ -139,11 +146,11 @@ class VllmServer:
         while node is not None and node.children and len(token_ids) < request.max_tokens:
             prompt = request.prompt_ids + token_ids
             one = replace(query, max_tokens=1, allowed=node.legal)
-            drawn, version = await self._ask(one, prompt)
+            sampled, version = await self._ask(one, prompt)
             legal.append(node.legal)
-            logprobs += drawn.logprobs
+            logprobs += sampled.logprobs
             versions.append(version)
-            token_ids += drawn.token_ids
+            token_ids += sampled.token_ids
             node = node.children.get(token_ids[-1])
         closed = node is None or not node.children
         return Generated(

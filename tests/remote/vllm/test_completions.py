@@ -12,7 +12,14 @@ from legos.errors import EndpointError, RequestError
 from legos.records.choices import choice_tree
 from legos.records.message import Filters
 from legos.records.request import Request
-from legos.remote.vllm.completions import Drawn, Query, body_of, drawn_of, generated_of, query_of
+from legos.remote.vllm.completions import (
+    Query,
+    Sampled,
+    body_of,
+    generated_of,
+    query_of,
+    sampled_of,
+)
 from legos.remote.vllm.scores import score_prompts
 
 END = 2
@@ -34,9 +41,9 @@ def choice(index: int, *ids: int, reason: str = "stop", **fields: Any) -> dict[s
     }
 
 
-def drawn(*ids: int, reason: Any = "length") -> Drawn:
+def drawn(*ids: int, reason: Any = "length") -> Sampled:
     logprobs = tuple(-float(token) for token in ids)
-    return Drawn(token_ids=ids, logprobs=logprobs, others=(), finish_reason=reason)
+    return Sampled(token_ids=ids, logprobs=logprobs, others=(), finish_reason=reason)
 
 
 def test_a_token_that_has_no_id_is_named() -> None:
@@ -44,12 +51,12 @@ def test_a_token_that_has_no_id_is_named() -> None:
     tops = {"token_logprobs": [-1.0], "top_logprobs": [{"token_id:5": -1.0, " a": -2.0}]}
     body = answer(choice(0, 5, logprobs=tops))
     with pytest.raises(EndpointError, match=r"names the tokens \['token_id:5', ' a'\]"):
-        drawn_of(body, Query(adapter="policy", max_tokens=1, num_alternatives=1), 1)
+        sampled_of(body, Query(adapter="policy", max_tokens=1, num_alternatives=1), 1)
 
 
 def test_answers_come_back_in_the_order_of_the_prompts_and_an_aborted_one_has_no_tokens() -> None:
     body = answer(choice(1, 6, 7), choice(0, 5, reason="length"), choice(2, 9, reason="abort"))
-    found = drawn_of(body, Query(adapter="policy", max_tokens=2), 3)
+    found = sampled_of(body, Query(adapter="policy", max_tokens=2), 3)
     assert [one.token_ids for one in found] == [(5,), (6, 7), ()]
     assert [one.finish_reason for one in found] == ["length", "stop", None]
     assert found[1].logprobs == (-6.0, -7.0)
@@ -68,7 +75,7 @@ def test_answers_come_back_in_the_order_of_the_prompts_and_an_aborted_one_has_no
 )
 def test_an_answer_that_lacks_something_is_a_failure(body: bytes, message: str) -> None:
     with pytest.raises(EndpointError, match=message):
-        drawn_of(body, Query(adapter="policy", max_tokens=2), 2)
+        sampled_of(body, Query(adapter="policy", max_tokens=2), 2)
 
 
 def test_every_sampling_parameter_is_stated_and_no_seed() -> None:
