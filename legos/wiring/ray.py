@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ray_engine", "ray_players"]
 
-WAIT_S = 900.0  # how long requests wait while no server of the cluster answers
 RETRIES = 2  # of a failed publication at one server, which gets it later
 
 
@@ -87,7 +86,6 @@ def ray_engine(
             Broadcaster(zip(names, publishers, strict=True)),
             num_vocabulary=model.num_vocabulary,
             context=model.context,
-            patience_s=WAIT_S,
         )
         stack.callback(engine.close)
         check_same_model(engine, model, where="an engine of the Ray cluster")
@@ -192,9 +190,7 @@ class _PlayPlace:
         from legos.remote.ray.library import ray
 
         config, (vocabulary, context) = self.config, self.limits
-        engine = RemoteEngine(
-            self._servers(), None, num_vocabulary=vocabulary, context=context, patience_s=WAIT_S
-        )
+        engine = RemoteEngine(self._servers(), None, num_vocabulary=vocabulary, context=context)
         client = EngineClient(
             engine,
             load_tokenizer(resolve_folder(model_place(config.model))),

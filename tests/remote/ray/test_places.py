@@ -18,7 +18,7 @@ from legos.cli import main
 from legos.config.resolve import resolve
 from legos.records.message import Message, Sampling
 from legos.records.names import BASE
-from legos.track.jsonl import read_steps
+from legos.run.metrics import read_steps
 from legos.wiring.trainer import trainer_of
 
 pytestmark = [
