@@ -17,9 +17,7 @@ __all__ = ["load_seated"]
 PLAYS = 16  # plays of an arena whose seats are looked at
 
 
-def load_seated(
-    arenas: Iterable[Arena], load: Callable[[Adapter], object]
-) -> Mapping[str, str]:
+def load_seated(arenas: Iterable[Arena], load: Callable[[Adapter], object]) -> Mapping[str, str]:
     """Make the adapters live that the untrained seats of the first plays name by their run.
 
     A name that is neither a run nor an adapter folder is left to the engine, in which an adapter of
