@@ -161,8 +161,6 @@ class Batcher:
         """
         async with self._changed:
             self._versions = versions
-            for buffer in self.buffers.values():
-                buffer.check_again()
             await self._changed.wait_for(lambda: self._ending or self._enough())
             await self._wait_for_due()
             if self._ending:

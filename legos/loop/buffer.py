@@ -68,6 +68,7 @@ class Buffer:
         self._failures = FailureWindow(tasks_per_step)
         self._unscored: list[Group] = []  # without their reference log-probabilities yet
         self._queue: list[Group] = []  # in the order of arrival
+        self._versions: Mapping[str, int] = {}  # policy -> version that groups were checked for
         self._checked = 0  # number of oldest groups that hold no sample of a refused version
         self._tasks_seen = 0
         self._before: list[Group] = []  # the queue before groups were taken last
@@ -155,16 +156,14 @@ class Buffer:
         self._unscored.clear()
         self._set(())
 
-    def check_again(self) -> None:
-        """Let ``drop_stale`` check every group, because the versions have changed."""
-        self._checked = 0
-
     def drop_stale(self, versions: Mapping[str, int]) -> None:
         """Drop samples of other versions than may be trained on.
 
         Args:
             versions: name of each trained policy -> its version.
         """
+        if versions != self._versions:
+            self._versions, self._checked = dict(versions), 0
         unchecked = self._queue[self._checked :]
         kept = [self._trainable(group, versions) for group in unchecked]
         if any(now is not before for now, before in zip(kept, unchecked, strict=True)):
