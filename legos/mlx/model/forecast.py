@@ -40,8 +40,8 @@ INPUTS = 6.0  # hidden states that a checkpointed layer keeps
 TRANSIENT = 0.6  # further outputs of one layer, where each keeps its own
 CARRIED = 0.5  # share of the longest row that other passes continue
 STATES = 4.0  # copies of a recurrent state for each token
-PREFILL, SCORES = 5.5, 1.0  # copies of a layer's outputs and scores at the peak of a prefill
-GROWING = 1  # layers whose old and new keys and values are held while the cache grows
+PREFILL, SCORES = 2.4, 0.68  # float32 copies of a layer's outputs and scores, of any type
+GROWING = 2  # layers whose old and new keys and values are held while the cache grows
 FIXED = 2 << 20  # bytes of many small buffers
 CHUNK_LOGITS = 1 << 21  # logits of one chunk: 8 MiB in float32, and several times that at the peak
 MIN_PLACES = 64  # positions of a chunk; with fewer, reading the head's weights dominates
@@ -208,7 +208,7 @@ class EngineForecast:
         """Bytes at the peak of a prefill, without the keys and values it makes."""
         one = self.sizes
         scores = one.heads * min(tokens, PROMPT) * (1 + one.scores)
-        return int(tokens * one.item * (PREFILL * one.outputs + SCORES * scores))
+        return int(tokens * FLOAT32 * (PREFILL * one.outputs + SCORES * scores))
 
 
 def chunk_positions(num_vocabulary: int) -> int:
