@@ -4,7 +4,7 @@
                ↑ Matchmaker.seats
                ↑ Seat.ask → Client → Engine ←────────── Publisher ←─────────────┘
 
-The fakes for tests are in ``legos.fakes``; the protocols of a device are in ``legos/device.py``.
+The fakes for tests are in ``legos.fakes``; the protocols of a device are in ``legos.device``.
 """
 
 import random

@@ -191,7 +191,7 @@ DECODING = Load(27.2, 512, [(32, 250)])
         ),
     ],
 )
-def test_a_forecast_is_one_to_one_and_a_quarter_times_the_engine_peak(
+def test_a_forecast_of_an_engine_is_close_to_the_measured_peak(
     architecture: str, fields: dict[str, Any], load: Load
 ) -> None:
     limits = EngineLimits(
