@@ -111,7 +111,7 @@ class _Choice(Struct):
 
 class _Answer(Struct):
     choices: list[_Choice]
-    model: str = ""
+    model: str | None = None
     prompt_token_ids: tuple[int, ...] | None = None
 
 

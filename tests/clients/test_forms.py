@@ -54,6 +54,9 @@ def test_a_stream_is_split_at_its_own_line_ends_alone(text: str) -> None:
     assert streamed(event(text) + b"data: [DONE]\n\n") == [text]
 
 
+DONE = b"data: [DONE]\n\n"
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -61,13 +64,16 @@ def test_a_stream_is_split_at_its_own_line_ends_alone(text: str) -> None:
         event("hi") + b"data: [DONE] \n\n",
         event("hi").replace(b"\n", b"\r\n") + b"data: [DONE]\r\n\r\n",
         b": comment\n:\nid: 1\nretry: 100\n\n" + event("hi") + b": end\n\ndata: [DONE]\n\n",
-        b"event: message\n" + event("hi"),
-        event("hi") + b'data: {"choices": []}\n\ndata: {"choices": null, "usage": {}}\n\n',
-        event("hi") + b'data: {"choices": [{"delta": null, "index": null}], "model": null}\n\n',
+        b"event: message\n" + event("hi") + DONE,
+        event("hi") + b'data: {"choices": []}\n\ndata: {"choices": null, "usage": {}}\n\n' + DONE,
+        event("hi")
+        + b'data: {"choices": [{"delta": null, "index": null}], "model": null}\n\n'
+        + DONE,
         b'data: {"choices": [{"delta": {"tool_calls": [{"function": {"arguments": "{"}}]}}]}\n\n'
-        + event("hi"),
-        b'data: {"choices":\ndata: [{"delta": {"content": "hi"}}]}\n\n',
-        b'data: {"choices": [{"delta": {"content": [{"type": "text", "text": "hi"}]}}]}\n\n',
+        + event("hi")
+        + DONE,
+        b'data: {"choices":\ndata: [{"delta": {"content": "hi"}}]}\n\n' + DONE,
+        b'data: {"choices": [{"delta": {"content": [{"type": "text", "text": "hi"}]}}]}\n\n' + DONE,
     ],
 )
 def test_every_form_of_a_stream_is_read(body: bytes) -> None:
