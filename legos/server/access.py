@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from legos.play.endpoint import AgentSeat
 from legos.records.names import MODEL_HEADER
 from legos.server.matches import play_ended
+from legos.server.memory import MemoryRelease
 from legos.server.problems import Problem
 from legos.server.service import Service
 
@@ -34,6 +35,7 @@ class Access:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
+        self._memory = MemoryRelease()
         key = service.options.api_key
         self._key = None if key is None else key.encode()
 
@@ -56,6 +58,7 @@ class Access:
         finally:
             exchange.report_to_seat()
             self._note(scope, exchange, time.perf_counter() - started)
+            self._memory.after(exchange.num_bytes)
 
     def _check_host(self, scope: Scope) -> None:
         """Refuse a request that names another host than this one.

@@ -124,7 +124,7 @@ def check_answers(clients: Clients) -> None:
         wanted = int(kind[-3:]) if kind[-3:].isdigit() else wanted
         assert status in (wanted, 503), (kind, status, number)
     kinds = {kind.split()[0] for kind, _ in clients.statuses}
-    told = {"honest", "short", "score", "bomb", "head", "chat", "choices", "ended", "smuggled"}
+    told = {"honest", "short", "score", "bomb", "chat", "choices", "ended", "smuggled"}
     assert kinds >= told
     assert clients.statuses["half body", 200]
     assert clients.statuses["upload 429", 429]
