@@ -160,7 +160,7 @@ def _settings() -> str:
 
 
 def _line(check: Check) -> str:
-    figures = ", ".join(f"{name} {value:.4g}" for name, value in check.figures.items())
-    reason = f"; {check.reason}" if check.reason and figures else check.reason
+    metrics = ", ".join(f"{name} {value:.4g}" for name, value in check.metrics.items())
+    reason = f"; {check.reason}" if check.reason and metrics else check.reason
     result = "pass" if check.passed else "fail"
-    return f"{result}  {check.name:<10} {figures}{reason} ({check.seconds:.1f} s)"
+    return f"{result}  {check.name:<10} {metrics}{reason} ({check.seconds:.1f} s)"

@@ -14,7 +14,6 @@ from safetensors.numpy import save
 
 from legos.builtin import builtin_path
 from legos.builtin.vocabulary import TOKENS
-from legos.errors import ModelError
 
 __all__ = [
     "Architecture",
@@ -49,20 +48,6 @@ class ModelShape:
     intermediate: int = 192  # width of the SwiGLU
     vocab: int = len(TOKENS)  # rows of the embedding; at least the tokenizer's tokens
     max_positions: int = 2048
-
-    def __post_init__(self) -> None:
-        """Refuse sizes that no loader accepts.
-
-        Raises:
-            ModelError: with the size and what it must be.
-        """
-        if self.vocab < len(TOKENS):
-            raise ModelError(
-                f"vocab is {self.vocab}; the built-in tokenizer has {len(TOKENS)} tokens, "
-                "each of which needs a row"
-            )
-        if self.heads % self.kv_heads:
-            raise ModelError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
 
 
 def write_model(folder: Path, shape: ModelShape, weights: Weights) -> None:

@@ -42,7 +42,7 @@ class Check:
 
     name: str
     passed: bool
-    figures: Mapping[str, float]
+    metrics: Mapping[str, float]
     reason: str = ""  # why it failed
     seconds: float = 0.0  # how long it took
 
@@ -78,12 +78,12 @@ class SelfTest:
     def parity(self) -> Check:
         """Whether the engine reports what a forward pass of the trainer's tree gives."""
         gaps = self._gaps(self._answers)
-        figures = {
+        metrics = {
             "largest_gap_nats": float(gaps.max()),
             "mean_gap_nats": float(gaps.mean()),
             "tokens": float(gaps.size),
         }
-        return _judged("parity", figures, self._gap)
+        return _judged("parity", metrics, self._gap)
 
     def swap(self) -> Check:
         """Whether weights that change under load leave every token with its own version."""
@@ -98,12 +98,12 @@ class SelfTest:
         self._live(self._adapter)
         wrong = [v for v in versions if list(v) != sorted(v) or not set(v) <= {1, 2}]
         wrong += [answer.versions for _, answer in fresh if set(answer.versions) != {2}]
-        figures = {
+        metrics = {
             "wrong_versions": float(len(wrong)),
             "spanning_requests": float(sum(len(set(of_one)) > 1 for of_one in versions)),
             "largest_gap_nats": gap,
         }
-        return _judged("swap", figures, {**self._gap, "wrong_versions": 0.0})
+        return _judged("swap", metrics, {**self._gap, "wrong_versions": 0.0})
 
     def gradients(self) -> Check:
         """Whether all ways to compute a step's gradients agree, and repeat."""
@@ -111,12 +111,12 @@ class SelfTest:
         def distance(**how: bool) -> float:
             return self._distance_of(self._checks.gradients(self._adapter, self._samples, **how))
 
-        figures = {
+        metrics = {
             "repeated": distance(),
             "whole_rows": distance(share=False),
             "checkpointing": distance(checkpoint=True),
         }
-        return _judged("gradients", figures, dict.fromkeys(figures, self._distance))
+        return _judged("gradients", metrics, dict.fromkeys(metrics, self._distance))
 
     def together(self) -> Check:
         """Whether engine and trainer are right while both compute, and the memory they hold."""
@@ -131,7 +131,7 @@ class SelfTest:
             distances.append(self._distance_of(gradients))
             unused.append(self._checks.memory()["unused_mib"])
             sizes.append(footprint_mib())
-        figures = {
+        metrics = {
             "rounds": len(gaps) - 1.0,
             "largest_gap_nats": max(gaps),
             "distance": max(distances),
@@ -139,7 +139,7 @@ class SelfTest:
             "footprint_mib": max(sizes),
             "footprint_growth_mib": sizes[-1] - sizes[(len(sizes) + 1) // 2],
         }
-        return _judged("together", figures, {**self._gap, "distance": self._distance})
+        return _judged("together", metrics, {**self._gap, "distance": self._distance})
 
     @cached_property
     def _answers(self) -> Answers:
@@ -248,14 +248,14 @@ def _run(name: str, test: SelfTest) -> Check:
 
 def _failed(name: str, error: Exception) -> Check:
     reason = f"{type(error).__name__}: {error}".rstrip(": ")
-    return Check(name=name, passed=False, figures={}, reason=reason)
+    return Check(name=name, passed=False, metrics={}, reason=reason)
 
 
-def _judged(name: str, figures: Mapping[str, float], limits: Mapping[str, float]) -> Check:
-    """A check that passes while its figures are within their limits."""
+def _judged(name: str, metrics: Mapping[str, float], limits: Mapping[str, float]) -> Check:
+    """A check that passes while its metrics are within their limits."""
     reasons = [
-        f"{judged} is {figures[judged]:.3g}; at most {limit:g} is expected{HINT if limit else ''}"
+        f"{judged} is {metrics[judged]:.3g}; at most {limit:g} is expected{HINT if limit else ''}"
         for judged, limit in limits.items()
-        if not figures[judged] <= limit
+        if not metrics[judged] <= limit
     ]
-    return Check(name=name, passed=not reasons, figures=figures, reason="; ".join(reasons))
+    return Check(name=name, passed=not reasons, metrics=metrics, reason="; ".join(reasons))

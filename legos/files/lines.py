@@ -1,4 +1,4 @@
-"""JSON lines of a run: read them while they grow, and truncate them to a step."""
+"""JSON lines of a run: append them, read them while they grow, and truncate them to a step."""
 
 import json
 import logging
@@ -14,7 +14,8 @@ from legos.files.atomic import refusals_named, write_file
 
 __all__ = [
     "NewLines",
-    "has_figures_alone",
+    "append_whole",
+    "has_evaluation_alone",
     "has_step_lines",
     "parse_line",
     "report_steps",
@@ -28,7 +29,7 @@ class _Line(NamedTuple):
     """One line of a file."""
 
     step: int | None  # None: the line is damaged
-    figures: bool  # whether it has only figures of an evaluation, or a play of one
+    evaluation: bool  # whether it is about an evaluation: its metrics alone, or one of its plays
     data: bytes
 
 
@@ -72,6 +73,29 @@ class NewLines:
         return list(enumerate(lines, start=before + 1))
 
 
+def append_whole(path: Path, data: bytes) -> None:
+    """Append all of the data to a file, or nothing; the file is made if it does not exist.
+
+    Raises:
+        CheckpointError: the data cannot be written (disk full); no partial data is left.
+    """
+    try:
+        file = path.open("ab", buffering=0)
+    except OSError as error:
+        raise CheckpointError(f"cannot open {path}: {error.strerror}") from error
+    with file:
+        before, reason = file.tell(), "the disk is full"
+        try:
+            written = file.write(data)
+        except OSError as error:
+            written, reason = 0, error.strerror
+        if written != len(data):
+            os.truncate(file.fileno(), before)
+            raise CheckpointError(
+                f"cannot write {path}: {reason}; free some space, then continue with --resume"
+            )
+
+
 def parse_line(data: bytes) -> dict[str, Any] | None:
     """The JSON object of a line; None: the line is damaged."""
     try:
@@ -81,18 +105,18 @@ def parse_line(data: bytes) -> dict[str, Any] | None:
     return cast("dict[str, Any]", found) if isinstance(found, dict) else None
 
 
-def has_figures_alone(values: Mapping[str, Any]) -> bool:
-    """Whether a line of metrics has only figures of an evaluation, and none of a step."""
+def has_evaluation_alone(values: Mapping[str, Any]) -> bool:
+    """Whether a line of metrics has only metrics of an evaluation, and none of a step."""
     names = values.keys() - {"step"}
     return bool(names) and all(name.startswith("eval/") for name in names)
 
 
 def has_step_lines(path: Path) -> bool:
-    """Whether a file of metrics has more than figures of evaluations; damaged lines count."""
+    """Whether a file of metrics has more than metrics of evaluations; damaged lines count."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
-        return any(not _line(data).figures for data in file)
+        return any(not _line(data).evaluation for data in file)
 
 
 def rewind_lines(
@@ -106,7 +130,7 @@ def rewind_lines(
     Args:
         path: file with one JSON object per line, each with its ``step``; it need not exist.
         step: last step whose lines are kept.
-        evaluated: last step for lines that have only figures of an evaluation, and for plays of
+        evaluated: last step for lines that have only metrics of an evaluation, and for plays of
             evaluations; None: ``step``.
 
     Returns:
@@ -129,14 +153,14 @@ def rewind_lines(
                 *(path, ", ".join(map(str, damaged)), aside.name),
             )
         last = {True: step if evaluated is None else evaluated, False: step}
-        stays = [line.step is not None and line.step <= last[line.figures] for line in lines]
+        stays = [line.step is not None and line.step <= last[line.evaluation] for line in lines]
         kept = (line.data for line, stay in zip(_lines(path), stays, strict=True) if stay)
         if stays == sorted(stays, reverse=True):  # usually all lines to remove are at the end
             os.truncate(path, sum(map(len, kept)))
         else:
             write_file(path, b"".join(kept))
         _end_last_line(path)
-    known = {line.step for line in lines if line.step is not None and not line.figures}
+    known = {line.step for line in lines if line.step is not None and not line.evaluation}
     return {at for at in known if at <= step}, {at for at in known if at > step}
 
 
@@ -180,8 +204,8 @@ def _lines(path: Path) -> Iterator[_Line]:
 def _line(data: bytes) -> _Line:
     values = parse_line(data) or {}
     step = values.get("step")
-    figures = has_figures_alone(values) or values.get("evaluation") is True
-    return _Line(step if isinstance(step, int) else None, figures, data)
+    evaluation = has_evaluation_alone(values) or values.get("evaluation") is True
+    return _Line(step if isinstance(step, int) else None, evaluation, data)
 
 
 def _free_name(path: Path) -> Path:

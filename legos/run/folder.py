@@ -25,13 +25,12 @@ from legos.files.atomic import (
     write_file,
     write_folder,
 )
-from legos.files.lines import has_step_lines, rewind_lines
+from legos.files.lines import append_whole, has_step_lines, rewind_lines
 from legos.records.episode import Episode
 from legos.run.checkpoint import checkpoints, newest_whole, numbered
 from legos.run.episodes import episode_to_json
 from legos.run.lock import check_unheld, check_unmoved, hold
 from legos.run.settings import CONFIG, checked_settings, sealed
-from legos.track.jsonl import append_whole
 from legos.weights.adapter import Adapter
 from legos.weights.folder import write_adapter
 

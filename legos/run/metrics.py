@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from legos.errors import CheckpointError
-from legos.files.lines import NewLines, has_figures_alone, parse_line
+from legos.files.lines import NewLines, has_evaluation_alone, parse_line
 
 __all__ = ["Metrics", "MetricsTail", "newest_metrics", "read_metrics", "read_steps"]
 
@@ -51,7 +51,7 @@ def read_metrics(path: Path) -> list[Metrics]:
 
 def read_steps(path: Path) -> list[Metrics]:
     """The lines of optimiser steps in metrics.jsonl, in order; raises as ``read_metrics``."""
-    return [line for line in read_metrics(path) if not has_figures_alone(line)]
+    return [line for line in read_metrics(path) if not has_evaluation_alone(line)]
 
 
 def newest_metrics(path: Path) -> Metrics:
@@ -62,6 +62,6 @@ def newest_metrics(path: Path) -> Metrics:
         return {}
     for _, line in reversed(lines):
         values = parse_line(line) or {}
-        if isinstance(values.get("step"), int) and not has_figures_alone(values):
+        if isinstance(values.get("step"), int) and not has_evaluation_alone(values):
             return values
     return {}

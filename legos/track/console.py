@@ -56,7 +56,7 @@ class ConsoleTracker:
     On a terminal the table is redrawn in place, at most ten times per second. Otherwise one plain
     line is printed for the first step, every ``every``-th step, each evaluated step, the last step,
     and every step that ends ten seconds or more after the line before. The line of a step that is
-    evaluated next to training waits for its figures. Both forms show the time that is left, and how
+    evaluated next to training waits for its metrics. Both forms show the time that is left, and how
     many steps were skipped, that is their update was not applied.
     """
 
@@ -75,7 +75,7 @@ class ConsoleTracker:
             num_steps: length of the run in steps.
             console: console to write to; standard output by default.
             every: number of steps between plain lines.
-            evaluate_every: number of steps between evaluations whose figures come later than the
+            evaluate_every: number of steps between evaluations whose metrics come later than the
                 metrics of their step; 0: there are none.
             clock: returns a time in seconds.
         """
@@ -84,7 +84,7 @@ class ConsoleTracker:
         self._every = every
         self._evaluate_every = evaluate_every
         self._clock = clock
-        self._began = self._shown_at = clock()  # the latter: time of the newest line of a step
+        self._began = self._shown_at = clock()  # the latter: time at which a step was shown
         self._next_wait = self._began + _SLOW_S  # time from which on a line says what the run does
         self._ended_at: dict[int, float] = {}  # step -> time at which it ended; the newest
         self._doing = ""  # what the run does
@@ -92,7 +92,6 @@ class ConsoleTracker:
         self._evaluated: dict[int, Metrics] = {}  # newest evaluated steps, in ascending order
         self._seen: set[str] = set()
         self._skipped = 0  # steps whose update was not applied
-        self._drawn_at = -_REFRESH_S
         self._pending = False  # the newest step has not been shown yet
         self._live: Live | None = None
         if self._console.is_terminal:
@@ -100,12 +99,12 @@ class ConsoleTracker:
             self._live.start()
 
     def log(self, metrics: Metrics, *, step: int) -> None:
-        """Show one step; figures of an evaluation that come later are added to their step."""
+        """Show one step; metrics of an evaluation that come later are added to their step."""
         self._note_names(metrics)
         evaluated = any(name.startswith("eval/") for name in metrics)
         first = not self._rows
         self._skipped += metrics.get("applied") == 0
-        late = bool(self._rows) and step < max(self._rows)
+        late = step < max(self._rows, default=step)
         if step not in self._rows and not late:
             before = self._ended_at or ({step - 1: self._began} if step else {})
             self._ended_at = _newest({**before, step: self._clock()}, _ROWS)
@@ -114,12 +113,11 @@ class ConsoleTracker:
             self._rows = _newest({**self._rows, step: metrics}, _ROWS)
         if evaluated:
             self._evaluated = _newest({**self._evaluated, step: metrics}, _EVALUATED_ROWS)
-        if self._live is not None:
-            due = self._clock() - self._drawn_at >= _REFRESH_S
-        else:
-            slow = self._clock() - self._shown_at >= _SLOW_S
-            due = first or evaluated or step % self._every == 0 or slow
-            due = due and not (self._awaits_figures(step) and not evaluated)
+        limit_s = _SLOW_S if self._live is None else _REFRESH_S
+        due = first or self._clock() - self._shown_at >= limit_s
+        if self._live is None:
+            due = due or step % self._every == 0
+            due = evaluated or (due and not self._awaits_evaluation(step))
         if due:
             self._show(step, metrics)
         printed_late = late and self._live is None  # the newest step may still not be shown
@@ -153,20 +151,19 @@ class ConsoleTracker:
             seen.discard("play/moves_per_s" if texts else "play/tokens_per_s")
         self._seen |= seen
 
-    def _awaits_figures(self, step: int) -> bool:
-        """Whether the figures of an evaluation of this step come later."""
+    def _awaits_evaluation(self, step: int) -> bool:
+        """Whether the metrics of an evaluation of this step come later."""
         every = self._evaluate_every
         return bool(every) and step % every == 0 and 0 < step < self._num_steps
 
     def _show(self, step: int, metrics: Metrics) -> None:
         """Print the line of a step, or draw the whole table."""
+        self._shown_at = self._clock()
+        self._next_wait = self._shown_at + _SLOW_S
         if self._live is None:
-            self._shown_at = self._clock()
-            self._next_wait = self._shown_at + _SLOW_S
             self._console.print(self._line(step, metrics), highlight=False, soft_wrap=True)
-            return
-        self._drawn_at = self._clock()
-        self._live.update(self._table(), refresh=True)
+        else:
+            self._live.update(self._table(), refresh=True)
 
     def _time_left(self) -> str:
         """``12 min left``, by the time of the newest steps; empty for less than a minute."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from legos.errors import ConfigError
-from legos.files.lines import has_figures_alone
+from legos.files.lines import has_evaluation_alone
 
 __all__ = ["WandbMode", "WandbTracker", "choose_mode"]
 
@@ -76,7 +76,7 @@ class WandbTracker:
         values = {name: value for name, value in metrics.items() if value is not None}
         if any(name.startswith("eval/") for name in values):
             values[EVALUATED_STEP] = step
-        if has_figures_alone(metrics):
+        if has_evaluation_alone(metrics):
             self._run.log(values, step=max(step, self._run.step))
         else:
             self._run.log(values, step=step, commit=True)

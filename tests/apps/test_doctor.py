@@ -47,13 +47,13 @@ def test_every_check_passes_here(model: str, tiny_models: Mapping[str, Path]) ->
     checks = by_name(report.checks)
     assert list(checks) == ["parity", "swap", "gradients", "together"]
     assert report.healthy, report.text()
-    assert checks["parity"].figures["tokens"] == 256
-    assert 0 <= checks["parity"].figures["largest_gap_nats"] < 1e-4
-    gradients = checks["gradients"].figures
+    assert checks["parity"].metrics["tokens"] == 256
+    assert 0 <= checks["parity"].metrics["largest_gap_nats"] < 1e-4
+    gradients = checks["gradients"].metrics
     assert gradients["repeated"] == 0.0
     assert gradients["checkpointing"] < 1e-5
     assert 0 < gradients["whole_rows"] < 1e-4
-    assert checks["together"].figures["rounds"] >= 1
+    assert checks["together"].metrics["rounds"] >= 1
     assert "\npass  parity " in report.text()
 
 
@@ -77,7 +77,7 @@ def test_an_engine_with_other_weights_than_the_trainer_is_found(
     assert told["healthy"] is False
     parity = told["checks"]["parity"]
     assert parity["passed"] is False
-    assert parity["figures"]["largest_gap_nats"] > 1e-3
+    assert parity["metrics"]["largest_gap_nats"] > 1e-3
     assert "largest_gap_nats is" in parity["reason"]
     assert told["checks"]["gradients"]["passed"] is True
     assert told["checks"]["together"]["passed"] is False
@@ -138,7 +138,7 @@ def test_the_long_test_lets_engine_and_trainer_compute_for_longer(
     monkeypatch.setattr(device, "CHECKS", {"together": SelfTest.together})
     arguments = ["doctor", "--self-test", "--long", "--model", str(tiny_models["llama"]), "--json"]
     assert main(arguments) == 0
-    figures = json.loads(capsys.readouterr().out)["checks"]["together"]["figures"]
+    figures = json.loads(capsys.readouterr().out)["checks"]["together"]["metrics"]
     assert figures["rounds"] >= 1
     assert figures["footprint_mib"] > 10
     assert main(["doctor", "--long"]) == 2

@@ -4,14 +4,12 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 from safetensors.numpy import load_file
 from tiny_folders import write_tiny_model
 from tokenizers import Tokenizer
 
 from legos.builtin.files import ModelShape, random_weights, weight_shapes, write_model
 from legos.builtin.vocabulary import SPECIALS, TOKENS
-from legos.errors import ModelError
 
 FILES = {
     "config.json",
@@ -57,13 +55,6 @@ def test_weights_are_stored_as_given(tmp_path: Path) -> None:
         np.testing.assert_array_equal(stored[name], array)
     assert stored["model.layers.1.self_attn.k_proj.weight"].shape == (32, 64)
     assert stored["model.layers.0.self_attn.q_norm.weight"].shape == (32,)
-
-
-def test_sizes_that_no_loader_opens_are_refused() -> None:
-    with pytest.raises(ModelError, match=f"vocab is 100; the built-in tokenizer has {len(TOKENS)}"):
-        ModelShape(vocab=100)
-    with pytest.raises(ModelError, match="heads 3 is not a multiple of kv_heads 2"):
-        ModelShape(heads=3)
 
 
 def test_the_committed_tokenizer_has_the_tokens_of_the_vocabulary(tmp_path: Path) -> None:
