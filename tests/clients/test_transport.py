@@ -129,13 +129,15 @@ def test_a_server_that_answers_nobody_gets_one_request_at_a_time() -> None:
     [
         ("2", 2.0, 2.0),
         ("1.5", 1.5, 1.5),
-        (format_datetime(datetime.now(UTC) + timedelta(hours=9), usegmt=True), 9000, 32400),
+        ("in nine hours", 9000, 32400),
         ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0, 0.0),
         ("-3", 0.0, 0.0),
         ("nan", 0.0, 0.0),
     ],
 )
 def test_a_pause_is_read_in_every_form(text: str, least: float, most: float) -> None:
+    if text == "in nine hours":
+        text = format_datetime(datetime.now(UTC) + timedelta(hours=9), usegmt=True)
     found = retry_after(httpx.Response(429, headers={"retry-after": text}))
     assert found is not None
     assert least <= found <= most
