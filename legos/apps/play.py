@@ -14,6 +14,7 @@ from legos.apps.adapters import loaded, named_adapter
 from legos.apps.person import Person, Terminal
 from legos.apps.transcript import answer_of, ending, heading, turns_of
 from legos.arena.arena import Arena, GameArena
+from legos.arena.cursor import plays_from
 from legos.arena.matchmaker import SeatOverride
 from legos.builtin import is_builtin
 from legos.clients.openai import OpenAIClient
@@ -21,7 +22,6 @@ from legos.config.schema import GenerationConfig, PlayConfig
 from legos.errors import ArenaError, ConfigError, did_you_mean
 from legos.games.bots import OptimalBot, RandomBot
 from legos.games.figures import GameTree, Policy
-from legos.play.cursor import plays_from
 from legos.play.step import play_all
 from legos.protocols import Client, Seat
 from legos.records.episode import Episode

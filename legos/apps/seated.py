@@ -6,9 +6,9 @@ from functools import partial
 
 from legos.apps.adapters import named_adapter
 from legos.arena.arena import Arena
+from legos.arena.cursor import plays_from
 from legos.arena.matchmaker import ArenaSeats, SeatOverride, renamed
 from legos.errors import CheckpointError
-from legos.play.cursor import plays_from
 from legos.records.names import BASE
 from legos.weights.adapter import Adapter
 

@@ -2,22 +2,21 @@
 
 import logging
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from itertools import accumulate
 from typing import Any
 
 from legos.arena.checks import check_attributes, check_names, checked_rewards, checked_seats
 from legos.arena.curriculum import Climb
+from legos.arena.cursor import TaskCursor
 from legos.arena.game import Game
 from legos.arena.matchmaker import ArenaSeats
-from legos.arena.playable import Playable, Rewards
+from legos.arena.playable import Playable
 from legos.arena.store import Stores
 from legos.errors import ArenaError
-from legos.play.cursor import TaskCursor
-from legos.play.step import play_step
-from legos.play.table import Table
 from legos.protocols import Client, CreditAssigner, Curriculum, Matchmaker, Seat
-from legos.records.episode import Episode, Task
+from legos.records.episode import Task
 from legos.records.group import TrainingBatch
 from legos.records.message import Sampling
 from legos.records.numbers import shown
@@ -67,94 +66,6 @@ class Arena(Playable):
         self.stores = Stores()
         self._default_seats: tuple[object, dict[str, Seat]] | None = None  # and what they depend on
 
-    @property
-    def name(self) -> str:
-        """The arena's name in logs and records."""
-        return type(self).__name__.lower()
-
-    @property
-    def pure_game(self) -> Game | None:
-        """None: each play is a coroutine of its own."""
-        return None
-
-    def tasks(self, rng: random.Random) -> Iterable[Task]:
-        """The tasks to play, in order; a finite sequence starts again when it ends.
-
-        If the arena has ``levels``, every task has one (``Task.level``): the curriculum chooses the
-        level of each task of a run, whose next task in this order is then played.
-
-        Args:
-            rng: the only source of randomness, so that a resumed run draws the same tasks.
-        """
-        raise ArenaError(
-            f"arena {self.name!r} has no tasks; write tasks(self, rng), which yields them"
-        )
-
-    def held_out(self, rng: random.Random) -> Iterable[Task] | None:
-        """Tasks of evaluations, which are never trained on; None: those of ``tasks``.
-
-        Args:
-            rng: the only source of randomness; every evaluation gets the same.
-        """
-        return None
-
-    async def play(self, t: Table) -> Rewards:
-        """Play one task at the table and return role -> reward.
-
-        A reward is a number or, if ``reward_weights`` names parts, part -> value.
-        """
-        raise ArenaError(f"arena {self.name!r} has no play; write async def play(self, t)")
-
-    def success(self, episode: Episode) -> float:
-        """How far a play succeeded, 0 to 1: by default, whether the first role's reward reaches 1.
-
-        The curriculum uses it, and evaluations report its mean for each level.
-        """
-        return float(episode.rewards[self.roles[0]] >= 1.0)
-
-    def example(self, role: str, prompt: str, rng: random.Random) -> str | None:
-        """An answer in the form that a role's answers have, for ``legos arenas check``.
-
-        Without it, the check answers questions without choices with texts that mean nothing, so
-        that such a play may end at its first question. In a play that was spawned from a class,
-        ``role`` is the first role of this arena, whose client is asked there.
-        """
-        return None
-
-    def oracle(
-        self, role: str, prompt: str, task: Task, rng: random.Random
-    ) -> tuple[str, float] | None:
-        """The right answer, and what it earns, for ``legos arenas check``; None: there is none.
-
-        Args:
-            role: the role that is asked, as for ``example``.
-            prompt: the question.
-            task: the task of the play, of the outermost one if plays are spawned.
-            rng: the only source of randomness.
-
-        Returns:
-            The answer, and the reward that the seat gets for its play if all its questions are
-            answered so. The check fails if it gets less.
-        """
-        return None
-
-    def private(self, task: Task) -> Mapping[str, Sequence[str]]:
-        """Texts of a task that one role alone may read, role -> texts, for ``legos arenas check``.
-
-        The check fails if such a text is in a prompt of another role.
-        """
-        return {}
-
-    def reference(self) -> Mapping[str, float]:
-        """Known reference numbers by name, such as what chance earns.
-
-        ``legos arenas check`` compares two of them with scripted plays: ``oracle``, the mean reward
-        of a player that answers by ``oracle``, and ``idle``, that of one that says nothing; they
-        are called ``oracle_ROLE`` and ``idle_ROLE`` where there are several roles. By default
-        ``references``; write the method where the numbers depend on options.
-        """
-        return self.references
-
     def seats(self, task: Task) -> Mapping[str, Seat]:
         """The default seat of each role; the first policy sits in every seat.
 
@@ -202,10 +113,6 @@ class Arena(Playable):
         source = "seats()" if by_arena else f"seats() of {type(self.matchmaker).__name__}"
         return f"{source} of arena {self.name!r}"
 
-    def forfeit(self, role: str) -> Rewards:
-        """Rewards of a play that ``role`` forfeits."""
-        return {other: self.forfeit_reward if other == role else 0.0 for other in self.roles}
-
     def child(self, thing: object, seat: Seat) -> "Arena":
         """The arena of child plays.
 
@@ -242,7 +149,8 @@ class Arena(Playable):
                 breaks the rules for plays, or every play failed.
         """
         check_attributes(self)
-        return await play_step(self, self.cursor, self.credit_assigner, concurrency)
+        room: Any = import_module("legos.play.step")  # a room above, of which this is a facade
+        return await room.play_step(self, self.cursor, self.credit_assigner, concurrency)
 
     def state(self) -> dict[str, Any]:
         """The state that a resumed run needs: tasks, curriculum, credit, matchmaker, stores."""
@@ -339,7 +247,7 @@ class GameArena(Arena):
             name, start = random.Random(seed).choices(starts, cum_weights=bounds)[0]
             yield Task(id=name, seed=seed, data=start)
 
-    async def play(self, t: Table) -> Mapping[str, float]:
+    async def play(self, t: Any) -> Mapping[str, float]:
         """Ask the seats that move, and draw what chance decides, until the game ends."""
         game = self.game
         state = game.after_chance(t.task.data, t.rng)

@@ -14,7 +14,7 @@ from legos.errors import ArenaError, LegosError, did_you_mean
 from legos.protocols import Seat
 from legos.records.episode import Task
 from legos.records.message import Message
-from legos.records.numbers import MAX_REWARD, brief, number, refusal_of, reward_range, shown
+from legos.records.numbers import MAX_REWARD, brief, checked_reward, number, reward_range, shown
 
 __all__ = [
     "check_attributes",
@@ -315,13 +315,11 @@ def checked_rewards(returned: Any, roles: Sequence[str], source: str) -> dict[st
     for role in roles:
         if role not in given:
             raise ArenaError(f"{source} returned {_unlike(returned, roles)}")
-        reward = rewards[role] = number(given[role])
-        if not abs(reward) <= MAX_REWARD:
-            parts = isinstance(given[role], Mapping)
-            hint = ", or reward_weights in the arena: part -> weight" if parts else ""
-            raise refusal_of(given[role])(
-                f"{source} gives {role!r} the reward {shown(given[role])}; {reward_range}{hint}"
-            )
+        parts = isinstance(given[role], Mapping)
+        hint = ", or reward_weights in the arena: part -> weight" if parts else ""
+        rewards[role] = checked_reward(
+            given[role], f"{source} gives {role!r} the reward", hint=hint
+        )
     return rewards
 
 

@@ -1,8 +1,8 @@
 """Compare two answers through a judge, in both orders, and measure how far it can be trusted."""
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from statistics import fmean
 
 from msgspec import Struct
@@ -57,14 +57,11 @@ def verdict_of(replies: Sequence[Reply]) -> tuple[Verdict, list[float | None]]:
     ), shown_first
 
 
-@dataclass(slots=True)
 class JudgeTally:
     """Counts the verdicts of one play."""
 
-    shown_first: list[float] = field(default_factory=list[float])
-    agreed: list[bool] = field(default_factory=list[bool])
-    right: list[bool] = field(default_factory=list[bool])
-    unclear: list[bool] = field(default_factory=list[bool])
+    def __init__(self) -> None:
+        self._values: defaultdict[str, list[float]] = defaultdict(list)
 
     def add(
         self, verdict: Verdict, shown_first: Sequence[float | None], truth: float | None
@@ -81,16 +78,11 @@ class JudgeTally:
             order has no influence), ``judge_agreement`` of the two orders, ``judge_right``,
             the share of verdicts nearer to the truth than to its opposite, and ``judge_unclear``.
         """
-        self.shown_first += [score for score in shown_first if score is not None]
-        self.unclear += [score is None for score in shown_first]
+        values = self._values
+        values["judge_first"] += [score for score in shown_first if score is not None]
+        values["judge_unclear"] += [score is None for score in shown_first]
         if verdict.agreed is not None:
-            self.agreed.append(verdict.agreed)
+            values["judge_agreement"].append(verdict.agreed)
         if truth is not None:
-            self.right.append(abs(verdict.score - truth) < 0.5)
-        means = {
-            "judge_first": self.shown_first,
-            "judge_agreement": self.agreed,
-            "judge_right": self.right,
-            "judge_unclear": self.unclear,
-        }
-        return {name: fmean(values) for name, values in means.items() if values}
+            values["judge_right"].append(abs(verdict.score - truth) < 0.5)
+        return {name: fmean(found) for name, found in values.items() if found}

@@ -1,11 +1,13 @@
-"""The interface of arenas for the code that plays them; users derive from ``Arena``."""
+"""What an arena is to the code that plays it: options, tasks and hooks, which users override."""
 
 import random
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 from legos.arena.game import Game, Utility
 from legos.arena.store import Stores
+from legos.errors import ArenaError
 from legos.protocols import Curriculum, Matchmaker, Seat
 from legos.records.episode import Episode, Task
 from legos.records.names import POLICY
@@ -17,7 +19,7 @@ Rewards = Mapping[str, float] | Mapping[str, Mapping[str, float]]
 """Role -> reward, or role -> name of a part -> its value (``reward_weights``)."""
 
 
-class Playable(Protocol):
+class Playable(ABC):
     """Settings, tasks, seats and one coroutine that plays.
 
     The number of plays of one step is ``tasks_per_step * group_size``, unless a task has a
@@ -51,37 +53,99 @@ class Playable(Protocol):
     @property
     def name(self) -> str:
         """The arena's name in logs and records."""
-        ...
+        return type(self).__name__.lower()
 
     @property
     def pure_game(self) -> Game | None:
-        """The game whose rules alone play; its plays advance together, and ``play`` is not used."""
-        ...
+        """None: each play is a coroutine of its own."""
+        return None
 
     def tasks(self, rng: random.Random) -> Iterable[Task]:
-        """The tasks to play, in order; a finite list starts again when it ends."""
-        ...
+        """The tasks to play, in order; a finite sequence starts again when it ends.
+
+        If the arena has ``levels``, every task has one (``Task.level``): the curriculum chooses the
+        level of each task of a run, whose next task in this order is then played.
+
+        Args:
+            rng: the only source of randomness, so that a resumed run draws the same tasks.
+        """
+        raise ArenaError(
+            f"arena {self.name!r} has no tasks; write tasks(self, rng), which yields them"
+        )
 
     def held_out(self, rng: random.Random) -> Iterable[Task] | None:
-        """Tasks of evaluations; None: those of ``tasks``."""
-        ...
+        """Tasks of evaluations, which are never trained on; None: those of ``tasks``.
 
-    def success(self, episode: Episode) -> float:
-        """How far a play succeeded, 0 to 1."""
-        ...
-
-    def seated(self, task: Task, seed: int) -> Mapping[str, Seat]:
-        """The seats of one play, chosen by the matchmaker."""
-        ...
+        Args:
+            rng: the only source of randomness; every evaluation gets the same.
+        """
+        return None
 
     async def play(self, t: Any) -> Rewards:
-        """Play one task at a ``Table`` and return role -> reward, a number or its named parts."""
-        ...
+        """Play one task at the ``Table`` t and return role -> reward.
+
+        A reward is a number or, if ``reward_weights`` names parts, part -> value.
+        """
+        raise ArenaError(f"arena {self.name!r} has no play; write async def play(self, t)")
+
+    def success(self, episode: Episode) -> float:
+        """How far a play succeeded, 0 to 1: by default, whether the first role's reward reaches 1.
+
+        The curriculum uses it, and evaluations report its mean for each level.
+        """
+        return float(episode.rewards[self.roles[0]] >= 1.0)
+
+    def example(self, role: str, prompt: str, rng: random.Random) -> str | None:
+        """An answer in the form that a role's answers have, for ``legos arenas check``.
+
+        Without it, the check answers questions without choices with texts that mean nothing, so
+        that such a play may end at its first question. In a play that was spawned from a class,
+        ``role`` is the first role of this arena, whose client is asked there.
+        """
+        return None
+
+    def oracle(
+        self, role: str, prompt: str, task: Task, rng: random.Random
+    ) -> tuple[str, float] | None:
+        """The right answer, and what it earns, for ``legos arenas check``; None: there is none.
+
+        Args:
+            role: the role that is asked, as for ``example``.
+            prompt: the question.
+            task: the task of the play, of the outermost one if plays are spawned.
+            rng: the only source of randomness.
+
+        Returns:
+            The answer, and the reward that the seat gets for its play if all its questions are
+            answered so. The check fails if it gets less.
+        """
+        return None
+
+    def private(self, task: Task) -> Mapping[str, Sequence[str]]:
+        """Texts of a task that one role alone may read, role -> texts, for ``legos arenas check``.
+
+        The check fails if such a text is in a prompt of another role.
+        """
+        return {}
+
+    def reference(self) -> Mapping[str, float]:
+        """Known reference numbers by name, such as what chance earns.
+
+        ``legos arenas check`` compares two of them with scripted plays: ``oracle``, the mean reward
+        of a player that answers by ``oracle``, and ``idle``, that of one that says nothing; they
+        are called ``oracle_ROLE`` and ``idle_ROLE`` where there are several roles. By default
+        ``references``; write the method where the numbers depend on options.
+        """
+        return self.references
 
     def forfeit(self, role: str) -> Rewards:
         """Rewards of a play that ``role`` forfeits."""
-        ...
+        return {other: self.forfeit_reward if other == role else 0.0 for other in self.roles}
 
-    def child(self, thing: Any, seat: Seat) -> "Playable":
+    @abstractmethod
+    def seated(self, task: Task, seed: int) -> Mapping[str, Seat]:
+        """The seats of one play, chosen by the matchmaker."""
+
+    @abstractmethod
+    def child(self, thing: object, seat: Seat) -> "Playable":
         """The arena of child plays, from the argument of ``Table.spawn`` and the seat to ask."""
-        ...

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from legos.errors import ArenaError, did_you_mean
-from legos.records.numbers import MAX_REWARD, number, refusal_of, reward_range, shown
+from legos.records.numbers import checked_reward
 
 __all__ = ["Parts", "weighted"]
 
@@ -53,10 +53,6 @@ def _checked(
                 f"{source} gives {role!r} the reward part {part!r}, which has no weight in the "
                 f"arena's reward_weights{did_you_mean(str(part), weights)}"
             )
-        checked[part] = number(value)
-        if not abs(checked[part]) <= MAX_REWARD:
-            raise refusal_of(value)(
-                f"{source} gives {role!r} the value {shown(value)}, for the reward part {part!r}; "
-                f"{reward_range}"
-            )
+        of = f", for the reward part {part!r}"
+        checked[part] = checked_reward(value, f"{source} gives {role!r} the value", of=of)
     return checked

@@ -14,10 +14,10 @@ from msgspec import Struct
 from msgspec.structs import replace as changed
 
 from legos.arena.arena import SEATING, Arena
+from legos.arena.cursor import plays_from
 from legos.arena.matchmaker import ArenaSeats
 from legos.credit.means import with_children
 from legos.fakes.client import Asked, ScriptedClient
-from legos.play.cursor import plays_from
 from legos.play.step import play_all
 from legos.protocols import Seat, Seating
 from legos.records.episode import Episode, Task

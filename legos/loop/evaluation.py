@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from legos.arena.arena import Arena, GameArena
 from legos.arena.curriculum import success_rates
+from legos.arena.cursor import plays_from
 from legos.credit.means import play_figures, with_children
 from legos.errors import ArenaError, GameSizeError
 from legos.games.figures import (
@@ -18,7 +19,6 @@ from legos.games.figures import (
     decision_points,
     evaluate,
 )
-from legos.play.cursor import plays_from
 from legos.play.step import play_all, warn_of
 from legos.protocols import Scorer
 from legos.records.episode import Episode

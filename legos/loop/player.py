@@ -11,12 +11,12 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 
 from legos.arena.arena import Arena
+from legos.arena.cursor import Split
 from legos.errors import Stopped
 from legos.loop.batcher import Batcher
 from legos.loop.concurrency import ConcurrencyLimit, EngineStats
 from legos.loop.trainer import References
 from legos.play.context import PlayContext, play_context
-from legos.play.cursor import Split
 from legos.play.step import finish_group, play_each, required_credit
 from legos.records.episode import Episode, Task
 from legos.records.group import Group

@@ -10,6 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from legos.arena.curriculum import record_levels
+from legos.arena.cursor import TaskCursor
 from legos.arena.playable import Playable
 from legos.arena.store import Stores
 from legos.credit.credited import with_samples
@@ -18,7 +19,6 @@ from legos.errors import (
     ArenaError,
 )
 from legos.play.context import PlayContext, play_context
-from legos.play.cursor import TaskCursor
 from legos.play.descent import Descent
 from legos.play.game_plays import GamePlays
 from legos.play.outcome import episode_after, episode_of, rewards_of

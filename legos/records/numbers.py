@@ -11,8 +11,8 @@ __all__ = [
     "MAX_REWARD",
     "bounded",
     "brief",
+    "checked_reward",
     "number",
-    "refusal_of",
     "reward_range",
     "shown",
 ]
@@ -62,7 +62,23 @@ def bounded(value: Any, what: str, most: float, least: float | None = None) -> f
     return found
 
 
-def refusal_of(reward: Any) -> type[ArenaError]:
-    """The error for a wrong reward: a number of a wrong size fails one play, others end the run."""
-    counts = reward is None or isinstance(reward, Number) or not math.isnan(number(reward))
-    return RewardError if counts else ArenaError
+def checked_reward(reward: Any, what: str, *, of: str = "", hint: str = "") -> float:
+    """A reward, or a part of one, as a Python float.
+
+    Args:
+        reward: what an arena returned.
+        what: who gives it to whom, for the message.
+        of: which part of the reward it is.
+        hint: what else is expected.
+
+    Raises:
+        RewardError: it is None, or a number that is not finite or beyond ``MAX_REWARD``, which
+            fails one play.
+        ArenaError: it is no number, which ends the run.
+    """
+    found = number(reward)
+    if abs(found) <= MAX_REWARD:
+        return found
+    counts = reward is None or isinstance(reward, Number) or not math.isnan(found)
+    refusal = RewardError if counts else ArenaError
+    raise refusal(f"{what} {shown(reward)}{of}; {reward_range}{hint}")

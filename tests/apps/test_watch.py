@@ -13,12 +13,12 @@ from msgspec.structs import replace
 
 from legos.apps.transcript import ending
 from legos.apps.watch import replay, watch
+from legos.arena.cursor import plays_from
 from legos.cli.process import main
 from legos.config.resolve import resolve
 from legos.errors import CheckpointError
 from legos.fakes import ScriptedClient, make_episode
 from legos.games.bots import RandomBot
-from legos.play.cursor import plays_from
 from legos.play.step import play_all
 from legos.records.episode import Episode, Rollout, Task, Turn
 from legos.records.message import Completion, Message, Sampling, ToolCall

@@ -12,8 +12,8 @@ import pytest
 from arenas.programs import Programs
 from legos import GRPOCredit, Trainer, load_model
 from legos.apps.served_run import ServedRun
+from legos.arena.cursor import plays_from
 from legos.errors import ArenaError
-from legos.play.cursor import plays_from
 from legos.play.step import play_all
 from legos.records.episode import Episode, Task
 

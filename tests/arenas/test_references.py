@@ -16,9 +16,9 @@ from arenas.problems import lists_in, question
 from arenas.refine import SUBJECTS, WORDS, Refine, Rules, score_of
 from arenas.zorplex import Zorplex
 from legos import Task
+from legos.arena.cursor import plays_from
 from legos.checks.players import played, slack
 from legos.fakes import Asked, ScriptedClient
-from legos.play.cursor import plays_from
 
 Operator = Callable[[int, int], int]
 

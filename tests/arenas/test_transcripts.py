@@ -19,11 +19,11 @@ import pytest
 
 from legos import Arena, Episode, Game, Seat, Task, make_arena
 from legos.apps.transcript import ending, heading, turns_of
+from legos.arena.cursor import plays_from
 from legos.arena.matchmaker import ArenaSeats
 from legos.arena.registry import known_arenas
 from legos.config.schema import PlayConfig
 from legos.fakes import Asked, ScriptedClient
-from legos.play.cursor import plays_from
 from legos.play.step import play_all
 from legos.protocols import Seating
 from legos.run.episodes import stored_episode

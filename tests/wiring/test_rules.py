@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from legos import GameArena, make_arena
+from legos.arena.cursor import plays_from
 from legos.arena.game import Game
 from legos.arena.registry import advice, known_arenas
 from legos.builtin import BUILTIN, builtin_path
@@ -14,7 +15,6 @@ from legos.config.resolve import resolve
 from legos.errors import ConfigError
 from legos.fakes import Asked, ScriptedClient
 from legos.loop.evaluation import ArenaEvaluation
-from legos.play.cursor import plays_from
 from legos.play.step import play_all
 
 GAMES = [name for name, kind in known_arenas().items() if issubclass(kind, Game)]

@@ -18,11 +18,11 @@ from typing import Any, Literal, NamedTuple
 
 from legos.arena.checks import checked_tasks
 from legos.arena.playable import Playable
-from legos.credit.groups import check_tasks
 from legos.errors import ArenaError
 from legos.records.episode import Task
 from legos.records.group import Group
 from legos.records.seeds import mix
+from legos.records.task_ids import check_task_ids
 
 __all__ = ["Split", "TaskCursor", "plays_from"]
 
@@ -168,7 +168,7 @@ class TaskCursor:
             places[number] = _Place(level, self._drawn[level], self._plays_planned)
             self._drawn[level] += 1
             self._plays_planned += task.group_size or arena.group_size
-        check_tasks(arena.name, tasks.values())
+        check_task_ids(((None, arena.name), task) for task in tasks.values())
         return _Round(tasks, places, set(tasks))
 
     def _stream(self, level: str | None, *, skip: int) -> Iterator[Task]:
