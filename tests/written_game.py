@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from legos.arena.game import Game
-from legos.games.figures import GameTree, decision_points
+from legos.games.figures import GameTree
 
 __all__ = ["Written", "no_illegal", "pennies"]
 
@@ -59,4 +59,4 @@ def pennies(win: float = 1.0) -> Written:
 
 
 def no_illegal(tree: GameTree) -> dict[tuple[str, str], float]:
-    return {(point.role, point.view): 0.0 for point in decision_points(tree)}
+    return {(point.role, point.view): 0.0 for point in tree.graph.points}

@@ -21,7 +21,7 @@ from legos.clients.openai import OpenAIClient
 from legos.config.schema import GenerationConfig, PlayConfig
 from legos.errors import ArenaError, ConfigError, did_you_mean
 from legos.games.bots import OptimalBot, RandomBot
-from legos.games.figures import GameTree, Policy
+from legos.games.figures import GameTree, Policy, optimal_policy
 from legos.play.step import play_all
 from legos.protocols import Client, Seat
 from legos.records.episode import Episode
@@ -224,8 +224,8 @@ def _optimal_policy(arena: Arena) -> Policy:
     reason = "it is no game with states"
     if isinstance(arena, GameArena):
         tree = GameTree(arena.game)
-        if tree.optimal is not None:
-            return tree.optimal
+        if (best := optimal_policy(tree)) is not None:
+            return best
         reason = tree.unsolved
     raise ArenaError(
         f"no optimal player of arena {arena.name!r} can be computed: {reason}; seat another one, "

@@ -5,7 +5,7 @@ it. Every function takes a ``GameTree``, which enumerates all states once and sh
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from math import isclose, isfinite
 
@@ -30,7 +30,6 @@ __all__ = [
     "GameTree",
     "Outcome",
     "Policy",
-    "decision_points",
     "evaluate",
     "expected_payoffs",
     "exploitability",
@@ -74,10 +73,6 @@ class GameReport:
     vs_random: Outcome | None  # result against uniform moves
     vs_optimal: Outcome | None  # result against ``optimal_policy``
 
-    def as_dict(self) -> dict[str, str | float | dict[str, float] | None]:
-        """JSON values: an outcome becomes an object of win, draw and loss."""
-        return asdict(self)
-
 
 class GameTree:
     """A game with all its states: make it once, and evaluate many policies with it.
@@ -100,19 +95,13 @@ class GameTree:
         self.game = game
         self.graph = write_out(game, max_states=max_states)
 
-    @cached_property
-    def optimal(self) -> Policy | None:
-        """The result of ``optimal_policy``, computed at the first use."""
-        found = self._solution
-        return None if isinstance(found, str) else self.policy(found)
-
     @property
     def unsolved(self) -> str | None:
         """Why there is no optimal policy; None: there is one."""
-        return self._solution if isinstance(self._solution, str) else None
+        return self.solution if isinstance(self.solution, str) else None
 
     @cached_property
-    def _solution(self) -> FloatArray | str:
+    def solution(self) -> FloatArray | str:
         """[P] an optimal policy, or why there is none."""
         graph = self.graph
         if self.inducible:
@@ -177,11 +166,6 @@ class GameTree:
         return self.chances(dict.fromkeys(self.graph.roles, policy))
 
 
-def decision_points(game: GameTree) -> tuple[DecisionPoint, ...]:
-    """All decision points of a game: one per role and view, in playing order."""
-    return game.graph.points
-
-
 def uniform_policy(game: GameTree) -> Policy:
     """The policy that gives every legal move the same probability."""
     return game.policy(normalised(game.graph, np.zeros(len(game.graph.point_of_slot))))
@@ -198,7 +182,8 @@ def optimal_policy(game: GameTree) -> Policy | None:
         None if there is none, for the reason ``GameTree.unsolved``: the game is neither, the solver
         failed, or there are more than 10,000 plans to try.
     """
-    return game.optimal
+    found = game.solution
+    return None if isinstance(found, str) else game.policy(found)
 
 
 def expected_payoffs(game: GameTree, policies: Mapping[str, Policy]) -> Mapping[str, float]:
@@ -285,20 +270,20 @@ def evaluate(
     missing = [key for key in keys if key not in illegal_probability]
     if missing:
         raise ArenaError(f"no illegal probability for {missing[0][0]} at {missing[0][1]!r}")
-    best = game.optimal
+    best = optimal_policy(game)
     random = uniform_policy(game) if game.graph.zero_sum else None
     team = game.graph.cooperative
+
+    def value(policy: Policy) -> float:
+        return float(expected(game.graph, game.everywhere(policy))[0])
+
     return GameReport(
         arena=game.game.name,
         optimal_move_rate=optimal_move_rate(game, policy),
         exploitability=exploitability(game, policy),
-        joint_value=_joint_value(game, policy) if team else None,
-        optimal_joint_value=_joint_value(game, best) if team and best else None,
+        joint_value=value(policy) if team else None,
+        optimal_joint_value=value(best) if team and best else None,
         illegal_probability=sum(illegal_probability[key] for key in keys) / len(keys),
         vs_random=outcome_shares(game, policy, random) if random else None,
         vs_optimal=outcome_shares(game, policy, best) if best and random else None,
     )
-
-
-def _joint_value(game: GameTree, policy: Policy) -> float:
-    return float(expected(game.graph, game.everywhere(policy))[0])

@@ -93,9 +93,8 @@ def write_out(game: Game, *, max_states: int) -> GameGraph:
             the game's code fails.
     """
     try:
-        starts = _starts(game)
         walk = _Walk(game)
-        walk.visit_all(starts, max_states)
+        starts = walk.visit_all(max_states)
     except LegosError:
         raise
     except Exception as error:  # the game's own code may raise anything
@@ -149,14 +148,6 @@ def write_out(game: Game, *, max_states: int) -> GameGraph:
     return graph
 
 
-def _starts(game: Game) -> Sequence[tuple[State, float]]:
-    check_names(game.roles, f"roles of game {game.name!r}")
-    starts = game.starts()
-    if starts is None:
-        raise ArenaError(f"game {game.name!r} does not list its starts; write starts()")
-    return starts
-
-
 @dataclass(frozen=True, slots=True)
 class _Moving:
     """A state in which several roles move at once, and the moves of the first of them."""
@@ -177,7 +168,12 @@ class _Walk:
         self.edges: list[tuple[int, int, int, float]] = []  # parent, child, slot, chance
         self.num_slots = 0
 
-    def visit_all(self, starts: Sequence[tuple[State, float]], max_states: int) -> None:
+    def visit_all(self, max_states: int) -> Sequence[tuple[State, float]]:
+        """Find all nodes; returns the starts with their probabilities."""
+        check_names(self.game.roles, f"roles of game {self.game.name!r}")
+        starts = self.game.starts()
+        if starts is None:
+            raise ArenaError(f"game {self.game.name!r} does not list its starts; write starts()")
         self._check_outcomes(starts, "starts()")
         for state, _ in starts:
             self._number(state)
@@ -190,6 +186,7 @@ class _Walk:
                 )
             self._visit(node, self.states[node])
             node += 1
+        return starts
 
     def origins(self) -> IntArray:
         """[N] the node of the state in which a node's simultaneous moves began; mostly itself."""
@@ -228,7 +225,9 @@ class _Walk:
             return
         turn = self.game.turn(state)
         if turn is None:
-            self.payoffs[node] = self._payoff_row(state)
+            source = f"payoff({state!r}) of game {self.game.name!r}"
+            rewards = checked_rewards(self.game.payoff(state), self.game.roles, source)
+            self.payoffs[node] = tuple(rewards.values())
             return
         roles = self._roles(state, turn)
         first, point = self._point(state, roles[len(moves)])
@@ -274,10 +273,6 @@ class _Walk:
                 f" {view!r}; a prompt must not tell more than the view"
             )
         return first, known
-
-    def _payoff_row(self, state: State) -> tuple[float, ...]:
-        source = f"payoff({state!r}) of game {self.game.name!r}"
-        return tuple(checked_rewards(self.game.payoff(state), self.game.roles, source).values())
 
 
 def _layers_of_role(

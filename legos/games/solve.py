@@ -97,7 +97,7 @@ def nash_conv_of(graph: GameGraph, policy: FloatArray) -> float:
     Source: Lanctot et al., A unified game-theoretic approach, 2017, arXiv:1711.00832.
     """
     have = expected(graph, policy)
-    could = [best_response(graph, policy, role)[0] for role in _roles(graph)]
+    could = [best_response(graph, policy, role)[0] for role in range(len(graph.roles))]
     return float(sum(max(0.0, most - now) for most, now in zip(could, have, strict=True)))
 
 
@@ -136,7 +136,9 @@ def joint_optimum(graph: GameGraph, *, max_plans: int) -> FloatArray | None:
     num_moves = np.bincount(graph.point_of_slot)
     first = np.flatnonzero(np.diff(graph.point_of_slot, prepend=-1))
     role_of_point = graph.role_of_slot[first]
-    plans = [math.prod(num_moves[role_of_point == role].tolist()) for role in _roles(graph)]
+    plans = [
+        math.prod(num_moves[role_of_point == role].tolist()) for role in range(len(graph.roles))
+    ]
     last = int(np.argmax(plans))
     if math.prod(plans) // plans[last] > max_plans:
         return None
@@ -163,10 +165,6 @@ def _edge_chances(
     """[edges] probability that each edge is taken at its node, by its role or by chance."""
     slots = graph.slot[edges]
     return np.where(slots >= 0, policy[slots], graph.chance[edges])
-
-
-def _roles(graph: GameGraph) -> range:
-    return range(len(graph.roles))
 
 
 def _choose(

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any, cast
 
@@ -16,7 +17,6 @@ from legos.games.figures import (
     DecisionPoint,
     GameReport,
     GameTree,
-    decision_points,
     evaluate,
 )
 from legos.play.step import play_all, warn_of
@@ -101,7 +101,7 @@ class ArenaEvaluation:
                 evaluated in its place; None: the policies themselves.
         """
         if self._tree is not None:
-            return (await self.report(adapters=adapters)).as_dict()
+            return asdict(await self.report(adapters=adapters))
         return await self._played(adapters or {})
 
     async def report(self, *, adapters: Mapping[str, str] | None = None) -> GameReport:
@@ -122,7 +122,7 @@ class ArenaEvaluation:
             )
         points_of: dict[str, list[DecisionPoint]] = {}
         players = self._policies_by_role()
-        for point in decision_points(self._tree):
+        for point in self._tree.graph.points:
             points_of.setdefault(players[point.role], []).append(point)
         policy: dict[tuple[str, str], dict[str, float]] = {}
         illegal: dict[tuple[str, str], float] = {}

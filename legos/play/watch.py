@@ -31,20 +31,16 @@ class Watched:
 
     Attributes:
         play: its state.
-        cancel: cancels it at its time limit, again at every check until it has ended.
+        cancel: cancels it at its time limit.
         where: names the line of the arena's own code that it is in.
-        give_up: called where it has not ended for long after it was cancelled.
         age_s: seconds it ran, without the time it waited for spawned plays.
-        over_s: seconds since it was cancelled.
         waited_for: what it waited for when it was cancelled; empty: it was not cancelled.
     """
 
     play: PlayState
     cancel: Callable[[], object]
     where: Callable[[], str]
-    give_up: Callable[[], object] = lambda: None
     age_s: float = 0.0
-    over_s: float = 0.0
     waited_for: str = ""
 
     @property
@@ -121,17 +117,13 @@ class Watch:
             ArenaError: it cancelled its own task.
         """
         task = asyncio.create_task(_awaited(played))
-        given_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def give_up() -> None:
-            if not given_up.done():
-                given_up.set_result(None)
-
+        expired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         where = partial(_where, task, play.arena)
-        watched = Watched(play, task.cancel, where, give_up)
+        watched = Watched(play, partial(expired.set_result, None), where)
         self.add(watched)
         try:
-            await asyncio.wait((task, given_up), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, expired), return_when=asyncio.FIRST_COMPLETED)
+            await _cancelled(task)
         except asyncio.CancelledError:
             task.add_done_callback(_retrieve)
             await _cancelled(task)
@@ -166,7 +158,7 @@ class Watch:
                 "that it awaits was cancelled; catch asyncio.CancelledError where it awaits it"
             ) from error
         finally:  # an error refers to this frame, which must not refer to the error
-            del task, watched, where
+            del task, watched, where, expired
 
     def _report_blocked_loop(self, blocked_s: float, frame: FrameType | None) -> None:
         logger.warning(
@@ -183,16 +175,12 @@ class Watch:
         self._looked_s += passed
         self._quiet_s += passed
         for watched in tuple(self._plays):  # a cancelled play may leave at once
-            if watched.waited_for or not watched.play.paused:
+            if not watched.play.paused:
                 watched.age_s += passed
             limit = watched.play.arena.play_timeout_s
-            if limit is not None and watched.age_s > limit:
-                if watched.waited_for:
-                    watched.over_s += passed
-                watched.waited_for = watched.waited_for or watched.waits_for
+            if limit is not None and watched.age_s > limit and not watched.waited_for:
+                watched.waited_for = watched.waits_for
                 watched.cancel()
-                if watched.over_s > GRACE_S:
-                    watched.give_up()
         if self._plays and self._quiet_s >= self._report_at:
             self._report_at *= 2
             oldest = max(self._plays, key=lambda one: (not one.play.paused, one.age_s))

@@ -11,7 +11,6 @@ from arenas.kuhn import Kuhn
 from legos.games.figures import (
     GameTree,
     Policy,
-    decision_points,
     evaluate,
     expected_payoffs,
     exploitability,
@@ -43,7 +42,7 @@ def tree() -> GameTree:
 
 
 def test_every_question_is_asked_once(tree: GameTree) -> None:
-    points = decision_points(tree)
+    points = tree.graph.points
     assert {(p.role, p.view) for p in points} == set(equilibrium(0.0))
     assert len(points) == 12
     assert points[0].prompt == "Kuhn: card J, bets -.\nMoves: p b"
@@ -153,7 +152,7 @@ def test_transcript() -> None:
 
 
 def test_a_full_report_is_quick(tree: GameTree) -> None:
-    policy, nothing = uniform_policy(tree), {(p.role, p.view): 0.0 for p in decision_points(tree)}
+    policy, nothing = uniform_policy(tree), {(p.role, p.view): 0.0 for p in tree.graph.points}
     report = evaluate(tree, policy, nothing)
     times: list[float] = []
     for _ in range(5):

@@ -6,7 +6,6 @@ from game_plays import transcript
 from arenas.leduc import Leduc
 from legos.games.figures import (
     GameTree,
-    decision_points,
     expected_payoffs,
     exploitability,
     optimal_policy,
@@ -75,7 +74,7 @@ def test_turns_and_legal_moves(bets: str, role: str, moves: str) -> None:
 
 def test_a_view_shows_nothing_of_the_other_card(tree: GameTree) -> None:
     """3 cards; 6 decisions in the first round, 5 ends of it, 3 shared cards, 6 decisions after."""
-    assert len(decision_points(tree)) == 3 * (6 + 5 * 3 * 6) == 288
+    assert len(tree.graph.points) == 3 * (6 + 5 * 3 * 6) == 288
 
 
 def test_reference_numbers(tree: GameTree) -> None:

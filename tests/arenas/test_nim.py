@@ -10,7 +10,6 @@ import pytest
 from arenas.nim import Nim
 from legos.games.figures import (
     GameTree,
-    decision_points,
     evaluate,
     expected_payoffs,
     exploitability,
@@ -58,7 +57,7 @@ def tree() -> GameTree:
 
 
 def test_every_question_is_asked_once(tree: GameTree) -> None:
-    points = decision_points(tree)
+    points = tree.graph.points
     assert [p.view for p in points[:2]] == [
         "Nim: 1 left, last one wins.",
         "Nim: 2 left, last one wins.",
@@ -71,7 +70,7 @@ def test_every_question_is_asked_once(tree: GameTree) -> None:
 def test_optimal_play_leaves_a_multiple_of_four(tree: GameTree) -> None:
     best_policy = optimal_policy(tree)
     assert best_policy is not None
-    for point in decision_points(tree):
+    for point in tree.graph.points:
         stones = int(point.view.split()[1])
         right = {m for m in point.legal if stones % 4 == 0 or (stones - int(m)) % 4 == 0}
         wanted = {m: (1 / len(right) if m in right else 0.0) for m in point.legal}
@@ -132,7 +131,7 @@ def test_a_pile_has_stones() -> None:
 
 
 def test_a_full_report_is_quick(tree: GameTree) -> None:
-    policy, nothing = uniform_policy(tree), {(p.role, p.view): 0.0 for p in decision_points(tree)}
+    policy, nothing = uniform_policy(tree), {(p.role, p.view): 0.0 for p in tree.graph.points}
     evaluate(tree, policy, nothing)
     times: list[float] = []
     for _ in range(5):

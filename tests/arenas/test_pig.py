@@ -9,7 +9,6 @@ from arenas.pig import Pig, State
 from legos.games.figures import (
     GameTree,
     Policy,
-    decision_points,
     expected_payoffs,
     exploitability,
     optimal_policy,
@@ -83,7 +82,7 @@ def test_points_and_total_that_reach_the_goal_win(state: State, first: int) -> N
 
 
 def test_both_seats_see_the_same(tree: GameTree) -> None:
-    points = decision_points(tree)
+    points = tree.graph.points
     assert len({point.prompt for point in points}) < len(points) == 268
 
 
@@ -101,7 +100,7 @@ def test_reference_numbers(tree: GameTree) -> None:
     for name, hold_at in (("always_roll", GOAL), ("hold_at_4", 4)):
         policy: Policy = {
             (p.role, p.view): {"h" if int(p.view.split()[2][:-1]) >= hold_at else "r": 1.0}
-            for p in decision_points(tree)
+            for p in tree.graph.points
         }
         share = outcome_shares(tree, policy, best).win
         assert reference[f"{name}_vs_optimal_win"] == pytest.approx(share, abs=1e-6)

@@ -9,7 +9,6 @@ from game_plays import transcript
 from arenas.tictactoe import TicTacToe
 from legos.games.figures import (
     GameTree,
-    decision_points,
     expected_payoffs,
     exploitability,
     optimal_move_rate,
@@ -66,7 +65,7 @@ def test_states_and_decisions_are_as_many_as_known() -> None:
     for canonical, states, decisions in ((False, 5478, 4520), (True, 765, 627)):
         tree = GameTree(TicTacToe(canonical=canonical))
         assert len(tree.graph.payoffs) == states
-        assert len(decision_points(tree)) == decisions
+        assert len(tree.graph.points) == decisions
 
 
 def test_boards_equal_up_to_symmetry_are_one_state() -> None:

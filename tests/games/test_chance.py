@@ -11,7 +11,6 @@ from legos.errors import ArenaError
 from legos.games.figures import (
     GameTree,
     Outcome,
-    decision_points,
     evaluate,
     expected_payoffs,
     exploitability,
@@ -120,17 +119,17 @@ def test_moves_at_once_do_not_see_each_other() -> None:
     chosen in the past does not matter after a round.
     """
     tree = GameTree(Rounds())
-    assert len(decision_points(tree)) == 2 * (1 + 3)
-    assert [(p.role, p.view) for p in decision_points(tree)[:2]] == [
+    assert len(tree.graph.points) == 2 * (1 + 3)
+    assert [(p.role, p.view) for p in tree.graph.points[:2]] == [
         ("b", "round 0, score 0"),
         ("a", "round 0, score 0"),
     ]
     assert not tree.graph.perfect_information
-    mixed = {(p.role, p.view): {"x": 0.4, "y": 0.6} for p in decision_points(tree)}
+    mixed = {(p.role, p.view): {"x": 0.4, "y": 0.6} for p in tree.graph.points}
     assert nash_conv(tree, mixed) == pytest.approx(0, abs=1e-12)
     assert expected_payoffs(tree, {"a": mixed, "b": mixed})["a"] == pytest.approx(2 / 5)
     # b answers x with y and y with x, so a that always plays x loses 1 each round
-    always = mixed | {(p.role, p.view): {"x": 1.0} for p in decision_points(tree) if p.role == "a"}
+    always = mixed | {(p.role, p.view): {"x": 1.0} for p in tree.graph.points if p.role == "a"}
     value, answer = best_response(tree.graph, tree.everywhere(always), 1)
     assert value == 2.0
     assert tree.policy(answer)["b", "round 0, score 0"] == {"x": 0.0, "y": 1.0}

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -13,7 +14,6 @@ from legos.errors import ArenaError
 from legos.games.figures import (
     GameTree,
     Outcome,
-    decision_points,
     evaluate,
     expected_payoffs,
     exploitability,
@@ -28,7 +28,7 @@ from legos.games.solve import best_response
 
 def test_matching_pennies() -> None:
     tree = GameTree(pennies())
-    assert [(p.role, p.view, p.legal) for p in decision_points(tree)] == [
+    assert [(p.role, p.view, p.legal) for p in tree.graph.points] == [
         ("a", "choose", ("h", "t")),
         ("b", "guess", ("h", "t")),
     ]
@@ -162,7 +162,7 @@ def test_report_is_json() -> None:
     assert report.optimal_move_rate == pytest.approx((1 / 3 + 1 / 2) / 2)
     # a: 1/3 - 0 + 1/3 * 0 = 1/3 now, 1 at best; b: -1/3 now, 0 at best
     assert report.exploitability == pytest.approx((2 / 3 + 1 / 3) / 2)
-    back = json.loads(json.dumps(report.as_dict()))
+    back = json.loads(json.dumps(asdict(report)))
     assert back["arena"] == "written"
     assert back["vs_random"] == pytest.approx({"win": 1 / 3, "draw": 1 / 3, "loss": 1 / 3})
     assert set(back["vs_optimal"]) == {"win", "draw", "loss"}

@@ -12,7 +12,6 @@ from legos.arena.game import Game
 from legos.games.figures import (
     GameTree,
     Policy,
-    decision_points,
     expected_payoffs,
     nash_conv,
     optimal_policy,
@@ -74,7 +73,7 @@ def nim(spiel: Any, piles: str, *, misere: bool) -> Any:
 def random_policy(tree: GameTree, seed: int) -> Policy:
     rng = random.Random(seed)
     policy: dict[tuple[str, str], dict[str, float]] = {}
-    for point in decision_points(tree):
+    for point in tree.graph.points:
         weights = [rng.random() ** 3 for _ in point.legal]
         moves = zip(point.legal, weights, strict=True)
         policy[point.role, point.view] = {move: w / sum(weights) for move, w in moves}

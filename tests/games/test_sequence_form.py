@@ -117,7 +117,7 @@ def test_games_whose_states_forget_are_solved(rounds: int) -> None:
 )
 def test_the_values_of_known_games(game: Game, value: float) -> None:
     tree = solved(game)
-    best = dict.fromkeys(game.roles, tree.optimal or {})
+    best = dict.fromkeys(game.roles, optimal_policy(tree) or {})
     assert expected_payoffs(tree, best)[game.roles[0]] == pytest.approx(value, abs=1e-6)
 
 
@@ -148,13 +148,13 @@ def test_one_role_alone_may_decide() -> None:
         "wrong": (-1.0, 1.0),
     }
     tree = solved(Written(table, starts=(("heads", 2 / 3), ("tails", 1 / 3))))
-    assert (tree.optimal or {})["a", "guess"]["h"] == 1.0
+    assert (optimal_policy(tree) or {})["a", "guess"]["h"] == 1.0
 
 
 def test_of_all_optimal_policies_the_one_that_gains_most_from_mistakes() -> None:
     """In Kuhn poker every alpha is optimal; the first seat wins most of random play with 1/3."""
     tree = GameTree(Kuhn())
-    best = tree.optimal or {}
+    best = optimal_policy(tree) or {}
     assert best["first", "Kuhn: card K, bets -."]["b"] == pytest.approx(1.0, abs=1e-6)
     shares = outcome_shares(tree, best, uniform_policy(tree))
     assert shares.win == pytest.approx(0.5, abs=1e-6)

@@ -15,7 +15,6 @@ from legos.arena.game import Game
 from legos.games.figures import (
     GameTree,
     Policy,
-    decision_points,
     expected_payoffs,
     nash_conv,
     outcome_shares,
@@ -31,7 +30,7 @@ def some_policy(tree: GameTree, seed: int) -> Policy:
     """Random, with zeros: about a third of the moves are never made."""
     rng = random.Random(seed)
     policy: dict[tuple[str, str], dict[str, float]] = {}
-    for point in decision_points(tree):
+    for point in tree.graph.points:
         weights = [rng.random() * (rng.random() > 0.3) for _ in point.legal]
         weights[rng.randrange(len(weights))] += 0.1
         moves = zip(point.legal, weights, strict=True)
@@ -66,7 +65,7 @@ def by_hand(game: Game, policies: Mapping[str, Policy]) -> dict[str, float]:
 
 def best_by_hand(tree: GameTree, policy: Policy, role: str) -> float:
     """The best of all ways to play one role, tried one by one."""
-    mine = [point for point in decision_points(tree) if point.role == role]
+    mine = [point for point in tree.graph.points if point.role == role]
     seats: dict[str, Policy] = dict.fromkeys(tree.game.roles, policy)
     best = -math.inf
     for plan in itertools.product(*(point.legal for point in mine)):
@@ -92,7 +91,7 @@ def test_expected_payoffs_equal_plain_recursion(game: Hidden, seed: int) -> None
 def test_best_response_equals_the_best_of_all_plans(game: Hidden, seed: int) -> None:
     tree = GameTree(game)
     plans = {
-        role: math.prod(len(p.legal) for p in decision_points(tree) if p.role == role)
+        role: math.prod(len(p.legal) for p in tree.graph.points if p.role == role)
         for role in game.roles
     }
     assume(max(plans.values()) <= 64)

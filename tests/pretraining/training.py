@@ -17,7 +17,7 @@ from pretraining.practice import Exercise, Exercises, collate, echo, made_up, pr
 
 from legos.arena.registry import find_arena
 from legos.builtin.files import ModelShape, Weights, model_config, random_weights
-from legos.games.figures import GameTree, decision_points
+from legos.games.figures import GameTree
 from legos.records.message import Message
 
 __all__ = ["NUM_STEPS", "answer_logits", "known_positions", "practise"]
@@ -155,6 +155,6 @@ def known_positions(games: Sequence[str] = GAMES) -> list[Exercise]:
     """
     found: dict[Exercise, None] = {}
     for name in games:
-        for point in decision_points(GameTree(find_arena(name)())):
+        for point in GameTree(find_arena(name)()).graph.points:
             found[Exercise((Message("user", point.prompt),), point.legal)] = None
     return list(found)
