@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from legos.arena.matchmaker import SeatOverride, renamed
 from legos.arena.registry import is_arena_file
@@ -74,11 +74,11 @@ def ray_engine(
         command = partial(serve_command, config.model, options)
         environment = partial(blas_environment, parts)
         placed = started(ServerActor, num, key, command, environment, use_gpus=True)
-        stack.callback(end, [actor for actor, _ in placed])
-        publishers = [HttpPublisher(url, api_key=key, retries=RETRIES) for _, url in placed]
+        stack.callback(end, [actor for _, actor, _ in placed])
+        publishers = [HttpPublisher(url, api_key=key, retries=RETRIES) for _, _, url in placed]
         servers = [
-            PlacedServer(actor, url, api_key=key, loaded=loaded)
-            for (actor, url), loaded in zip(placed, publishers, strict=True)
+            PlacedServer(place, url, api_key=key, loaded=loaded)
+            for (place, _, url), loaded in zip(placed, publishers, strict=True)
         ]
         names = [f"engine-{number}" for number in range(num)]
         engine = RemoteEngine(
@@ -133,7 +133,7 @@ def ray_players(
         place = _PlayPlace(
             config=config,
             arena=TravellingArena.of(config.arena),
-            actors=[server.actor for server in placed],
+            places=[server.place for server in placed],
             api_key=placed[0].api_key if placed else os.environ.get("LEGOS_API_KEY"),
             seated=seated or {},
             limits=(model.num_vocabulary, model.context),
@@ -141,7 +141,7 @@ def ray_players(
         )
         plays = config.play.concurrency * config.loop.step_concurrency
         actors = started(PlayerActor, config.players, place.make, -(-plays // config.players))
-        players = Players([actor for actor, _ in actors])
+        players = Players([actor for _, actor, _ in actors])
         stack.callback(players.close)
         yield players
 
@@ -179,7 +179,7 @@ class _PlayPlace:
 
     config: RunConfig
     arena: TravellingArena
-    actors: Sequence[Any]  # of the servers on the cluster; empty: those of the settings generate
+    places: Sequence[str]  # of servers on the cluster; empty: those of the settings generate
     api_key: str | None
     seated: Mapping[str, str]  # name of an adapter as seats have it -> its name in the engine
     tool_format: ToolFormat
@@ -219,13 +219,14 @@ class _PlayPlace:
 
     def _servers(self) -> "Sequence[RemoteServer]":
         """The servers, into which this process loads no adapter."""
-        if not self.actors:
+        if not self.places:
             return [LegosServer(url, api_key=self.api_key) for url in self.config.server]
         from legos.remote.ray.library import ray
         from legos.remote.ray.servers import PlacedServer
 
-        urls = ray.get([actor.address.remote() for actor in self.actors])
+        actors = map(ray.get_actor, self.places)
+        urls = ray.get([actor.address.remote() for actor in actors])
         return [
-            PlacedServer(actor, url, api_key=self.api_key or "")
-            for actor, url in zip(self.actors, urls, strict=True)
+            PlacedServer(place, url, api_key=self.api_key or "")
+            for place, url in zip(self.places, urls, strict=True)
         ]

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
+from uuid import uuid4
 
 from legos.errors import ConfigError, EngineError
 from legos.remote.ray.kit import check_kit, kit_digest
@@ -105,7 +106,9 @@ def check_nodes() -> int:
     return len(asked)
 
 
-def started(kind: type, num: int, *arguments: Any, use_gpus: bool = False) -> list[tuple[Any, Any]]:
+def started(
+    kind: type, num: int, *arguments: Any, use_gpus: bool = False
+) -> list[tuple[str, Any, Any]]:
     """Start actors on the nodes in turn, and wait until each has prepared itself.
 
     Ray starts an actor again when its process or its node has died.
@@ -118,20 +121,24 @@ def started(kind: type, num: int, *arguments: Any, use_gpus: bool = False) -> li
         use_gpus: whether each gets a GPU where the cluster has as many.
 
     Returns:
-        Each actor, and what its ``prepare`` has returned.
+        The name of each in the cluster, the actor, and what its ``prepare`` has returned.
 
     Raises:
         LegosError: what an actor raised while it prepared itself.
         EngineError: an actor does not start in time.
     """
-    remote = ray.remote(kind).options(
-        num_cpus=0,
-        num_gpus=int(use_gpus and ray.cluster_resources().get("GPU", 0) >= num),
-        max_restarts=-1,  # without a limit
-        max_concurrency=AT_ONCE,
-        scheduling_strategy="SPREAD",
-    )
-    actors = [remote.remote(kit_digest(), *arguments) for _ in range(num)]
+    options = {
+        "num_cpus": 0,
+        "num_gpus": int(use_gpus and ray.cluster_resources().get("GPU", 0) >= num),
+        "max_restarts": -1,  # without a limit
+        "max_concurrency": AT_ONCE,
+        "scheduling_strategy": "SPREAD",
+    }
+    names = [f"legos-{kind.__name__}-{uuid4().hex}" for _ in range(num)]
+    actors = [
+        ray.remote(kind).options(name=name, **options).remote(kit_digest(), *arguments)
+        for name in names
+    ]
     try:
         prepared = ray.get([actor.prepare.remote() for actor in actors], timeout=START_S)
     except RayError as error:
@@ -139,7 +146,7 @@ def started(kind: type, num: int, *arguments: Any, use_gpus: bool = False) -> li
         if isinstance(error, RayTaskError):
             raise cause_of(error) from None
         raise EngineError(f"the cluster starts no {kind.__name__}: {error}") from error
-    return list(zip(actors, prepared, strict=True))
+    return list(zip(names, actors, prepared, strict=True))
 
 
 def end(actors: Sequence[Any]) -> None:

@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from legos.clients.served import LegosServer
 from legos.errors import LegosError
@@ -106,22 +106,24 @@ class PlacedServer:
     Where it does not answer, its actor is asked where it is now.
 
     Attributes:
+        place: name of its Ray actor.
         actor: the Ray actor, a ``ServerActor``.
         api_key: the server's key.
     """
 
     def __init__(
-        self, actor: Any, url: str, *, api_key: str, loaded: HttpPublisher | None = None
+        self, place: str, url: str, *, api_key: str, loaded: HttpPublisher | None = None
     ) -> None:
         """Describe a server; nothing is sent yet.
 
         Args:
-            actor: the Ray actor, a ``ServerActor``.
+            place: name of its Ray actor, a ``ServerActor``.
             url: its address now.
             api_key: bearer token.
             loaded: loads adapters there; None: another process does.
         """
-        self.actor, self.api_key, self._loaded = actor, api_key, loaded
+        self.place, self.actor = place, ray.get_actor(place)
+        self.api_key, self._loaded = api_key, loaded
         self._server = LegosServer(url, api_key=api_key, loaded=loaded, retries=RETRIES)
         self.answer, self.score, self.aclose = (
             self._server.answer,
