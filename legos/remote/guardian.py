@@ -5,10 +5,13 @@
 The asking process holds the other end of the standard input. When that closes, because the process
 closed it, died or was killed, the command gets SIGTERM and ``GRACE_S`` seconds, and then every
 process of the group is killed, this one included. The same happens when the command ends by itself.
+Where only this process is killed, as Ray does with the children of a process that it ends, the
+command gets SIGTERM too; on Linux alone.
 
 Standard library only, and no import of the package: it runs without the package's environment.
 """
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -19,18 +22,25 @@ import time
 __all__: list[str] = []
 
 GRACE_S = 8.0
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 def main() -> None:
     """Run the command of the command line."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _ignore)  # the pipe decides; SIG_IGN would pass to the command
-    child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
+    follow = _end_with_parent if sys.platform == "linux" else None
+    child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, preexec_fn=follow)
     threading.Thread(target=_end_with_the_pipe, args=(child,), daemon=True).start()
     code = child.wait()
     sys.stdout.write(f"{sys.argv[1]} ended with exit code {code}\n")
     sys.stdout.flush()
     os.killpg(0, signal.SIGKILL)
+
+
+def _end_with_parent() -> None:
+    """Ask the kernel for SIGTERM when the parent of this process dies."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _ignore(*_: object) -> None:

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 RETRIES = 26  # of a request, in about ten minutes: a server that is started again loads its model
 ANSWER_S = 5.0  # how long the actor may take to answer where its server is
-AGAIN_S = 2.0  # pause before the next attempt at a server that cannot be started
+CHECK_S = 1.0  # pause between two checks whether a server was started again
 
 
 class ServerActor:
@@ -76,10 +76,10 @@ class ServerActor:
         await self._opened.wait()
         return await self.prepare()
 
-    async def end(self) -> NoReturn:
-        """Never return: the caller gets an error when this process has ended."""
-        while True:
-            await asyncio.Event().wait()
+    async def lacks_adapters(self) -> bool:
+        """Whether the server was started and has not got the adapters of the run."""
+        await self.prepare()
+        return not self._opened.is_set()
 
     def _start(self) -> ServerProcess:
         host = ray.util.get_node_ip_address()
@@ -150,14 +150,13 @@ class PlacedServer:
         assert self._loaded is not None
         while True:
             try:
-                url: str = await self.actor.prepare.remote()
-                self._loaded.move(url)
-                await self._loaded.load_again()
-                await self.actor.open.remote()
-                await self.actor.end.remote()
+                if await self.actor.lacks_adapters.remote():
+                    self._loaded.move(await self.actor.prepare.remote())
+                    await self._loaded.load_again()
+                    await self.actor.open.remote()
             except (RayError, LegosError) as error:
                 logger.warning("%s on Ray: %s", self.name, first_line(cause_of(error)))
-                await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(CHECK_S)
 
 
 def _end_with(server: ServerProcess) -> None:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from legos.errors import ConfigError, EngineError
@@ -86,6 +87,18 @@ def test_a_server_answers_restarts_and_ends_with_all_that_it_started(tmp_path: P
     assert not server.running
     assert ends(second)
     server.close()  # nothing is left to do
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it needs prctl")
+def test_a_server_ends_where_only_its_guardian_is_killed(tmp_path: Path) -> None:
+    server = ServerProcess(server_command, log=tmp_path / "log")
+    server.start()
+    server.wait()
+    assert server.pid is not None
+    (own,) = psutil.Process(server.pid).children()
+    os.kill(server.pid, signal.SIGKILL)
+    assert ends(own.pid)
+    server.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a held port cannot be listened on elsewhere")
