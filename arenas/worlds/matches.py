@@ -9,12 +9,12 @@ from typing import Any
 
 from legos import Arena, Client, Completion, Episode, Forfeit, Message, Sampling, Task, play_task
 
-__all__ = ["Match", "MatchQueue", "Question", "Session"]
+__all__ = ["Match", "MatchQueue", "PendingQuestion", "Session"]
 
 DRAWN = 256  # a seed chooses one of this many tasks
 
 
-class Question:
+class PendingQuestion:
     """A question to a seat, until it is answered."""
 
     def __init__(self, role: str, messages: Sequence[Message], choices: Sequence[str]) -> None:
@@ -33,11 +33,11 @@ class Session:
         """Take the seats."""
         self.match = match
         self.roles = tuple(roles)
-        self.questions: asyncio.Queue[Question | None] = asyncio.Queue()
-        self.asked: Question | None = None
+        self.questions: asyncio.Queue[PendingQuestion | None] = asyncio.Queue()
+        self.asked: PendingQuestion | None = None
         self.left = False
 
-    async def next(self) -> Question | None:
+    async def next(self) -> PendingQuestion | None:
         """Wait for the next question, or the end."""
         self.asked = await self.questions.get()
         return self.asked
@@ -72,7 +72,7 @@ class SeatClient:
         """
         if self._session.left:
             raise _absent(self._role)
-        question = Question(self._role, prompt, sampling.choices)
+        question = PendingQuestion(self._role, prompt, sampling.choices)
         self._session.questions.put_nowait(question)
         return Completion(text=await question.answer)
 

@@ -19,7 +19,7 @@ from legos.records.message import Completion, Continuation, Message, Prompt, Sam
 from legos.records.names import POLICY
 from legos.records.request import Progress
 
-__all__ = ["AgentSeat", "Endpoint", "EndpointHost", "Question", "host_of"]
+__all__ = ["AgentSeat", "Endpoint", "EndpointHost", "SeatRequest", "host_of"]
 
 ENDED = "the play of this key has ended; nothing more is recorded, so the agent should stop"
 _Key = tuple[object, ...]
@@ -109,7 +109,7 @@ class AgentSeat:
 
     def question(
         self, messages: Sequence[Message], tools: str | None, *, continues: bool = True
-    ) -> "Question":
+    ) -> "SeatRequest":
         """The question of one request.
 
         Args:
@@ -124,11 +124,11 @@ class AgentSeat:
                 known = Continuation(
                     last=last, messages=tuple(messages), num_new=len(messages) - end
                 )
-                return Question(self, tuple(messages), tools, known)
-        return Question(self, tuple(messages), tools, None)
+                return SeatRequest(self, tuple(messages), tools, known)
+        return SeatRequest(self, tuple(messages), tools, None)
 
     def answer(
-        self, question: "Question", completion: Completion, sampling: Sampling, asked_at: float
+        self, question: "SeatRequest", completion: Completion, sampling: Sampling, asked_at: float
     ) -> None:
         """Record the answer to a question.
 
@@ -214,7 +214,7 @@ class AgentSeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class SeatRequest:
     """One request at a seat; it samples as a client does, and the seat records the answer."""
 
     seat: AgentSeat

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from legos.chat.schemas import call_schema
-from legos.play.endpoint import AgentSeat, Question
+from legos.play.endpoint import AgentSeat, SeatRequest
 from legos.records.message import Completion, Continuation
 from legos.records.request import Progress
 from legos.server.bodies import JsonRoute
@@ -148,7 +148,7 @@ async def _asked(
     return asked, form
 
 
-def _question(seat: AgentSeat, body: ChatBody, tools: Sequence[Any]) -> Question:
+def _question(seat: AgentSeat, body: ChatBody, tools: Sequence[Any]) -> SeatRequest:
     """The request as a question at a seat.
 
     Raises:
