@@ -52,7 +52,7 @@ async def main(steps: int) -> None:
     nim, kuhn = (legos.make_arena(name, trainer.client()) for name in ("nim", "kuhn"))
     sums = Sums(trainer.client(), credit_assigner=legos.GRPOCredit())
     shares = {nim: 0.5, kuhn: 0.25, sums: 0.25}
-    mix = legos.Mix(shares, tokens_per_step=1024, spill="lend")  # no step waits for the tool
+    mix = legos.Mix(shares, tokens_per_step=1024, spill="borrow")  # no step waits for the tool
     tokens = Counter[str]()
 
     async def after_step(metrics: Mapping[str, Any], groups: Sequence[Group]) -> None:

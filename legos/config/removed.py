@@ -1,11 +1,11 @@
-"""Settings of earlier versions: files that have them are read, and options are refused by name."""
+"""Settings and values of earlier versions: read in files, and refused by name as options."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["REMOVED", "drop_removed", "why_removed"]
+__all__ = ["REMOVED", "from_before", "why_removed", "why_renamed"]
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +75,12 @@ REMOVED: Mapping[str, Removed] = {
 }
 """Dotted name -> what holds in its place. A setting of one arena of a mix is ``mix.NAME``."""
 
+RENAMED: Mapping[str, Mapping[str, str]] = {
+    "play.credit": {"grpo": "dr_grpo", "grpo_std": "grpo"},
+    "training.spill": {"lend": "borrow"},
+}
+"""Dotted name -> a value of the version before -> the same value now."""
+
 _reported: set[str] = set()  # names, so that a command which reads many runs reports each once
 
 
@@ -89,13 +95,33 @@ def why_removed(name: str) -> str | None:
     return None if found is None else f"was removed: {found.instead}"
 
 
-def drop_removed(values: Mapping[str, object], path: Path) -> dict[str, object]:
-    """The values of a file without removed settings; logs one line where another value holds now.
+def why_renamed(name: str, value: object) -> str | None:
+    """What replaces a value that a setting has no more, for messages; None: nothing does.
+
+    Args:
+        name: dotted name of the setting.
+        value: its value.
+    """
+    known = _renamed(name)
+    found = known.get(value) if isinstance(value, str) and value not in known.values() else None
+    return found and f"was renamed: it is {found!r} now"
+
+
+def from_before(
+    values: Mapping[str, object], path: Path, *, named: Iterable[str]
+) -> dict[str, object]:
+    """The values of a file without removed settings, and with today's names of renamed values.
+
+    A file that names a removed setting was written by a version before this one. Logs one line
+    where another value holds now, and one where a value has another name.
 
     Args:
         values: dotted name -> value.
         path: the file, for the log.
+        named: names of all settings in the file, also of those that are comments.
     """
+    if any(map(_find, named)):
+        values = _translated(values, path)
     kept: dict[str, object] = {}
     changed: list[str] = []
     for name, value in values.items():
@@ -108,6 +134,21 @@ def drop_removed(values: Mapping[str, object], path: Path) -> dict[str, object]:
     if changed:
         logger.warning("%s has settings that were removed: %s", path, "; ".join(changed))
     return kept
+
+
+def _translated(values: Mapping[str, object], path: Path) -> dict[str, object]:
+    """The values of a file of the version before, under today's names."""
+    now = {n: _renamed(n)[v] for n, v in values.items() if isinstance(v, str) and v in _renamed(n)}
+    if now:
+        changed = "; ".join(f"{name} {values[name]!r} is now {new!r}" for name, new in now.items())
+        logger.warning("%s is of an earlier version: %s", path, changed)
+    return {**values, **now}
+
+
+def _renamed(name: str) -> Mapping[str, str]:
+    """Old value -> new value of a setting, also of one of an arena in a mix."""
+    key = f"play.{name.rpartition('.')[2]}" if name.startswith("mix.") else name
+    return RENAMED.get(key, {})
 
 
 def _find(name: str) -> Removed | None:

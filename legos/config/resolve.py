@@ -15,10 +15,10 @@ from pydantic.fields import FieldInfo
 
 from legos.builtin import BUILTIN, RECOMMENDED
 from legos.config.play import MixedArena
-from legos.config.removed import drop_removed, why_removed
+from legos.config.removed import from_before, why_removed, why_renamed
 from legos.config.schema import RunConfig
 from legos.config.setting import BadSetting, Settings, SettingsError, admits_none
-from legos.config.toml import uncommented, write_toml
+from legos.config.toml import is_written, uncommented, write_toml
 from legos.errors import ConfigError, did_you_mean
 
 __all__ = [
@@ -180,11 +180,12 @@ def _read_layer(path: Path, *, whole: bool = False) -> _Layer:
     try:
         text = path.read_text(encoding="utf-8")
         table = tomllib.loads(uncommented(text) if whole else text)
+        every = tomllib.loads(uncommented(text)) if is_written(text) else table
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    values = drop_removed(dict(_flatten(table)), path)
+    values = from_before(dict(_flatten(table)), path, named=dict(_flatten(every)))
     return _Layer(source=source, values=_checked(values, source))
 
 
@@ -238,6 +239,8 @@ def _checked(values: Mapping[str, object], source: str) -> dict[str, object]:
             checked |= {f"{_OPTIONS}.{option}": inner for option, inner in options.items()}
         elif why := why_removed(name):
             raise ConfigError(f"{name} ({source}) {why}")
+        elif why := why_renamed(name, value):
+            raise ConfigError(f"{name} ({source}) is {value!r}, which {why}")
         elif name.startswith(_MIX):
             none = value in _NONE and admits_none(_field_of_mix(name, source))
             checked[name] = None if none else value

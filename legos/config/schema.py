@@ -49,8 +49,8 @@ class TrainingConfig(ObjectiveSettings):
     """Sampled tokens of one optimiser step, which the arenas of a mix share; none: 2048 with
     several arenas, and with one its tasks and samples."""
     spill: Spill = knob("block")
-    """When an arena of a mix has too few tokens for a step: block waits for it, lend fills the step
-    from the other arenas, which get less in later steps."""
+    """When an arena of a mix has too few tokens for a step: block waits for it, borrow fills the
+    step from the other arenas, which get less in later steps."""
     staleness_limit: int = knob(3, unit="optimiser steps", ge=0)
     """Largest number of steps between the policy that sampled a token and the one that trains on
     it; 0: generation and training take turns."""

@@ -17,7 +17,7 @@ from legos.errors import ConfigError
 __all__ = ["TOKENS_PER_STEP", "Deficits", "Spill", "check_shares"]
 
 TOKENS_PER_STEP = 2048  # default for a step of several arenas, in chosen tokens
-Spill = Literal["block", "lend"]
+Spill = Literal["block", "borrow"]
 """When an arena has too few tokens for a step: wait for it, or fill the step from the others."""
 _ROUNDING = 1e-6
 
@@ -40,7 +40,7 @@ class Deficits:
             spill: whether a step waits for an arena that has too few tokens.
         """
         self.tokens_per_step = tokens_per_step
-        self.borrow = spill == "lend"
+        self.borrow = spill == "borrow"
         self.tokens = dict.fromkeys(shares, 0.0)
         self._shares = shares
         self._before = dict(self.tokens)

@@ -148,6 +148,36 @@ def test_a_removed_setting_is_refused_with_what_replaces_it() -> None:
         TrainingConfig(adam_beta1=0.8)  # pyright: ignore[reportCallIssue]
 
 
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize(("before", "now"), [("grpo", "dr_grpo"), ("grpo_std", "grpo")])
+def test_a_credit_rule_of_an_earlier_version_keeps_its_meaning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, before: str, now: str, *, copied: bool
+) -> None:
+    old = resolve(overrides={"loop.steps": 7}).toml()
+    old = old.replace('#: credit = "none"  # default', f'credit = "{before}"  # command line')
+    old = old.replace("[loop]", "[loop]\n#: max_restarts = 3  # default")
+    file = write(tmp_path, old)
+    read = resolve(files=[file]).config if copied else read_config(file)
+    assert (read.play.credit, read.loop.steps) == (now, 7)
+    line = f"{file} is of an earlier version: play.credit {before!r} is now {now!r}"
+    assert [r.getMessage() for r in caplog.records] == [line]
+    again = write(tmp_path, resolve(run=file).toml(), "again.toml")
+    assert read_config(again).play.credit == now  # as a resumed run writes it
+
+
+def test_renamed_values_hold_in_a_mix_and_are_refused_as_options(tmp_path: Path) -> None:
+    text = '[mix.nim]\nshare = 1.0\ncredit = "grpo"\n[training]\nspill = "lend"\n'
+    old = read_config(write(tmp_path, f"{text}weight_decay = 0.0\n"))
+    assert (old.mix["nim"].credit, old.training.spill) == ("dr_grpo", "borrow")
+    new = write(tmp_path, text.replace("lend", "borrow"), "new.toml")
+    assert read_config(new).mix["nim"].credit == "grpo"
+    for name in ("play.credit", "mix.nim.credit"):
+        with pytest.raises(ConfigError, match=rf"{name} .*'grpo_std', .* it is 'grpo' now"):
+            resolve(overrides={"mix.nim.share": 1.0, name: "grpo_std"})
+    with pytest.raises(ConfigError, match="'lend', which was renamed: it is 'borrow' now"):
+        resolve(overrides={"training.spill": "lend"})
+
+
 def test_no_setting_of_today_was_removed() -> None:
     assert not REMOVED.keys() & knobs().keys()
     of_mix = {f"mix.{name}" for name in MixedArena.model_fields}

@@ -79,8 +79,8 @@ def test_shares_hold_to_one_group_whatever_the_size_of_groups(
         assert abs(total[name] - expected * everything) <= max(sizes)
 
 
-@pytest.mark.parametrize("spill", ["block", "lend"])
-def test_an_arena_that_lacks_tokens_is_waited_for_or_lent_to(spill: Spill) -> None:
+@pytest.mark.parametrize("spill", ["block", "borrow"])
+def test_an_arena_that_lacks_tokens_is_waited_for_or_borrows(spill: Spill) -> None:
     async def story() -> tuple[Counter[str] | None, Counter[str]]:
         batcher = mixed(Ledger(), HALVES, spill=spill)
         await put(batcher, *(group("a", 10) for _ in range(20)), group("b", 10))
