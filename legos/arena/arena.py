@@ -17,7 +17,7 @@ from legos.arena.store import Stores
 from legos.errors import ArenaError
 from legos.protocols import Client, CreditAssigner, Curriculum, Matchmaker, Seat
 from legos.records.episode import Task
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 from legos.records.message import Sampling
 from legos.records.numbers import shown
 from legos.records.seeds import mix
@@ -138,7 +138,7 @@ class Arena(Playable):
         arena.stores = self.stores
         return arena
 
-    async def step(self, concurrency: int = 8) -> TrainingBatch:
+    async def step(self, concurrency: int = 8) -> Group:
         """Play the next tasks and return their samples.
 
         Args:

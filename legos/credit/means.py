@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from legos.records.episode import Episode
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 
 __all__ = ["RESERVED", "merged_metrics", "play_figures", "step_metrics", "with_children"]
 
@@ -129,7 +129,7 @@ def step_metrics(
     }, weights
 
 
-def merged_metrics(batches: Sequence[TrainingBatch]) -> dict[str, float]:
+def merged_metrics(batches: Sequence[Group]) -> dict[str, float]:
     """Merge the metrics of batches: means are weighted by their number of values, counts added.
 
     A reward part that no play of a batch has counts as 0 for its plays, as does a count.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from legos.credit.means import with_children
 from legos.losses.alarms import PAGE, Alarm, alarms
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 from legos.records.sample import Sample
 
 __all__ = ["AlarmLog"]
@@ -54,7 +54,7 @@ class AlarmLog:
         )
 
     def after_step(
-        self, metrics: Metrics, batches: Sequence[TrainingBatch], policies: Mapping[str, str]
+        self, metrics: Metrics, batches: Sequence[Group], policies: Mapping[str, str]
     ) -> None:
         """Log the alarms of a step.
 
@@ -78,7 +78,7 @@ class AlarmLog:
         warned = {(metric, level) for metric, level in self._sounding if level == "warning"}
         self._sounding = warned | {(alarm.metric, alarm.level) for alarm in found}
 
-    def _equal_rewards(self, batches: Sequence[TrainingBatch]) -> list[Alarm]:
+    def _equal_rewards(self, batches: Sequence[Group]) -> list[Alarm]:
         """An alarm for each arena in which every role has earned the same in many steps."""
         found: list[Alarm] = []
         for arena in {batch.arena: None for batch in batches}:
@@ -157,7 +157,7 @@ class AlarmLog:
         )
 
 
-def _rewards(batches: Sequence[TrainingBatch]) -> dict[str, Counter[float]]:
+def _rewards(batches: Sequence[Group]) -> dict[str, Counter[float]]:
     """Each trained role -> the rewards of its plays that ended, with their counts."""
     found: defaultdict[str, Counter[float]] = defaultdict(Counter)
     for episode in with_children(episode for batch in batches for episode in batch.episodes):

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from legos.credit.means import RESERVED, merged_metrics
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 
 __all__ = ["play_metrics"]
 
@@ -15,7 +15,7 @@ _COMMON = frozenset({"reward_mean", "reward_std", "credit/singletons"}) | {
 _OWN = ("reward_mean", "reward_std", "reward_part/")  # beginnings of what each arena reports
 
 
-def play_metrics(batches: Sequence[TrainingBatch], *, mixed: bool) -> dict[str, float]:
+def play_metrics(batches: Sequence[Group], *, mixed: bool) -> dict[str, float]:
     """Merge the metrics of a step's batches.
 
     Args:
@@ -23,7 +23,7 @@ def play_metrics(batches: Sequence[TrainingBatch], *, mixed: bool) -> dict[str, 
         mixed: whether the run has several arenas. Metrics that only one arena has (its own metrics,
             the rewards of its roles) then carry its name: ``batches/ARENA/…``.
     """
-    by_arena: dict[str, list[TrainingBatch]] = {}
+    by_arena: dict[str, list[Group]] = {}
     for batch in batches:
         by_arena.setdefault(batch.arena, []).append(batch)
     merged = _with_deviation(merged_metrics(batches))
@@ -45,7 +45,7 @@ def play_metrics(batches: Sequence[TrainingBatch], *, mixed: bool) -> dict[str, 
     return merged
 
 
-def _amounts(batches: Sequence[TrainingBatch]) -> dict[str, float]:
+def _amounts(batches: Sequence[Group]) -> dict[str, float]:
     """Counts of rollouts, samples and tokens, and shares of samples and tokens."""
     samples = [sample for batch in batches for sample in batch.samples]
     rollouts = sum(len({sample.rollout for sample in batch.samples}) for batch in batches)

@@ -6,7 +6,7 @@ from legos.errors import ArenaError, LegosError, TrainerError
 from legos.loop.ledger import Ledger
 from legos.play.step import failures
 from legos.records.episode import Episode
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 
 __all__ = ["FailureWindow"]
 
@@ -56,9 +56,7 @@ class FailureWindow:
         self._newest_step, self._newest = _Newest(tasks_per_step), _Newest(self._window)
         self._empty = 0  # number of consecutive tasks without a kept sample
 
-    def judge(
-        self, played: TrainingBatch, kept: TrainingBatch, ledger: Ledger
-    ) -> LegosError | None:
+    def judge(self, played: Group, kept: Group, ledger: Ledger) -> LegosError | None:
         """The error that ends the run after these plays, or None.
 
         Args:
@@ -88,7 +86,7 @@ class FailureWindow:
         return None
 
 
-def _why_empty(newest: TrainingBatch, ledger: Ledger) -> str:
+def _why_empty(newest: Group, ledger: Ledger) -> str:
     """The most likely reason for having no samples, and what to do about it."""
     metrics = newest.metrics
     plays = metrics.get("arena/episodes", 0.0)

@@ -4,18 +4,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TypeVar
 
 from msgspec.structs import replace
 
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 from legos.records.sample import Sample
 
 __all__ = ["KEEP_ALL", "Selection", "only"]
 
 Tokens = tuple[int, ...]
 Compared = tuple[str, str]
-BatchT = TypeVar("BatchT", bound=TrainingBatch)
 ZERO = 1e-9
 
 
@@ -34,7 +32,7 @@ class Selection:
     zero_advantage: bool = False  # leave out groups in which all advantages are zero
     num_vocabulary: int | None = None  # leave out samples with other token ids; None: not checked
 
-    def __call__(self, batch: BatchT) -> tuple[BatchT, Mapping[str, int]]:
+    def __call__(self, batch: Group) -> tuple[Group, Mapping[str, int]]:
         """Select from one batch; the advantages were computed before, from all plays.
 
         Returns:
@@ -62,7 +60,7 @@ class Selection:
 KEEP_ALL = Selection()
 
 
-def only(batch: BatchT, keep: Callable[[Sample], bool]) -> tuple[BatchT, int]:
+def only(batch: Group, keep: Callable[[Sample], bool]) -> tuple[Group, int]:
     """The batch with only some samples, and the number of tokens of the others."""
     kept = [sample for sample in batch.samples if keep(sample)]
     if len(kept) == len(batch.samples):
@@ -71,13 +69,13 @@ def only(batch: BatchT, keep: Callable[[Sample], bool]) -> tuple[BatchT, int]:
     return left, sum(len(sample.positions) for sample in batch.samples) - left.tokens_generated
 
 
-def _of(batch: BatchT, samples: Sequence[Sample]) -> BatchT:
+def _of(batch: Group, samples: Sequence[Sample]) -> Group:
     """The batch with only these samples and their tokens."""
     tokens = sum(len(sample.positions) for sample in samples)
     return replace(batch, samples=tuple(samples), tokens_generated=tokens, tokens_discarded={})
 
 
-def _foreign(batch: TrainingBatch, num_vocabulary: int | None) -> set[Tokens]:
+def _foreign(batch: Group, num_vocabulary: int | None) -> set[Tokens]:
     """The token sequences, legal sets included, that contain ids outside the vocabulary."""
     if num_vocabulary is None:
         return set()
@@ -86,7 +84,7 @@ def _foreign(batch: TrainingBatch, num_vocabulary: int | None) -> set[Tokens]:
     return {t for t in distinct if t and not 0 <= min(t) <= max(t) < num_vocabulary}
 
 
-def _alive(batch: TrainingBatch) -> set[Compared]:
+def _alive(batch: Group) -> set[Compared]:
     """The groups with at least one non-zero advantage."""
     return {_group(s) for s in batch.samples if any(abs(a) > ZERO for a in s.advantages)}
 

@@ -21,7 +21,7 @@ from legos.losses.metrics import skip_reason, step_metrics
 from legos.losses.normalisation import LossNormalisation, normalisation_weights
 from legos.losses.objective import Objective
 from legos.protocols import Backend, Publisher
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 from legos.records.names import POLICY
 from legos.records.sample import Sample
 from legos.records.step import PassResult, Stop, Update, never
@@ -148,7 +148,7 @@ class PolicyTrainer:
         """The newest adapter of each policy."""
         return [self.backend.adapter(name) for name in self.policies]
 
-    def train_step(self, batch: TrainingBatch) -> Metrics:
+    def train_step(self, batch: Group) -> Metrics:
         """Make one optimiser step on one batch of any size; blocks until it is done.
 
         Samples of a later version than this trainer's are left out ("future"). If the step fails,
@@ -177,7 +177,7 @@ class PolicyTrainer:
 
     async def train(
         self,
-        groups: Sequence[TrainingBatch],
+        groups: Sequence[Group],
         *,
         queued: Callable[[], int] = lambda: 0,
         stop: Stop = never,
@@ -203,7 +203,7 @@ class PolicyTrainer:
 
     def _step(
         self,
-        batches: Sequence[TrainingBatch],
+        batches: Sequence[Group],
         *,
         left_out: Mapping[str, int],
         queued: Callable[[], int] = lambda: 0,
@@ -308,7 +308,7 @@ class PolicyTrainer:
 
     def _metrics(
         self,
-        batches: Sequence[TrainingBatch],
+        batches: Sequence[Group],
         parts: Sequence[_Part],
         before: Mapping[str, int],
         *,

@@ -8,23 +8,30 @@ from legos.errors import RecordError
 from legos.records.episode import Episode, Task
 from legos.records.sample import Sample
 
-__all__ = ["Group", "TrainingBatch"]
+__all__ = ["Group"]
 
 
-class TrainingBatch(Struct, frozen=True, kw_only=True):
-    """The samples of some plays, not packed, and the count of every token.
+class Group(Struct, frozen=True, kw_only=True):
+    """The plays of one task, or of one step, that are compared with each other: the unit of flow.
+
+    The cursor plans it, the batcher admits it, the player adds what was played, and it waits in the
+    buffer for the trainer.
 
     ``tokens_generated`` equals the samples' chosen tokens plus ``tokens_discarded`` of all reasons.
     ``weights`` has the number of values of each metric that is a mean; other metrics are counts.
     """
 
+    plays: tuple[tuple[Task, int], ...] = ()  # tasks to play, each with the seed of its play
+    round: int = 0  # number of the round of tasks that it belongs to
+    numbers: tuple[int, ...] = ()  # indices of its tasks in the round
+    admitted_version: int = 0  # newest policy version when it was admitted
     samples: tuple[Sample, ...] = ()
     episodes: tuple[Episode, ...] = ()
     tokens_generated: int = 0
     tokens_discarded: Mapping[str, int] = field(default_factory=dict[str, int])  # reason -> tokens
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     weights: Mapping[str, float] = field(default_factory=dict[str, float])
-    num_tasks: int = 1  # number of tasks drawn for its plays
+    num_tasks: int = 1  # number of tasks that it plays
     arena: str = ""  # name of the arena that was played; "": unknown
 
     def __post_init__(self) -> None:
@@ -55,16 +62,3 @@ class TrainingBatch(Struct, frozen=True, kw_only=True):
     def newest_version(self) -> int:
         """Policy version of its newest chosen token; -1: it has no samples."""
         return max((sample.newest_version for sample in self.samples), default=-1)
-
-
-class Group(TrainingBatch, frozen=True, kw_only=True):
-    """The plays of one task, or of one step, that are compared with each other: the unit of flow.
-
-    The cursor plans it, the batcher admits it, the player adds what was played, and it waits in the
-    buffer for the trainer.
-    """
-
-    plays: tuple[tuple[Task, int], ...] = ()  # tasks to play, each with the seed of its play
-    round: int = 0  # number of the round of tasks that it belongs to
-    numbers: tuple[int, ...] = ()  # indices of its tasks in the round
-    admitted_version: int = 0  # newest policy version when it was admitted

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import fields, replace
 
 from legos.records.episode import Episode
-from legos.records.group import Group, TrainingBatch
+from legos.records.group import Group
 from legos.records.sample import Sample
 
 __all__ = ["groups_from_json", "groups_to_json", "kept_episodes"]
@@ -17,9 +17,7 @@ logger = logging.getLogger(__name__)
 _FIELDS = tuple(field.name for field in fields(Sample))
 
 
-def groups_to_json(
-    groups: Sequence[TrainingBatch], *, num_episodes: int = 0
-) -> list[dict[str, Any]]:
+def groups_to_json(groups: Sequence[Group], *, num_episodes: int = 0) -> list[dict[str, Any]]:
     """Samples and metrics of groups, and the ``kept_episodes`` of each."""
     return [
         {

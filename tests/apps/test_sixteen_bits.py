@@ -14,7 +14,7 @@ from tiny_folders import write_tiny_model
 from legos import Trainer, TrainingConfig, load_model
 from legos.cli.process import main
 from legos.fakes import make_sample
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 
 ARENA = """
 from legos import Arena, Task
@@ -86,7 +86,7 @@ def test_in_16_bits_the_rounding_of_a_gpu_is_corrected_and_clips_nothing(
             replace(sample, logprobs=tuple((own + rng.normal(0, 0.1, len(own))).tolist()))
             for sample, own in zip(drawn, exact, strict=True)
         ]
-        batch = TrainingBatch(samples=tuple(noisy), episodes=(), tokens_generated=8 * 25)
+        batch = Group(samples=tuple(noisy), episodes=(), tokens_generated=8 * 25)
         metrics = trainer.train_step(batch)
         trainer.close()
         assert 1e-3 < (metrics["mismatch_k3"] or 0) < 0.1

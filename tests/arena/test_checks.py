@@ -20,7 +20,7 @@ from legos.errors import ArenaError
 from legos.fakes import ScriptedClient
 from legos.play.table import Table
 from legos.records.episode import Task
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 
 
 class Duel(Arena):
@@ -53,7 +53,7 @@ def refusal(arena: Arena) -> str:
     return "\n".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
 
 
-def step(arena: Arena) -> TrainingBatch:
+def step(arena: Arena) -> Group:
     return asyncio.run(arena.step())
 
 

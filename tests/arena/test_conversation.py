@@ -12,7 +12,7 @@ from legos import Arena, OpenAIClient, RAECredit, Task
 from legos.builtin.vocabulary import END, token_id
 from legos.play.table import Table
 from legos.protocols import Client
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 from legos.records.message import Completion
 
 STRIPS = (  # as Qwen3's: thinking of former turns is left out, and a line ends every turn
@@ -57,8 +57,8 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, C
         yield found
 
 
-def played(arena: Arena) -> TrainingBatch:
-    async def go() -> TrainingBatch:
+def played(arena: Arena) -> Group:
+    async def go() -> Group:
         batch = await arena.step(concurrency=6)
         if isinstance(arena.client, OpenAIClient):
             await arena.client.aclose()
@@ -67,7 +67,7 @@ def played(arena: Arena) -> TrainingBatch:
     return asyncio.run(go())
 
 
-def completions(batch: TrainingBatch) -> list[list[Completion]]:
+def completions(batch: Group) -> list[list[Completion]]:
     return [[turn.completion for turn in e.rollouts[0].turns] for e in batch.episodes]
 
 

@@ -19,7 +19,7 @@ from legos.loop.evaluation import ArenaEvaluation, flat_figures
 from legos.play.table import Table
 from legos.protocols import Curriculum
 from legos.records.episode import Task
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 
 LEVELS = ("easy", "medium", "hard")
 
@@ -52,16 +52,16 @@ class Steps(Arena):
         return {"player": float((await t.ask("player", t.task.id)).answer)}
 
 
-def step(arena: Arena, number: int = 1) -> TrainingBatch:
+def step(arena: Arena, number: int = 1) -> Group:
     """The last of so many steps."""
     return [asyncio.run(arena.step()) for _ in range(number)][-1]
 
 
-def played(batch: TrainingBatch) -> Counter[str | None]:
+def played(batch: Group) -> Counter[str | None]:
     return Counter(episode.task.level for episode in batch.episodes)
 
 
-def ids(batch: TrainingBatch) -> list[tuple[str, int]]:
+def ids(batch: Group) -> list[tuple[str, int]]:
     return [(episode.task.id, episode.seed) for episode in batch.episodes]
 
 

@@ -30,13 +30,13 @@ from legos.play.context import MAX_GAMES
 from legos.play.step import play_all
 from legos.play.table import Table
 from legos.records.episode import Task
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 from legos.run.episodes import episode_to_json
 from legos.run.stored import groups_to_json
 
 
-def step(arena: Arena) -> TrainingBatch:
-    async def bounded() -> TrainingBatch:
+def step(arena: Arena) -> Group:
+    async def bounded() -> Group:
         async with asyncio.timeout(60):
             return await arena.step()
 

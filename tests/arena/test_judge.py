@@ -13,7 +13,7 @@ from legos.fakes import Asked, ScriptedClient
 from legos.play.step import play_all
 from legos.play.table import Table
 from legos.protocols import Seat
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 from legos.records.message import Completion
 
 Options = Mapping[str, Any]
@@ -49,7 +49,7 @@ class Duel(Arena):
         return {"writer": self.verdicts[-1].score, "judge": 0.0}
 
 
-def step(arena: Arena) -> TrainingBatch:
+def step(arena: Arena) -> Group:
     return asyncio.run(arena.step(concurrency=1))
 
 

@@ -16,7 +16,7 @@ from legos.play.step import play_all
 from legos.play.table import Table
 from legos.protocols import Matchmaker, Seat
 from legos.records.episode import Episode, Task
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 
 CLIENT = ScriptedClient(lambda asked: "ab"[: asked.sampling.seed % 3])
 NAMES = ("weak", "strong", "bot")
@@ -48,11 +48,11 @@ class Duel(Arena):
         return {"learner": won, "rival": -won}
 
 
-def step(arena: Arena) -> TrainingBatch:
+def step(arena: Arena) -> Group:
     return asyncio.run(arena.step())
 
 
-def seated(batch: TrainingBatch) -> list[tuple[str, ...]]:
+def seated(batch: Group) -> list[tuple[str, ...]]:
     return [tuple(rollout.seat for rollout in e.rollouts) for e in batch.episodes]
 
 

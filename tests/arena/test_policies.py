@@ -14,7 +14,7 @@ from legos.fakes import ScriptedClient
 from legos.play.table import Table
 from legos.protocols import Seat
 from legos.records.episode import Task
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 from legos.records.message import Completion
 
 Play = Callable[[Table], Awaitable[Mapping[str, float]]]
@@ -38,7 +38,7 @@ class Plays(Arena):
         return await self._play(t)
 
 
-def step(arena: Arena) -> TrainingBatch:
+def step(arena: Arena) -> Group:
     return asyncio.run(arena.step())
 
 

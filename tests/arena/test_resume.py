@@ -13,7 +13,7 @@ from legos.errors import ArenaError
 from legos.fakes import ScriptedClient
 from legos.play.table import Table
 from legos.records.episode import Task
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 
 
 class Solo(Arena):
@@ -51,7 +51,7 @@ def next_round(arena: Arena) -> Sequence[tuple[Task, int]]:
     return group.plays
 
 
-def step(arena: Arena) -> TrainingBatch:
+def step(arena: Arena) -> Group:
     return asyncio.run(arena.step())
 
 

@@ -20,7 +20,7 @@ from legos.fakes import ScriptedClient
 from legos.loop.evaluation import flat_figures
 from legos.play.table import Table
 from legos.records.episode import Task
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 from legos.run.episodes import episode_to_json
 from legos.run.stored import groups_from_json, groups_to_json
 
@@ -50,7 +50,7 @@ class Graded(Arena):
         return reward
 
 
-def step(arena: Arena) -> TrainingBatch:
+def step(arena: Arena) -> Group:
     return asyncio.run(arena.step(concurrency=1))
 
 

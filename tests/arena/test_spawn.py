@@ -15,12 +15,12 @@ from legos.fakes import ScriptedClient
 from legos.play.step import play_all
 from legos.play.table import Table
 from legos.records.episode import Episode, Task
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 
 Play = Callable[[Table], Awaitable[Mapping[str, float]]]
 
 
-def step(arena: Arena, concurrency: int = 8) -> TrainingBatch:
+def step(arena: Arena, concurrency: int = 8) -> Group:
     return asyncio.run(arena.step(concurrency=concurrency))
 
 
@@ -93,7 +93,7 @@ def test_children_are_played_compared_and_trained_on() -> None:
 
 
 def test_one_place_is_enough_for_any_depth() -> None:
-    async def limited() -> TrainingBatch:
+    async def limited() -> Group:
         return await asyncio.wait_for(Family(solve, depth=3).step(concurrency=1), timeout=30)
 
     batch = asyncio.run(limited())

@@ -13,7 +13,7 @@ from arenas.math import Math
 from legos import Arena, Client, GRPOCredit, Table, Task, read_tasks
 from legos.errors import ArenaError
 from legos.fakes import Asked, ScriptedClient
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 from legos.records.message import Completion, Message, Prompt, Sampling
 from legos.records.names import POLICY
 
@@ -54,7 +54,7 @@ class Asks(Arena):
         return {"player": 1.0}
 
 
-def step(arena: Arena) -> TrainingBatch:
+def step(arena: Arena) -> Group:
     return asyncio.run(arena.step(concurrency=1))
 
 

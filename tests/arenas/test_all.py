@@ -28,7 +28,7 @@ from legos.clients.engine import EngineClient
 from legos.config.schema import GenerationConfig, PlayConfig
 from legos.fakes import ScriptedClient
 from legos.protocols import Client
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 from legos.records.message import Continuation, Prompt, Sampling
 from legos.records.names import POLICY
 from legos.server.app import make_app
@@ -97,7 +97,7 @@ def test_it_trains_and_plays_over_http(
 
     errors: list[str] = []
 
-    async def look(_: object, batches: Sequence[TrainingBatch]) -> None:
+    async def look(_: object, batches: Sequence[Group]) -> None:
         errors.extend(e.error for b in batches for e in b.episodes if e.error)
 
     async def both() -> None:
@@ -173,7 +173,7 @@ LED = {
 }
 
 
-def check_far(name: str, batches: Sequence[TrainingBatch]) -> None:
+def check_far(name: str, batches: Sequence[Group]) -> None:
     """The plays got to what the arena is for, and it is trained on.
 
     The plays of a single step may all succeed, or propose nothing new; those of several do not.
@@ -217,7 +217,7 @@ def test_it_trains_on_what_it_is_for(name: str, files: Path, trained: tuple[Trai
         play = PlayConfig(options=given, tasks_per_step=2, group_size=4, credit=credit)
         return make_arena(name, Led(client, texts), play=play)
 
-    async def keep(_: object, batches: Sequence[TrainingBatch]) -> None:
+    async def keep(_: object, batches: Sequence[Group]) -> None:
         here.extend(batches)
 
     async def both() -> None:

@@ -15,7 +15,7 @@ from arenas.math import Math, MathReward, answer_of
 from legos import GRPOCredit
 from legos.errors import ArenaError
 from legos.fakes import Asked, ScriptedClient
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def solve(asked: Asked) -> str:
     return f"so \\boxed{{{number + 1}}}" if number % 2 == 0 else f"it is {number + 1}"
 
 
-def step(arena: Any) -> TrainingBatch:
+def step(arena: Any) -> Group:
     return asyncio.run(arena.step())
 
 

@@ -39,7 +39,7 @@ from legos.machine import quiet_collector, share_cores
 from legos.play.table import Table
 from legos.protocols import Client
 from legos.records.episode import Task
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 from legos.wiring.arena import make_arena
 from legos.wiring.trainer import Trainer, trainer_of
 
@@ -106,7 +106,7 @@ class _Trace:
     ages: Counter[int] = field(default_factory=Counter[int])  # oldest token of a sample, in steps
     plays: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
 
-    def note(self, metrics: Metrics, batches: Sequence[TrainingBatch], engine_s: float) -> None:
+    def note(self, metrics: Metrics, batches: Sequence[Group], engine_s: float) -> None:
         """Record a step that has just ended."""
         now = time.time()
         self.began.append(now - float(metrics["step_s"] or 0.0))
@@ -195,7 +195,7 @@ def _run(config: RunConfig, kind: str, steps: int, *, lag: bool) -> dict[str, An
         def engine_s() -> float:
             return trainer.engine_figures()["worked_seconds_total"]
 
-        async def note(metrics: Metrics, batches: Sequence[TrainingBatch]) -> None:
+        async def note(metrics: Metrics, batches: Sequence[Group]) -> None:
             trace.note(metrics, batches, engine_s())
 
         async def watched(training: Coroutine[Any, Any, None]) -> None:

@@ -29,7 +29,7 @@ from legos.config.resolve import resolve
 from legos.config.schema import RunConfig
 from legos.machine import quiet_collector, share_cores
 from legos.records.batch import row_blocks
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 from legos.records.message import Message
 from legos.records.names import POLICY
 from legos.wiring.arena import make_arena
@@ -190,11 +190,11 @@ class _LoopBench:
         measure()
         return statistics.median(measure() for _ in range(self._work.size(2 * ROUNDS, 2)))
 
-    def _step(self) -> TrainingBatch:
+    def _step(self) -> Group:
         """One training batch of the default arena, whose prompts repeat."""
         play = self._config.play
 
-        async def step() -> TrainingBatch:
+        async def step() -> Group:
             await self._trainer.publish_weights()
             arena = make_arena(self._config.arena, self._trainer.client(), play=play, seed=1)
             return await arena.step(concurrency=play.concurrency)

@@ -25,7 +25,7 @@ from legos.device import LocalEngine, ModelHandle
 from legos.errors import AdapterError, RequestError
 from legos.loop.evaluation import ArenaEvaluation
 from legos.loop.trainer import Metrics
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 from legos.records.message import Completion
 from legos.records.names import evaluated_name
 from legos.remote.publish.http import HttpPublisher
@@ -277,7 +277,7 @@ def test_a_trainer_learns_from_what_a_server_plays(url: str, engine: LocalEngine
     trainer = Trainer(model=model, config=config)
     steps: list[Metrics] = []
 
-    async def note(metrics: Metrics, batches: Sequence[TrainingBatch]) -> None:
+    async def note(metrics: Metrics, batches: Sequence[Group]) -> None:
         steps.append(metrics)
         assert engine.versions()["policy"] == trainer.version
         assert all(batch.samples for batch in batches)

@@ -18,7 +18,7 @@ from legos.fakes import ScriptedClient
 from legos.play.table import Table
 from legos.protocols import CreditAssigner
 from legos.records.episode import Task
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class Family(Listed):
 
 @pytest.mark.parametrize("penalised", [False, True])
 def test_the_groups_of_samples_are_those_that_the_rule_compares(penalised: bool) -> None:
-    def batch_of(credit: CreditAssigner) -> TrainingBatch:
+    def batch_of(credit: CreditAssigner) -> Group:
         arena = Family()
         if penalised:
             credit = OverlongPenalty(credit, limit=100, margin=10)

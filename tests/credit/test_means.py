@@ -17,7 +17,7 @@ from legos.fakes import ScriptedClient
 from legos.play.table import Table
 from legos.protocols import Seat
 from legos.records.episode import Episode, Task
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 
 PLAIN = Episode(arena="duel", task=Task(id="d"), rollouts=(), rewards={})
 
@@ -52,7 +52,7 @@ class Duel(Arena):
         return {"writer": 2.0, "critic": -1.0}
 
 
-def step(arena: Arena) -> TrainingBatch:
+def step(arena: Arena) -> Group:
     return asyncio.run(arena.step(concurrency=1))
 
 
@@ -68,12 +68,10 @@ def test_the_reward_of_a_step_is_the_return_that_credit_is_given_for() -> None:
 
 
 def test_a_mean_is_over_the_plays_that_logged_it_and_a_share_over_all() -> None:
-    def group(**metrics: float) -> TrainingBatch:
+    def group(**metrics: float) -> Group:
         plays = [replace(PLAIN, metrics=metrics), PLAIN, PLAIN, PLAIN]
         found, weights = step_metrics(plays, breaks=0)
-        return TrainingBatch(
-            samples=(), episodes=(), tokens_generated=0, metrics=found, weights=weights
-        )
+        return Group(samples=(), episodes=(), tokens_generated=0, metrics=found, weights=weights)
 
     merged = merged_metrics([group(), group(forfeit=1.0), group(depth=2.0), group(depth=8.0)])
     assert merged["arena/forfeit"] == 1 / 16

@@ -13,7 +13,7 @@ from legos import Climb, GameArena, GRPOCredit
 from legos.arena.registry import find_arena
 from legos.fakes import Asked, ScriptedClient
 from legos.games.figures import GameTree, exploitability, optimal_policy, uniform_policy
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 from legos.wiring.arena import make_arena
 
 PAGE = (Path(__file__).parents[2] / "docs" / "arenas" / "writing.md").read_text()
@@ -24,10 +24,10 @@ PROGRAMS = {
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Callable[..., TrainingBatch]:
+def play(tmp_path: Path) -> Callable[..., Group]:
     """Play one step of a program of the page."""
 
-    def one_step(name: str, answer: Callable[[Asked], str], **attributes: Any) -> TrainingBatch:
+    def one_step(name: str, answer: Callable[[Asked], str], **attributes: Any) -> Group:
         place = tmp_path / f"{name.lower()}.py"
         place.write_text(PROGRAMS[name])
         arena = find_arena(f"{place}:{name}")(ScriptedClient(answer), credit_assigner=GRPOCredit())
@@ -38,7 +38,7 @@ def play(tmp_path: Path) -> Callable[..., TrainingBatch]:
     return one_step
 
 
-def test_named_reward_parts(play: Callable[..., TrainingBatch]) -> None:
+def test_named_reward_parts(play: Callable[..., Group]) -> None:
     def answer(asked: Asked) -> str:
         return {"France": "[Paris]", "Peru": "Lima", "Japan": "Oslo"}[asked.prompt.split()[2][:-1]]
 
@@ -64,14 +64,14 @@ def test_a_game_with_chance_and_moves_at_once(tmp_path: Path) -> None:
     assert exploitability(tree, uniform_policy(tree)) > 0.1
 
 
-def test_code_that_may_hang(play: Callable[..., TrainingBatch]) -> None:
+def test_code_that_may_hang(play: Callable[..., Group]) -> None:
     answers = iter(["4 * 6", "9 ** 9 ** 9 ** 9", "4 *", "5 * 5"])
     batch = play("Target", lambda _: next(answers), tasks_per_step=1, group_size=4)
     assert [e.error for e in batch.episodes] == [None] * 4
     assert [e.rewards["player"] for e in batch.episodes] == [1.0, 0.0, 0.0, 0.0]
 
 
-def test_tools(play: Callable[..., TrainingBatch]) -> None:
+def test_tools(play: Callable[..., Group]) -> None:
     def answer(asked: Asked) -> str:
         results = [message.content for message in asked.messages if message.role == "tool"]
         name, arguments = [
@@ -87,7 +87,7 @@ def test_tools(play: Callable[..., TrainingBatch]) -> None:
     assert [e.rewards["player"] for e in batch.episodes] == [0.98] * 3
 
 
-def test_a_judge_and_a_store(play: Callable[..., TrainingBatch]) -> None:
+def test_a_judge_and_a_store(play: Callable[..., Group]) -> None:
     def answer(asked: Asked) -> str:
         if "Which answer" in asked.prompt:
             return "[B]" if "Answer A:\n\n" in asked.prompt else "[A]"
@@ -100,7 +100,7 @@ def test_a_judge_and_a_store(play: Callable[..., TrainingBatch]) -> None:
 
 
 def test_questions_from_a_file(
-    play: Callable[..., TrainingBatch], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    play: Callable[..., Group], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
@@ -111,7 +111,7 @@ def test_questions_from_a_file(
     assert [e.rewards["player"] for e in batch.episodes] == [1.0, 1.0]
 
 
-def test_levels_and_a_curriculum(play: Callable[..., TrainingBatch]) -> None:
+def test_levels_and_a_curriculum(play: Callable[..., Group]) -> None:
     """Three numbers are asked for once two are mastered, and the plays move the level's success."""
 
     def answer(asked: Asked) -> str:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from legos.fakes import make_episode, make_sample
 from legos.loop.alarm_log import EQUAL_STEPS, STILL_STEPS, AlarmLog
 from legos.records.episode import Episode, Rollout
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 from legos.records.names import POLICY
 from legos.records.sample import Sample
 
@@ -24,15 +24,15 @@ def plays(*rewards: float, role: str = "solver", policy: str | None = POLICY) ->
 
 def batch(
     episodes: Sequence[Episode] = (), samples: Sequence[Sample] = (), arena: str = "sums"
-) -> TrainingBatch:
+) -> Group:
     tokens = sum(len(sample.positions) for sample in samples)
-    return TrainingBatch(
+    return Group(
         samples=tuple(samples), episodes=tuple(episodes), tokens_generated=tokens, arena=arena
     )
 
 
 def logged(
-    caplog: pytest.LogCaptureFixture, steps: Sequence[Sequence[TrainingBatch]], **evaluated: float
+    caplog: pytest.LogCaptureFixture, steps: Sequence[Sequence[Group]], **evaluated: float
 ) -> list[str]:
     """The messages of some steps."""
     caplog.clear()

@@ -9,7 +9,7 @@ from legos.config.schema import TrainingConfig
 from legos.errors import TrainerError
 from legos.fakes import FakeBackend, FakePublisher, make_sample
 from legos.loop.trainer import Gather, PolicyTrainer
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 from legos.records.sample import Sample
 
 OTHERS = [make_sample((7, 8, 9), positions=(1, 2)), make_sample((5, 6), advantages=-1.0)]
@@ -27,9 +27,9 @@ def with_others(samples: Sequence[Sample], version: int) -> "Future[list[Sample]
     return everything
 
 
-def batch(*samples: Sample) -> TrainingBatch:
+def batch(*samples: Sample) -> Group:
     tokens = sum(len(sample.positions) for sample in samples)
-    return TrainingBatch(samples=samples, episodes=(), tokens_generated=tokens)
+    return Group(samples=samples, episodes=(), tokens_generated=tokens)
 
 
 def test_a_step_is_made_on_what_all_have_played() -> None:

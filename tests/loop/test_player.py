@@ -24,7 +24,7 @@ from legos.loop.trainer import PolicyTrainer
 from legos.play.table import Table
 from legos.protocols import CreditAssigner
 from legos.records.episode import Task
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 from legos.records.sample import Sample
 
 FAST_S, SLOW_S = 0.01, 5.0
@@ -91,7 +91,7 @@ def test_a_slow_play_does_not_delay_the_groups_of_others(step_concurrency: int) 
 def test_a_group_enters_when_its_last_play_ends() -> None:
     made, arrivals = trainer(limit=50), list[tuple[float, list[str]]]()
 
-    async def after_step(_: Any, batches: Sequence[TrainingBatch]) -> None:
+    async def after_step(_: Any, batches: Sequence[Group]) -> None:
         groups = [batch.episodes[0].task.id for batch in batches]
         assert all(len(batch.episodes) == 8 for batch in batches)
         arrivals.append((asyncio.get_running_loop().time(), groups))
@@ -111,7 +111,7 @@ def test_a_group_enters_when_its_last_play_ends() -> None:
 def test_a_rule_that_needs_the_step_gets_the_plays_of_all_its_tasks() -> None:
     made, sizes = trainer(), list[list[int]]()
 
-    async def after_step(_: Any, batches: Sequence[TrainingBatch]) -> None:
+    async def after_step(_: Any, batches: Sequence[Group]) -> None:
         sizes.append([len(batch.episodes) for batch in batches])
 
     arena = Waits(made, (), RAECredit())

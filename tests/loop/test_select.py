@@ -2,12 +2,12 @@
 
 from legos.fakes import make_sample
 from legos.loop.select import Selection
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 from legos.records.sample import Sample
 
 
-def batch(*samples: Sample) -> TrainingBatch:
-    return TrainingBatch(
+def batch(*samples: Sample) -> Group:
+    return Group(
         samples=samples,
         episodes=(),
         tokens_generated=sum(len(s.positions) for s in samples) + 3,

@@ -17,7 +17,7 @@ from legos.fakes import Asked, ScriptedClient
 from legos.play.table import Table
 from legos.protocols import Seat
 from legos.records.episode import Task
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 
 REWARDS = ("reward", "play_reward", "turn_rewards")
 Play = Callable[[Table], Awaitable[Mapping[str, float]]]
@@ -54,7 +54,7 @@ class Solo(Arena):
         return await self._play(t)
 
 
-def step(arena: Arena, concurrency: int = 8) -> TrainingBatch:
+def step(arena: Arena, concurrency: int = 8) -> Group:
     return asyncio.run(arena.step(concurrency=concurrency))
 
 

@@ -21,7 +21,7 @@ from legos.play.table import Table
 from legos.play.tools import LONGEST_RESULT, Toolbox
 from legos.protocols import Client
 from legos.records.episode import Episode
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 from legos.records.message import Completion, Prompt, Sampling
 from legos.run.episodes import episode_to_json
 
@@ -333,7 +333,7 @@ def clients(
         yield found
 
 
-def talked(client: Client) -> TrainingBatch:
+def talked(client: Client) -> Group:
     async def play(t: Table) -> Any:
         await t.ask("player", "hello?")
         first = await t.ask("player", "20 + 22?", tools=[add])
@@ -341,7 +341,7 @@ def talked(client: Client) -> TrainingBatch:
         assert [first.answer, second.answer] == ["42", "3"]
         return {"player": 1.0}
 
-    async def go() -> TrainingBatch:
+    async def go() -> Group:
         batch = await Ask(play, Scripted(client), group_size=1).step(concurrency=1)
         if isinstance(client, OpenAIClient):
             await client.aclose()

@@ -17,7 +17,7 @@ from legos.errors import ArenaError, EngineError
 from legos.fakes import ScriptedClient
 from legos.play.table import Table
 from legos.records.episode import Task
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 from legos.records.message import Completion
 
 Play = Callable[[Table], Awaitable[Any]]
@@ -64,7 +64,7 @@ async def asleep(t: Table) -> None:
     await asyncio.Event().wait()
 
 
-def step(arena: Arena) -> TrainingBatch:
+def step(arena: Arena) -> Group:
     return asyncio.run(asyncio.wait_for(arena.step(), timeout=60))
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from legos.errors import RecordError
 from legos.fakes import make_sample
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 
 
 @pytest.mark.parametrize(
@@ -12,10 +12,8 @@ from legos.records.group import TrainingBatch
 )
 def test_a_batch_accounts_for_every_token(generated: int, discarded: dict[str, int]) -> None:
     samples = (make_sample(), make_sample())
-    TrainingBatch(
-        samples=samples, episodes=(), tokens_generated=generated, tokens_discarded=discarded
-    )
+    Group(samples=samples, episodes=(), tokens_generated=generated, tokens_discarded=discarded)
     with pytest.raises(RecordError, match=f"{generated + 1} tokens were generated but 2 are in"):
-        TrainingBatch(
+        Group(
             samples=samples, episodes=(), tokens_generated=generated + 1, tokens_discarded=discarded
         )

@@ -22,7 +22,7 @@ from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.model.machine import num_bytes, peak_bytes
 from legos.mlx.train.memory import MemoryPlan
 from legos.mlx.train.step_gradients import StepGradients
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 from legos.records.limits import TrainingSize
 from legos.records.packing import StepSamples, step_rows
 from legos.records.sample import Sample
@@ -234,9 +234,9 @@ def trainer(folder: Path, **options: Any) -> Trainer:
     return Trainer(model=load_model(folder, inline=True), config=config)
 
 
-def batch_of(samples: Sequence[Sample]) -> TrainingBatch:
+def batch_of(samples: Sequence[Sample]) -> Group:
     tokens = sum(len(sample.positions) for sample in samples)
-    return TrainingBatch(samples=tuple(samples), episodes=(), tokens_generated=tokens)
+    return Group(samples=tuple(samples), episodes=(), tokens_generated=tokens)
 
 
 def test_a_trainer_books_what_did_not_fit(tiny_models: Mapping[str, Path]) -> None:

@@ -19,7 +19,7 @@ from legos.config.schema import RunConfig
 from legos.errors import ConfigError
 from legos.loop.loop import training_loop
 from legos.loop.trainer import Metrics
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 from legos.run.metrics import read_steps
 from legos.wiring.arena import make_arena
 from legos.wiring.ray import ray_players
@@ -98,7 +98,7 @@ def test_a_killed_player_and_a_killed_engine_lose_only_unfinished_groups(cluster
             players: Any = made
             engine: Any = trainer.engine
 
-            async def kill(metrics: Metrics, batches: Sequence[TrainingBatch]) -> None:
+            async def kill(metrics: Metrics, batches: Sequence[Group]) -> None:
                 reached.append(
                     min(v for b in batches for s in b.samples for v in s.versions if v >= 0)
                 )

@@ -17,7 +17,7 @@ from legos import GRPOCredit, TrainingConfig, make_arena, synchronous_training_l
 from legos.cli.process import main
 from legos.config.schema import RunConfig
 from legos.loop.trainer import Metrics
-from legos.records.group import TrainingBatch
+from legos.records.group import Group
 from legos.remote.process import ServerProcess
 from legos.run.checkpoint import checkpoint_steps
 from legos.run.metrics import read_steps
@@ -123,7 +123,7 @@ def test_tokens_of_a_frozen_rival_on_the_same_server_are_not_in_the_account(
     old = trainer.load_adapter(tmp_path / "old", name="old")
     rivals: list[tuple[str, int]] = []
 
-    async def note(_: Metrics, batches: Sequence[TrainingBatch]) -> None:
+    async def note(_: Metrics, batches: Sequence[Group]) -> None:
         plays = [play for batch in batches for play in batch.episodes]
         seats = [seat for play in plays for seat in play.rollouts if seat.role == "rival"]
         rivals.extend(
