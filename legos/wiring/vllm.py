@@ -16,6 +16,7 @@ from legos.builtin import EXAMPLE
 from legos.clients.remote import RemoteEngine
 from legos.clients.transport import server_name
 from legos.device import ModelHandle
+from legos.errors import EndpointError, EngineError, RequestError
 from legos.losses.softmax import log_softmax
 from legos.records.message import Message
 from legos.records.names import BASE, evaluated_name
@@ -123,8 +124,8 @@ def _engine(
     probe = probe_of(model)
     names = [*policies, *map(evaluated_name, policies), BASE]
     apis = [VllmApi(server.url, api_key=api_key) for server in servers]
-    facts = [asyncio.run(_with(api, api.facts(context=model.context))) for api in apis]
-    live = [LiveAdapters(each.model) for each in facts]
+    bases = [asyncio.run(_with(api, api.base())) for api in apis]
+    live = [LiveAdapters(base.id) for base in bases]
     publishers = [
         VllmPublisher(server, there, probe, names=names, folder=adapter_folder, api_key=api_key)
         for server, there in zip(servers, live, strict=True)
@@ -136,7 +137,7 @@ def _engine(
         ],
         Broadcaster(zip((server_name(each.url) for each in servers), publishers, strict=True)),
         num_vocabulary=model.num_vocabulary,
-        context=min(each.context for each in facts),
+        context=min([model.context, *(base.max_model_len or model.context for base in bases)]),
     )
     stack.callback(engine.close)
     for publisher in publishers:
@@ -149,7 +150,7 @@ def _engine(
             api,
             there.newest[BASE].model,
             prompt=probe.prompt,
-            logprobs=partial(_next_token, model(probe.prompt)[-1]),
+            logits=model(probe.prompt)[-1],
             tolerance=4 * TOLERANCE[_dtype(model)],  # of one token; the probe's is a mean
         )
         asyncio.run(_with(api, check))
@@ -157,16 +158,17 @@ def _engine(
 
 
 async def _with(api: VllmApi, work: Awaitable[T]) -> T:
-    """Await something, and close the connections that it has used."""
+    """Await something, and close the connections that it has used.
+
+    Raises:
+        EngineError: the server does not answer, or not as vLLM does.
+    """
     try:
         return await work
+    except (EndpointError, RequestError) as error:
+        raise EngineError(f"{api.url}: {error}; vLLM from 0.32 on reports token ids") from error
     finally:
         await api.aclose()
-
-
-def _next_token(logits: NDArray[np.floating], temperature: float) -> NDArray[np.float64]:
-    """[V] nats of the next token at a temperature."""
-    return log_softmax(np, logits.astype(np.float64) / temperature)
 
 
 def _dtype(model: ModelHandle) -> str:

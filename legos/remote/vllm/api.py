@@ -2,19 +2,18 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from legos.clients.answers import listed_models
+from legos.clients.answers import ListedModel, listed_models
 from legos.clients.transport import Transport, server_root
-from legos.errors import AdapterError, EndpointError, EngineError, ModelError, RequestError
+from legos.errors import AdapterError, EndpointError, ModelError, RequestError
 from legos.remote.vllm.completions import Query, Sampled, body_of, sampled_of
 
-__all__ = ["ServerFacts", "VllmApi"]
+__all__ = ["VllmApi"]
 
 T = TypeVar("T")
 REQUEST_S = 120.0  # maximum time of one request
@@ -28,14 +27,6 @@ _FLAGS = (  # text of vLLM's refusal -> what mends it
     ),
     (r"no adapter found|no such file", "the server must see this folder under the same path"),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerFacts:
-    """What a vLLM server says about itself."""
-
-    model: str  # name of its base model
-    context: int  # maximum number of prompt and completion tokens together
 
 
 class VllmApi:
@@ -58,34 +49,18 @@ class VllmApi:
 
     async def listed(self) -> Mapping[str, str]:
         """Name of each model at the server -> its path; the base model comes first."""
-        return {
-            model.id: model.root or ""
-            for model in await self._request("GET", "/v1/models", listed_models)
-        }
+        return {model.id: model.root or "" for model in await self._models()}
 
-    async def base(self) -> str:
-        """Name and path of the base model, for comparison and for messages."""
-        name, path = next(iter((await self.listed()).items()), ("none", ""))
-        return f"{name!r} ({path})"
-
-    async def facts(self, *, context: int) -> ServerFacts:
-        """The server's base model and context.
-
-        Args:
-            context: the model's context, for a server that does not report its own.
+    async def base(self) -> ListedModel:
+        """The base model.
 
         Raises:
-            EngineError: it does not answer.
-            ModelError: it lists no model.
+            ModelError: the server lists none.
         """
-        try:
-            models = await self._request("GET", "/v1/models", listed_models)
-        except (EndpointError, RequestError) as error:
-            raise EngineError(f"{self.url} does not list its models: {error}") from error
-        base = next((one for one in models if one.parent is None), None)
-        if base is None:
-            raise ModelError(f"{self.url} lists no base model")
-        return ServerFacts(model=base.id, context=min(context, base.max_model_len or context))
+        for model in await self._models():
+            if model.parent is None:
+                return model
+        raise ModelError(f"{self.url} lists no base model")
 
     async def load(self, name: str, place: str, *, base_model: str) -> None:
         """Load an adapter, or find it loaded from the same place.
@@ -154,6 +129,9 @@ class VllmApi:
     async def aclose(self) -> None:
         """Close this event loop's connections."""
         await self._transport.aclose()
+
+    async def _models(self) -> Sequence[ListedModel]:
+        return await self._request("GET", "/v1/models", listed_models)
 
     async def _request(
         self, method: str, path: str, read: Callable[[bytes], T], *, json: Any = None

@@ -1,17 +1,17 @@
 """Check before a run what a vLLM server reports about the tokens that it samples."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from legos.errors import EndpointError, EngineError, ModelError, RequestError
+from legos.errors import ModelError
+from legos.losses.softmax import log_softmax
 from legos.remote.vllm.api import VllmApi
-from legos.remote.vllm.completions import Sampled
 
 __all__ = ["check_sampler"]
 
-TEMPERATURES = (1.0, 0.5)  # of the samples whose log-probabilities are compared
+COOL = 0.5  # temperature of the sample; at 1, a server's kinds of log-probabilities are the same
 
 
 async def check_sampler(
@@ -19,57 +19,40 @@ async def check_sampler(
     served: str,
     *,
     prompt: Sequence[int],
-    logprobs: Callable[[float], NDArray[np.float64]],
+    logits: NDArray[np.floating],
     tolerance: float,
 ) -> None:
-    """Compare the log-probabilities of sampled tokens with those of the trainer.
+    """Compare the log-probability of a sampled token with the trainer's.
 
     Args:
-        api: the server.
+        api: the server, whose log-probabilities at temperature 1 are the trainer's.
         served: the server's name of an adapter that changes nothing.
         prompt: token ids of a fixed prompt.
-        logprobs: temperature -> [V] nats of the token after the prompt, as the trainer's model
-            computes them without LoRA.
-        tolerance: largest difference of one log-probability, nats.
+        logits: [V] logits of the token after it, as the trainer's model computes them without LoRA.
+        tolerance: largest difference, nats.
 
     Raises:
-        ModelError: they differ, or are missing; the message names the cause and the flag.
-        EngineError: the server does not answer.
+        ModelError: they differ; the message names the cause and the flag.
+        EndpointError, RequestError: the server does not answer, or reports no token ids.
     """
-    try:
-        for temperature in TEMPERATURES:
-            sampled = await api.sample(served, prompt, temperature=temperature)
-            _compare(str(api.url), sampled, temperature, logprobs, tolerance)
-    except RequestError as error:
-        raise ModelError(f"{api.url} refuses a prompt of token ids: {error}") from error
-    except EndpointError as error:
-        raise EngineError(f"{error}; vLLM from 0.32 on reports token ids") from error
-
-
-def _compare(
-    url: str,
-    sampled: Sampled,
-    temperature: float,
-    logprobs: Callable[[float], NDArray[np.float64]],
-    tolerance: float,
-) -> None:
+    sampled = await api.sample(served, prompt, temperature=COOL)
     token, found = sampled.token_ids[0], sampled.logprobs[0]
-    own = logprobs(temperature)
-    if token >= len(own):
+    if token >= len(logits):
         raise ModelError(
-            f"{url} sampled token {token}, but the trainer's model has {len(own)} tokens; start "
-            "the server with the trainer's model"
+            f"{api.url} sampled token {token}, but the trainer's model has {len(logits)} tokens; "
+            "start the server with the trainer's model"
         )
-    if abs(found - own[token]) <= tolerance:
+    plain, own = (log_softmax(np, logits.astype(np.float64) / t)[token] for t in (1.0, COOL))
+    if abs(found - own) <= tolerance:
         return
-    if temperature != 1.0 and abs(found - logprobs(1.0)[token]) <= tolerance:
+    if abs(found - plain) <= tolerance:
         raise ModelError(
-            f"{url} reports log-probabilities before the temperature is applied; start it with "
+            f"{api.url} reports log-probabilities before the temperature is applied; start it with "
             "--logprobs-mode processed_logprobs"
         )
     raise ModelError(
-        f"{url} gives token {token} after a fixed prompt a log-probability of {found:.4f} at "
-        f"temperature {temperature:g}, and the trainer's model {own[token]:.4f}; start the server "
-        "with the trainer's model, the same --dtype, --generation-config vllm and "
-        "--logprobs-mode processed_logprobs"
+        f"{api.url} gives token {token} after a fixed prompt a log-probability of {found:.4f} at "
+        f"temperature {COOL:g}, and the trainer's model {own:.4f}; start the server with the "
+        "trainer's model, the same --dtype, --generation-config vllm and --logprobs-mode "
+        "processed_logprobs"
     )

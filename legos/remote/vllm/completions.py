@@ -14,12 +14,16 @@ from legos.clients.transport import decoded
 from legos.errors import EndpointError, RequestError
 from legos.records.choices import ChoiceNode
 from legos.records.message import Alternatives, Filters, FinishReason
-from legos.records.request import Generated, Request
+from legos.records.request import Generated, PlainRequest, Request
 
 __all__ = ["Query", "Sampled", "body_of", "generated_of", "query_of", "sampled_of"]
 
 
-UNCHANGED = Filters()
+_SENT = (
+    *("adapter", "max_tokens", "temperature", "end_ids", "stop", "filters"),
+    *("num_alternatives", "json_schema"),
+)
+"""Fields of a request on which the answer of a server depends, besides its prompt."""
 _REASONS: Mapping[str | None, FinishReason | None] = {
     "stop": "stop",
     "length": "length",
@@ -28,19 +32,12 @@ _REASONS: Mapping[str | None, FinishReason | None] = {
 _TOKEN = "token_id:"
 
 
-class Query(Struct, frozen=True, kw_only=True):
+class Query(PlainRequest, frozen=True, kw_only=True):
     """What a request asks for, besides its prompt; equal queries can travel together."""
 
-    adapter: str  # name of the adapter, or NAME@VERSION
-    max_tokens: int
-    temperature: float = 1.0
-    end_ids: tuple[int, ...] = ()  # token ids that end the completion
-    stop: tuple[str, ...] = ()  # texts that end the completion
-    filters: Filters = UNCHANGED
+    prompt_ids: tuple[int, ...] = ()
     allowed: tuple[int, ...] = ()  # only these token ids can be sampled; (): all
     watched: tuple[int, ...] = ()  # token ids whose log-probabilities are wanted
-    num_alternatives: int = 0
-    json_schema: str | None = None  # the completion is JSON that satisfies it
 
 
 class Sampled(Struct, frozen=True, kw_only=True):
@@ -82,16 +79,7 @@ def query_of(request: Request) -> Query:
             "legal answers need two numbers for each token, and a vLLM server reports one, of the "
             "distribution sampled from; ask for that (logprobs_mode sampled, raw_logprobs false)"
         )
-    return Query(
-        adapter=request.adapter,
-        max_tokens=request.max_tokens,
-        temperature=request.temperature,
-        end_ids=request.end_ids,
-        stop=request.stop,
-        filters=request.filters or UNCHANGED,
-        num_alternatives=request.num_alternatives,
-        json_schema=request.json_schema,
-    )
+    return Query(**{name: getattr(request, name) for name in _SENT})
 
 
 def body_of(query: Query, prompts: Sequence[tuple[int, ...]], *, model: str) -> dict[str, Any]:
@@ -102,7 +90,7 @@ def body_of(query: Query, prompts: Sequence[tuple[int, ...]], *, model: str) -> 
         prompts: token ids of each prompt.
         model: name of the adapter at the server.
     """
-    filters = query.filters
+    filters = query.filters or Filters()
     body: dict[str, Any] = {
         "model": model,
         "prompt": prompts,

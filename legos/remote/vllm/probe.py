@@ -47,15 +47,11 @@ class Probe:
         """
         self.prompt, self.watched = prompt, watched
         self.noise = 0.0  # largest mean difference between server and trainer so far, nats
-        self._logprobs = logprobs
+        self.expected = logprobs
         self._like = like
         self._limit = TOLERANCE[dtype]
         self._dtype = dtype
         self._base: Floats | None = None
-
-    def expected(self, adapter: Adapter) -> Floats:
-        """[K] nats of the watched tokens under an adapter, as the trainer computes them."""
-        return self._logprobs(adapter)
 
     def first_adapter(self) -> Adapter:
         """An adapter of the run's shape that clearly changes the log-probabilities.
@@ -77,19 +73,18 @@ class Probe:
             "no adapter of this shape changes the log-probabilities of a fixed prompt"
         )
 
-    def check(self, adapter: Adapter, found: Floats, expected: Floats, *, server: str) -> None:
+    def check(self, adapter: Adapter, found: Floats, *, server: str) -> None:
         """Check the log-probabilities of a server: the trainer's, and not those of the base model.
 
         Args:
             adapter: the adapter that was loaded.
             found: [K] nats at the server.
-            expected: [K] nats of the trainer (``expected``).
             server: address of the server.
 
         Raises:
             AdapterError: they differ.
         """
-        base = self._base_expected()
+        expected, base = self.expected(adapter), self._base_expected()
         gap, from_base = _gap(found, expected), _gap(found, base)
         label = f"adapter {adapter.name}@{adapter.version}"
         if from_base < gap and _gap(expected, base) > TIMES_NOISE * self.noise:

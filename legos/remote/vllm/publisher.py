@@ -78,11 +78,11 @@ class VllmPublisher:
             EngineError: the server does not answer.
         """
         try:
-            self._base = await self._api.base()
+            self._base = await self._base_model()
             first = await asyncio.to_thread(self._probe.first_adapter)
             served = self._folders.served(first)
             await self._folders.write(first, served)
-            await self._load(served, first, self._expected(first))
+            await self._load(served, first)
             self._slots = await self._api.slots()
             await self._api.unload(served.model)
         except EndpointError as error:
@@ -117,12 +117,8 @@ class VllmPublisher:
                 )
             live = [one.adapter for one in self._live.newest.values() if one.digest]
             self._check_slots({*live, info.name})
-            expected = self._expected(adapter)
-            try:
-                await all_done([self._folders.write(adapter, served), self._retire()])
-                await self._live.recovery.persist(lambda: self._load(served, adapter, expected))
-            finally:
-                expected.cancel()
+            await all_done([self._folders.write(adapter, served), self._retire()])
+            await self._live.recovery.persist(lambda: self._load(served, adapter))
             self._adapters[served.model] = adapter
             self._live.announce(served)
             self._failures = 0
@@ -164,16 +160,7 @@ class VllmPublisher:
                 f"version; start the server with --max-loras {needed} or more"
             )
 
-    def _expected(self, adapter: Adapter) -> "asyncio.Task[NDArray[np.floating]]":
-        """What the trainer computes with an adapter, while the server reads it."""
-        return asyncio.create_task(asyncio.to_thread(self._probe.expected, adapter))
-
-    async def _load(
-        self,
-        served: ServedModel,
-        adapter: Adapter,
-        expected: "asyncio.Task[NDArray[np.floating]]",
-    ) -> None:
+    async def _load(self, served: ServedModel, adapter: Adapter) -> None:
         """Load an adapter, or find it loaded, and check what the server computes with it.
 
         Raises:
@@ -186,7 +173,7 @@ class VllmPublisher:
         await self._api.load(served.model, place, base_model=self._live.base_model)
         try:
             found = await self._logprobs(served.model)
-            self._probe.check(adapter, found, await expected, server=self._server.url)
+            await asyncio.to_thread(self._probe.check, adapter, found, server=self._server.url)
         except AdapterError:
             await self._api.unload(served.model)
             raise
@@ -198,12 +185,16 @@ class VllmPublisher:
             EngineError: it was; the message names both models.
             EndpointError: the server fails.
         """
-        found = await self._api.base()
+        found = await self._base_model()
         if found != self._base:
             raise EngineError(
                 f"the vLLM server at {self._server.url} had base model {self._base} and has come "
                 f"back with {found}; start it again with the former model, and resume the run"
             )
+
+    async def _base_model(self) -> str:
+        base = await self._api.base()
+        return f"{base.id!r} ({base.root or ''})"
 
     async def _logprobs(self, model: str) -> NDArray[np.float64]:
         return await self._api.logprobs(model, self._probe.prompt, self._probe.watched)
@@ -247,6 +238,5 @@ class VllmPublisher:
         await self._logprobs(self._live.base_model)
         live = list(self._live.loaded())
         for served in live:
-            adapter = self._adapters[served.model]
-            await self._load(served, adapter, self._expected(adapter))
+            await self._load(served, self._adapters[served.model])
         return sum(served.model not in listed for served in live)

@@ -1,8 +1,10 @@
 """Exact log-probabilities of whole answers, from one sampled token for each node of their tree."""
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from itertools import chain
+
+import numpy as np
 
 from legos.records.choices import ChoiceNode, choice_tree
 from legos.remote.vllm.completions import Query
@@ -11,6 +13,8 @@ __all__ = ["score_prompts"]
 
 WATCHED = 128  # token ids of one request; vLLM reports no more
 _Row = tuple[int, ...]
+_Step = tuple[tuple[_Row, _Row], Sequence[int]]
+"""The tokens up to a node and its legal ones; the tokens that may follow."""
 Ask = Callable[[Query, _Row], Awaitable[Mapping[int, float]]]
 """Query and prompt -> token id -> log-probability of the watched ids as the next token."""
 
@@ -32,28 +36,29 @@ async def score_prompts(
         adapter: name of the adapter that the probabilities belong to.
         ask: asks the server.
     """
-    trees = [choice_tree(answers, end_ids=end_ids) for _, answers in prompts]
-    nodes = {
-        (row, node.legal)
-        for (prompt, _), tree in zip(prompts, trees, strict=True)
-        for row, node in _inner_nodes(prompt, tree)
-    }
-    known = await asyncio.gather(*(_next_token(*each, adapter, ask) for each in nodes))
+    paths: list[list[list[_Step]]] = []
+    for prompt, answers in prompts:
+        tree = choice_tree(answers, end_ids=end_ids)
+        paths.append([list(_steps(prompt, answer, tree, end_ids)) for answer in answers])
+    nodes = list({node for path in chain(*paths) for node, _ in path})
+    known = await asyncio.gather(*(_next_token(*node, adapter, ask) for node in nodes))
     found = dict(zip(nodes, known, strict=True))
-    return [
-        [_score(prompt, answer, tree, found, end_ids) for answer in answers]
-        for (prompt, answers), tree in zip(prompts, trees, strict=True)
-    ]
+
+    def score(path: Sequence[_Step]) -> float:
+        chosen = ([found[node][token] for token in tokens] for node, tokens in path)
+        return float(sum(np.logaddexp.reduce(logprobs) for logprobs in chosen))
+
+    return [[score(path) for path in of_prompt] for of_prompt in paths]
 
 
-def _inner_nodes(prompt: _Row, tree: ChoiceNode) -> Iterator[tuple[_Row, ChoiceNode]]:
-    """The tokens up to each node after which an answer goes on, and the node."""
-    stack = [(prompt, tree)]
-    while stack:
-        row, node = stack.pop()
-        if node.children:
-            yield row, node
-        stack += [((*row, token), child) for token, child in node.children.items()]
+def _steps(prompt: _Row, answer: _Row, tree: ChoiceNode, end_ids: Sequence[int]) -> Iterator[_Step]:
+    """The nodes along an answer, each with the tokens one of which goes on with it."""
+    row, node = prompt, tree
+    for token in answer:
+        yield (row, node.legal), (token,)
+        row, node = (*row, token), node.children[token]
+    if node.children:  # it is also the beginning of another answer
+        yield (row, node.legal), end_ids
 
 
 async def _next_token(row: _Row, legal: _Row, adapter: str, ask: Ask) -> Mapping[int, float]:
@@ -62,20 +67,3 @@ async def _next_token(row: _Row, legal: _Row, adapter: str, ask: Ask) -> Mapping
     queries = [Query(adapter=adapter, max_tokens=1, watched=part) for part in parts]
     found = await asyncio.gather(*(ask(query, row) for query in queries))
     return {token: value for part in found for token, value in part.items()}
-
-
-def _score(
-    prompt: _Row,
-    answer: _Row,
-    tree: ChoiceNode,
-    found: Mapping[tuple[_Row, _Row], Mapping[int, float]],
-    end_ids: Sequence[int],
-) -> float:
-    total, row, node = 0.0, prompt, tree
-    for token in answer:
-        total += found[row, node.legal][token]
-        row, node = (*row, token), node.children[token]
-    if node.children:  # it is also the beginning of another answer
-        ends = [found[row, node.legal][token] for token in end_ids]
-        total += math.log(sum(map(math.exp, ends)))
-    return total
