@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from legos.weights.tensors import pack_tensors
 
 __all__ = [
     "BASE_WEIGHT",
+    "HEADER_ENTRY",
     "MAX_RANK",
     "MAX_SCALE",
     "Adapter",
@@ -176,9 +177,7 @@ class Adapter:
     @property
     def header(self) -> dict[str, str]:
         """This kit's entry in the header of a safetensors file."""
-        entry = Header(
-            name=self.name, version=self.version, digest=self.digest, scale=self.shape.scale
-        )
+        entry = Header(**asdict(self.info), scale=self.shape.scale)
         return {HEADER_ENTRY: msgspec.json.encode(entry).decode()}
 
     def checked(self, recorded: str | None, otherwise: str) -> "Adapter":

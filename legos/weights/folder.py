@@ -1,13 +1,14 @@
 """Adapter folders: write mlx-lm's format, and read mlx-lm's and PEFT's."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from legos.errors import AdapterError
-from legos.weights.adapter import Adapter
+from legos.weights.adapter import HEADER_ENTRY, Adapter
 from legos.weights.packed import unpack_adapter
 from legos.weights.peft import CONFIG_FILE, PEFT_WEIGHTS_FILE
 from legos.weights.tensors import pack_tensors
@@ -35,12 +36,7 @@ def write_adapter(adapter: Adapter, folder: Path) -> None:
             "dropout": 0.0,
             "keys": list(shape.modules),
         },
-        "legos": {
-            "name": adapter.name,
-            "version": adapter.version,
-            "digest": adapter.digest,
-            "base_model": adapter.base_model,
-        },
+        HEADER_ENTRY: {**asdict(adapter.info), "base_model": adapter.base_model},
     }
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
 

@@ -134,7 +134,7 @@ def from_peft(
     Raises:
         AdapterError: a tensor or setting is not plain LoRA or DoRA; the message names it.
     """
-    settings, latest = PeftConfig.read(config), time.monotonic() + _MOST_MATCHING_S
+    read, latest = PeftConfig.read(config), time.monotonic() + _MOST_MATCHING_S
     pairs: dict[str, dict[str, Floats]] = {}
     arrays: dict[str, Floats] = {}
     ranks_and_scales: dict[str, tuple[int, float]] = {}
@@ -148,12 +148,12 @@ def from_peft(
         pairs.setdefault(module, {})[part] = array
         if module not in ranks_and_scales:
             _check_time(latest)
-            ranks_and_scales[module] = settings.rank_and_scale(theirs)
+            ranks_and_scales[module] = read.rank_and_scale(theirs)
     if not pairs:
         raise AdapterError("the PEFT adapter holds no tensor of LoRA")
     for module, pair in pairs.items():
         _check_pair(module, pair, ranks_and_scales[module][0])
-        _check_magnitude(module, pair, use_dora=settings.use_dora)
+        _check_magnitude(module, pair, use_dora=read.settings.use_dora)
     ranks, scales = map(set, zip(*ranks_and_scales.values(), strict=True))
     rank, scale = max(ranks), scales.pop() if len(scales) == 1 else 1.0
     _check_padding(pairs, rank)

@@ -5,9 +5,10 @@ which leave the base model's weights as they are, are accepted. What is not know
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from pydantic_core import SchemaError, SchemaValidator, core_schema
@@ -22,14 +23,6 @@ _MOST_PATTERN_TEXT = 1 << 15  # characters of all patterns together, so that the
 _LONGEST_PATTERN = 1024  # characters; the engine's time grows with their square times the name's
 _Rank = Annotated[int, msgspec.Meta(ge=1, le=MAX_RANK)]
 _Alpha = Annotated[float, msgspec.Meta(gt=0, le=MAX_SCALE * MAX_RANK)]
-_READ: Mapping[str, Any] = {  # setting -> its type
-    "r": _Rank,
-    "lora_alpha": _Alpha,
-    "rank_pattern": dict[str, _Rank],
-    "alpha_pattern": dict[str, _Alpha],
-    "use_rslora": bool | None,
-    "use_dora": bool | None,
-}
 _WITHOUT_EFFECT = frozenset((  # on what a trained adapter computes
     "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config",
     "exclude_modules", "fan_in_fan_out", "inference_mode", "layers_pattern", "layers_to_transform",
@@ -43,18 +36,27 @@ _ACCEPTED = {
 }
 _CHANGE_BASE = ("pissa", "olora", "corda", "lora_ga")  # beginnings of the names
 _Matches = Callable[[str], bool]
+T = TypeVar("T")
+
+
+class _Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings that the arithmetic depends on, as the file has them."""
+
+    r: _Rank
+    lora_alpha: _Alpha
+    rank_pattern: dict[str, _Rank] = {}
+    alpha_pattern: dict[str, _Alpha] = {}
+    use_rslora: bool = False
+    use_dora: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeftConfig:
-    """The settings that the arithmetic depends on."""
+    """The arithmetic of an adapter's modules."""
 
-    rank: int
-    alpha: float
+    settings: _Settings
     ranks: tuple[tuple[_Matches, int], ...]  # the first that matches a module replaces the rank
     alphas: tuple[tuple[_Matches, float], ...]
-    use_rslora: bool
-    use_dora: bool
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "PeftConfig":
@@ -64,15 +66,19 @@ class PeftConfig:
             AdapterError: a setting has a wrong type, is out of range, or may change the arithmetic;
                 the message names it.
         """
-        for name, value in config.items():
+        given = {name: value for name, value in config.items() if is_set(value)}
+        for name, value in given.items():
             _check_setting(name, value)
+        try:
+            settings = msgspec.convert(given, _Settings)
+        except msgspec.ValidationError as error:
+            (name,) = re.findall(r"`(?:\$\.)?([a-z_]+)(?:\[\.\.\.\])*`$", f"{error}")
+            value = _shown(config.get(name))
+            raise AdapterError(f"{CONFIG_FILE} has {name} {value}: {error}") from error
         return cls(
-            rank=_value(config, "r"),
-            alpha=_value(config, "lora_alpha"),
-            ranks=_patterns(config, "rank_pattern"),
-            alphas=_patterns(config, "alpha_pattern"),
-            use_rslora=bool(_value(config, "use_rslora")),
-            use_dora=bool(_value(config, "use_dora")),
+            settings=settings,
+            ranks=_patterns(settings.rank_pattern, "rank_pattern"),
+            alphas=_patterns(settings.alpha_pattern, "alpha_pattern"),
         )
 
     def rank_and_scale(self, module: str) -> tuple[int, float]:
@@ -84,9 +90,10 @@ class PeftConfig:
         Raises:
             AdapterError: its scale is out of range.
         """
-        rank = next((rank for matches, rank in self.ranks if matches(module)), self.rank)
-        alpha = next((alpha for matches, alpha in self.alphas if matches(module)), self.alpha)
-        return rank, check_scale(alpha / (math.sqrt(rank) if self.use_rslora else rank))
+        plain = self.settings
+        rank = next((rank for matches, rank in self.ranks if matches(module)), plain.r)
+        alpha = next((alpha for matches, alpha in self.alphas if matches(module)), plain.lora_alpha)
+        return rank, check_scale(alpha / (math.sqrt(rank) if plain.use_rslora else rank))
 
 
 def is_set(value: Any) -> bool:
@@ -95,10 +102,8 @@ def is_set(value: Any) -> bool:
 
 
 def _check_setting(name: str, value: Any) -> None:
-    if name in _READ or name in _WITHOUT_EFFECT or not is_set(value):
-        return
     accepted = _ACCEPTED.get(name, ())
-    if value in accepted:
+    if name in _Settings.__struct_fields__ or name in _WITHOUT_EFFECT or value in accepted:
         return
     if name == "init_lora_weights" and str(value).startswith(_CHANGE_BASE):
         advice = (
@@ -120,19 +125,8 @@ def _shown(value: Any) -> str:
     return f"{value!r:.200}"
 
 
-def _value(config: Mapping[str, Any], name: str) -> Any:
-    """The value of a setting that the arithmetic depends on."""
-    try:
-        return msgspec.convert(config.get(name), _READ[name])
-    except msgspec.ValidationError as error:
-        raise AdapterError(
-            f"{CONFIG_FILE} has {name} {_shown(config.get(name))}: {error}"
-        ) from error
-
-
-def _patterns(config: Mapping[str, Any], name: str) -> tuple[tuple[_Matches, Any], ...]:
+def _patterns(patterns: Mapping[str, T], name: str) -> tuple[tuple[_Matches, T], ...]:
     """Pairs of a pattern of module names, and a value."""
-    patterns: dict[str, Any] = _value(config, name) if is_set(config.get(name)) else {}
     if sum(map(len, patterns)) > _MOST_PATTERN_TEXT:
         raise AdapterError(
             f"{CONFIG_FILE} has more than {_MOST_PATTERN_TEXT} characters of patterns in {name}; "
