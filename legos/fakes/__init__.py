@@ -4,12 +4,7 @@ from legos.fakes.backend import FakeBackend, FakePublisher, FakeTracker
 from legos.fakes.client import Asked, ScriptedClient
 from legos.fakes.engine import FakeEngine, echo
 from legos.fakes.matchmaker import FakeMatchmaker
-from legos.fakes.records import (
-    make_episode,
-    make_sample,
-    make_turn,
-    numbered_tasks,
-)
+from legos.fakes.records import make_sample
 
 __all__ = [
     "Asked",
@@ -20,8 +15,5 @@ __all__ = [
     "FakeTracker",
     "ScriptedClient",
     "echo",
-    "make_episode",
     "make_sample",
-    "make_turn",
-    "numbered_tasks",
 ]

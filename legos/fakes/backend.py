@@ -4,8 +4,7 @@ import asyncio
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,17 +37,8 @@ class FakeBackend:
         trail: digest of everything that it was trained on, in order; a snapshot has it.
     """
 
-    def __init__(
-        self, *, pass_s: Callable[[Sequence[Sample]], float] | None = None, keep: bool = True
-    ) -> None:
-        """Make a backend at version 0.
-
-        Args:
-            pass_s: seconds of a forward and backward pass over some samples, on the clock of the
-                event loop; None: its result is there at once.
-            keep: False: record no samples and no trail, for runs with very many samples.
-        """
-        self._pass_s, self._keep = pass_s, keep
+    def __init__(self) -> None:
+        """Make a backend at version 0."""
         self._version = 0
         self.steps: list[tuple[Sequence[Sample], Sequence[float], Objective]] = []
         self.updates: list[Update] = []
@@ -60,6 +50,7 @@ class FakeBackend:
         """Number of updates applied so far."""
         return self._version
 
+    @answered
     def forward_backward(
         self,
         samples: Sequence[Sample],
@@ -68,24 +59,12 @@ class FakeBackend:
         *,
         policy: str = POLICY,
         stop: Stop = never,
-    ) -> "Future[PassResult]":
+    ) -> PassResult:
         """Record a step; its result has no loss, or makes the trainer skip the step."""
-        found: Future[PassResult] = Future()
         if stop():
-            found.set_exception(Stopped())
-            return found
-        if self._keep:
-            self.steps.append((samples, weights, objective))
-            self._digest(f"{samples} {weights} {objective}")
-        result = self._passed(samples)
-        if self._pass_s is None:
-            found.set_result(result)
-        else:
-            loop = asyncio.get_running_loop()
-            loop.call_later(self._pass_s(samples), found.set_result, result)
-        return found
-
-    def _passed(self, samples: Sequence[Sample]) -> PassResult:
+            raise Stopped
+        self.steps.append((samples, weights, objective))
+        self._digest(f"{samples} {weights} {objective}")
         reason = self.left_out.pop(0) if self.left_out else None
         sums = dict.fromkeys(SUMS, 0.0) | dict.fromkeys(("tokens", "ratio"), 1.0)
         sums["clipped"] = float(reason == "clip_skip")
@@ -93,15 +72,14 @@ class FakeBackend:
             loss=math.nan if reason == "non_finite" else 0.0,
             sums=tuple(sums.values()),
             grad_norm=0.0,
-            logprobs=[np.array(s.logprobs, np.float32) for s in samples] if self._keep else (),
+            logprobs=[np.array(s.logprobs, np.float32) for s in samples],
         )
 
     @answered
     def optim_step(self, update: Update, *, policy: str = POLICY) -> int:
         """Record and count an update."""
-        if self._keep:
-            self.updates.append(update)
-            self._digest(f"{update}")
+        self.updates.append(update)
+        self._digest(f"{update}")
         self._version += 1
         return self._version
 

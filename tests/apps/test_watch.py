@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from made_records import make_episode
 from msgspec.structs import replace
 
 from legos.apps.transcript import ending
@@ -17,7 +18,7 @@ from legos.arena.cursor import plays_from
 from legos.cli.process import main
 from legos.config.resolve import resolve
 from legos.errors import CheckpointError
-from legos.fakes import ScriptedClient, make_episode
+from legos.fakes import ScriptedClient
 from legos.games.bots import RandomBot
 from legos.play.step import play_all
 from legos.records.episode import Episode, Rollout, Task, Turn

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_records import make_episode, make_turn
 from msgspec.structs import replace
 
 from legos.credit import DrGRPOCredit, GRPOCredit, RAECredit
 from legos.credit.credited import with_samples
 from legos.errors import ArenaError
-from legos.fakes import make_episode, make_turn
 from legos.records.episode import Episode, Turn
 from legos.records.group import Group
 

@@ -26,13 +26,13 @@ from typing import Any
 
 from bench.command import Ratio, run
 from bench.rounds import Workload
+from made_records import numbered_tasks
 
 from legos.arena.arena import Arena
 from legos.arena.registry import advice
 from legos.config.resolve import resolve
 from legos.config.schema import RunConfig
 from legos.credit import GRPOCredit
-from legos.fakes import numbered_tasks
 from legos.loop.loop import synchronous_training_loop, training_loop
 from legos.loop.trainer import Metrics
 from legos.machine import quiet_collector, share_cores

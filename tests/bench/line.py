@@ -9,11 +9,11 @@ from typing import Any
 
 from bench.command import speed_ratio
 from bench.rounds import Workload
+from made_records import numbered_tasks
 
 from legos.arena.arena import Arena
 from legos.credit import GRPOCredit
 from legos.credit.credited import with_samples
-from legos.fakes import numbered_tasks
 from legos.loop.batcher import Batcher
 from legos.loop.buffer import Buffer
 from legos.loop.ledger import Ledger

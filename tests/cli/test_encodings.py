@@ -5,9 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from made_records import make_episode
 from msgspec.structs import replace
 
-from legos.fakes import make_episode
 from legos.run.folder import RunFolder
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_records import make_episode, make_turn
 
 from legos.credit import GAECredit, SameViewCredit
 from legos.errors import ConfigError
-from legos.fakes import make_episode, make_turn
 from legos.protocols import CreditAssigner
 from legos.records.episode import Episode
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_records import make_episode, make_turn
 
 from legos.credit.group import (
     DrGRPOCredit,
@@ -17,7 +18,6 @@ from legos.credit.group import (
     leave_one_out,
 )
 from legos.errors import RecordError
-from legos.fakes import make_episode, make_turn
 
 RULES = (group_centered, group_standardised, leave_one_out)
 

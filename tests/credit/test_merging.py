@@ -4,9 +4,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_records import make_turn
 
 from legos.credit.merging import samples_of_rollout
-from legos.fakes import make_turn
 from legos.records.episode import Rollout, Turn
 
 

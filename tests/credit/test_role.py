@@ -6,10 +6,10 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_records import make_episode, make_turn
 
 from legos.credit.role import RAECredit
 from legos.errors import ConfigError
-from legos.fakes import make_episode, make_turn
 
 
 def test_by_hand() -> None:

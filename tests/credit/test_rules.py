@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_records import make_episode, make_turn
 from msgspec.structs import replace
 
 from legos.credit import (
@@ -24,7 +25,6 @@ from legos.credit.maxrl import over_mean
 from legos.credit.overlong import OverlongPenalty, overlong_penalty
 from legos.credit.whitened import whiten
 from legos.errors import ConfigError, RecordError
-from legos.fakes import make_episode, make_turn
 from legos.protocols import CreditAssigner
 from legos.records.episode import Episode
 

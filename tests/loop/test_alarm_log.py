@@ -5,9 +5,10 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from made_records import make_episode
 from msgspec.structs import replace
 
-from legos.fakes import make_episode, make_sample
+from legos.fakes import make_sample
 from legos.loop.alarm_log import EQUAL_STEPS, STILL_STEPS, AlarmLog
 from legos.records.episode import Episode, Rollout
 from legos.records.group import Group

@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Mapping
 
 import pytest
+from made_records import make_episode
 from msgspec.structs import replace
 from one_buffer import GAME, alone
 
 from legos.errors import ArenaError
-from legos.fakes import make_episode, make_sample
+from legos.fakes import make_sample
 from legos.loop.batcher import Batcher
 from legos.loop.buffer import Buffer
 from legos.loop.ledger import Ledger

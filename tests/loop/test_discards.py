@@ -3,6 +3,9 @@
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 from virtual_time import in_virtual_time
@@ -18,6 +21,8 @@ from legos.loop.mix import Mix
 from legos.loop.trainer import PolicyTrainer
 from legos.records.message import Completion, Prompt, Sampling
 from legos.records.names import POLICY
+from legos.records.sample import Sample
+from legos.records.step import PassResult
 
 MOVE_S = 0.01
 STEPS, WARM = 24, 5  # the first steps are larger: nobody knows the length of a play yet
@@ -43,15 +48,31 @@ class RandomMoves(ScriptedClient):
         return await super().complete(prompt, sampling, adapter=adapter)
 
 
+class SlowBackend(FakeBackend):
+    """A backend whose passes take some time for each chosen token, and which records nothing."""
+
+    def __init__(self, token_s: float) -> None:
+        super().__init__()
+        self._token_s = token_s
+
+    def forward_backward(
+        self, samples: Sequence[Sample], *args: Any, **options: Any
+    ) -> "Future[PassResult]":
+        result = super().forward_backward(samples, *args, **options).result()
+        self.steps.clear()
+        later: Future[PassResult] = Future()
+        pass_s = self._token_s * sum(len(sample.positions) for sample in samples)
+        asyncio.get_running_loop().call_later(pass_s, later.set_result, result)
+        return later
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("pass_s", [0.03, 0.2], ids=["play limits", "training limits"])
 @pytest.mark.parametrize("games", [(Nim,), (Nim, Kuhn)], ids=["nim", "nim and kuhn"])
 def test_almost_no_token_is_too_old(games: tuple[type, ...], pass_s: float) -> None:
     tokens = 1440 if len(games) == 1 else 2048
     settings = TrainingConfig(min_samples_per_step=256, staleness_limit=1, learning_rate=1.0)
-    backend = FakeBackend(
-        pass_s=lambda samples: pass_s * sum(len(s.positions) for s in samples) / tokens, keep=False
-    )
+    backend = SlowBackend(pass_s / tokens)
     trainer = PolicyTrainer(backend, FakePublisher(), settings)
     client = RandomMoves(trainer)
     arenas = [GameArena(game(), client, credit_assigner=GRPOCredit()) for game in games]

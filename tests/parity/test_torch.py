@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pytest
 from backend_steps import Arrays, compute, saved
+from made_records import make_episode, make_turn
 from objectives import EVERY_OBJECTIVE
 from random_samples import random_samples
 from safetensors.numpy import load_file
@@ -20,7 +21,6 @@ from tiny_models import write_any_model
 from legos.builtin import builtin_path
 from legos.credit import RULES, make_credit
 from legos.credit.merging import samples_of_rollout
-from legos.fakes import make_episode, make_turn
 from legos.losses.objective import Objective
 from legos.records.episode import Turn
 from legos.records.sample import Sample

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_records import make_episode
 from run_world import World, check_balance
 
 from legos.errors import ArenaError
-from legos.fakes import make_episode
 from legos.records.names import POLICY, evaluated_name
 from legos.run.checkpoint import checkpoint_steps
 from legos.run.metrics import read_metrics, read_steps

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made_records import make_episode
 
 from legos.errors import (
     AdapterError,
@@ -19,7 +20,6 @@ from legos.errors import (
     EngineError,
     LegosError,
 )
-from legos.fakes import make_episode
 from legos.run.find import adapter_of, checkpoint_of, find_adapter, find_run, fresh_folder
 from legos.run.folder import RunFolder
 from legos.run.settings import sealed

@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+from made_records import make_episode
 
 from legos.errors import CheckpointError
-from legos.fakes import make_episode
 from legos.run.checkpoint import write_checkpoint
 from legos.run.episodes import EpisodesTail
 from legos.run.folder import RunFolder

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_records import make_episode
 from msgspec.structs import replace
 from random_samples import random_samples
 
-from legos.fakes import make_episode, make_sample
+from legos.fakes import make_sample
 from legos.records.episode import Task
 from legos.records.group import Group
 from legos.run.episodes import episode_to_json

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_records import make_episode
 from msgspec.structs import replace
 
 from legos import Arena, GRPOCredit, Seat, Task
-from legos.fakes import ScriptedClient, make_episode, make_sample
+from legos.fakes import ScriptedClient, make_sample
 from legos.play.table import Table
 from legos.records.episode import Episode, Rollout, Turn
 from legos.records.group import Group
