@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from math import isclose
 from statistics import fmean
 from typing import Any
 
@@ -14,6 +13,7 @@ from legos.checks.players import (
     Played,
     Player,
     earned,
+    failure,
     finding,
     planned_plays,
     played,
@@ -75,10 +75,8 @@ def check_arena(arena: Arena, *, plays: int = 64, seed: int = 0) -> list[Finding
         first = played(arena, random_player, planned)
     except NoEndpointError:
         return [*findings, finding("plays", None, NOT_PLAYED)]
-    failed = [episode for episode in first.episodes if episode.error]
-    if failed:
-        text = f"{len(failed)} of {plays} random plays failed; the first:\n{failed[0].error}"
-        return [*findings, Finding(name="random player", passed=False, text=text)]
+    if failed := failure("random player", "a random player", first.episodes):
+        return [*findings, failed]
     turns = sum(len(r.turns) for e in first.episodes for r in e.rollouts)
     means = earned(arena.roles, first.episodes)
     text = f"{plays} plays, {turns / plays:.3g} turns each; mean reward {means}"
@@ -86,7 +84,10 @@ def check_arena(arena: Arena, *, plays: int = 64, seed: int = 0) -> list[Finding
     batches = [first]
     if type(arena).example is not Arena.example:
         batches.append(played(arena, _example(arena), planned))
-        findings.append(_example_finding(arena, batches[-1].episodes))
+        episodes = batches[-1].episodes
+        failed = failure("example player", "example()", episodes)
+        text = f"mean reward {earned(arena.roles, episodes)}"
+        findings.append(failed or finding("example player", True, text))
     if type(arena).oracle is not Arena.oracle:
         expected = _Expected()
         batches.append(played(arena, _oracle(arena, expected), planned))
@@ -158,21 +159,10 @@ def _story(episode: Episode) -> Any:
     return said, episode.rewards, episode.error is None, episode.void
 
 
-def _example_finding(arena: Arena, episodes: Sequence[Episode]) -> Finding:
-    """Whether plays with the answers of ``example`` end, and what they earn."""
-    failed = [episode.error for episode in episodes if episode.error]
-    bad = f"{len(failed)} plays of example() fail; the first:\n{next(iter(failed), '')}"
-    return finding(
-        "example player", not failed, f"mean reward {earned(arena.roles, episodes)}", bad
-    )
-
-
 def _oracle_finding(arena: Arena, episodes: Sequence[Episode], expected: _Expected) -> Finding:
     """Whether every seat that is answered by ``oracle`` alone earns what this said."""
-    failed = [episode.error for episode in episodes if episode.error]
-    if failed:
-        bad = f"{len(failed)} plays of oracle() fail; the first:\n{failed[0]}"
-        return finding("oracle", False, "", bad)
+    if failed := failure("oracle", "oracle()", episodes):
+        return failed
     low: list[str] = []
     seats = 0
     for play in episodes:
@@ -250,23 +240,18 @@ def _reward_sums(
         yield finding("reward sums", None, "not checked: every play was forfeited or void")
         return
     sums = [sum(row.values()) for row in rows]
-    same = [
-        all(isclose(x, next(iter(row.values())), abs_tol=SAME_SUM) for x in row.values())
-        for row in rows
-    ]
+    spreads = [max(row.values()) - min(row.values()) for row in rows]
     what = "plays" if tree is None else "ends of the game"
     if arena.utility is None:
-        constant = all(isclose(x, sums[0], abs_tol=SAME_SUM) for x in sums)
         text = f"the rewards of {len(rows)} {what} sum to {min(sums):g} to {max(sums):g}"
-        if all(same):
+        if max(spreads) <= SAME_SUM:
             text = f"all roles get the same reward in {len(rows)} {what}; utility may declare it"
-        elif constant:
+        elif max(sums) - min(sums) <= SAME_SUM:
             text = f"the rewards sum to {sums[0]:g} in all of {len(rows)} {what}"
         yield finding("reward sums", None, text)
         return
-    zero = [isclose(x, 0.0, abs_tol=SAME_SUM) for x in sums]
-    right = zero if arena.utility == "zero_sum" else same
-    wrong = [dict(row) for row, ok in zip(rows, right, strict=True) if not ok]
+    errors = sums if arena.utility == "zero_sum" else spreads
+    wrong = [dict(row) for row, by in zip(rows, errors, strict=True) if abs(by) > SAME_SUM]
     good = f"{arena.utility}, as declared, in {len(rows)} {what}"
     bad = f"utility is {arena.utility!r}, but {len(wrong)} {what} have rewards such as {wrong[:1]}"
     yield finding("reward sums", not wrong, good, bad)

@@ -12,6 +12,7 @@ from legos.checks.players import (
     CLOSE,
     Finding,
     earned,
+    failure,
     finding,
     played,
     slack,
@@ -155,9 +156,8 @@ def _optimal(
         return optimal_move(best, role, asked.prompt, seed=asked.sampling.seed)
 
     episodes = played(arena, player, plays).episodes
-    failed = [episode.error for episode in episodes if episode.error]
-    if failed:
-        return finding("optimal player", False, "", f"its plays fail; the first:\n{failed[0]}")
+    if failed := failure("optimal player", "the optimal policy", episodes):
+        return failed
     expected = expected_payoffs(tree, dict.fromkeys(arena.roles, best))
     far: list[str] = []
     for role in arena.roles:

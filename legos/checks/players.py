@@ -31,6 +31,7 @@ __all__ = [
     "Played",
     "Player",
     "earned",
+    "failure",
     "finding",
     "planned_plays",
     "played",
@@ -137,6 +138,15 @@ def with_thinking(asked: Asked, answer: str) -> str:
 def finding(name: str, passed: bool | None, good: str, bad: str = "") -> Finding:
     """A finding with the text of its result."""
     return Finding(name=name, passed=passed, text=bad if passed is False else good)
+
+
+def failure(name: str, who: str, episodes: Sequence[Episode]) -> Finding | None:
+    """The finding that plays of a player fail, with the first error; None: none does."""
+    errors = [episode.error for episode in episodes if episode.error]
+    if not errors:
+        return None
+    text = f"{len(errors)} of {len(episodes)} plays of {who} fail; the first:\n{errors[0]}"
+    return Finding(name=name, passed=False, text=text)
 
 
 def returns(role: str, episodes: Sequence[Episode]) -> list[float]:
