@@ -68,10 +68,6 @@ class TableModel:
     num_parameters = 0
     dtype = "float64"
     context = 1 << 20
-    processes = None
-
-    def lead(self) -> None:
-        """Do nothing: it is alone."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

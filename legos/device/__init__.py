@@ -18,11 +18,10 @@ from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import ToolFormat
 from legos.protocols import Backend, Engine
 from legos.records.limits import EngineLimits, TrainingSize
-from legos.records.sample import Sample
 from legos.records.step import BackendConfig
 from legos.weights.adapter import Adapter, LoraShape
 
-__all__ = ["Device", "LocalEngine", "ModelHandle", "Processes"]
+__all__ = ["Device", "LocalEngine", "ModelHandle"]
 
 
 class LocalEngine(Engine, Protocol):
@@ -40,28 +39,6 @@ class LocalEngine(Engine, Protocol):
         ...
 
 
-class Processes(Protocol):
-    """Processes that were launched together and make the same optimiser steps."""
-
-    @property
-    def rank(self) -> int:
-        """Index of this process, from 0."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Number of processes."""
-        ...
-
-    def gather(self, samples: Sequence[Sample], version: int) -> "Future[list[Sample]]":
-        """The samples of all processes, in the order of their ranks.
-
-        Every process must call it, with the version of its policy; the future raises
-        ``TrainerError`` if the versions differ.
-        """
-        ...
-
-
 class ModelHandle(Protocol):
     """A loaded model, which makes engines and backends."""
 
@@ -76,22 +53,6 @@ class ModelHandle(Protocol):
     @property
     def tool_format(self) -> ToolFormat:
         """Format in which the model writes tool calls."""
-        ...
-
-    @property
-    def processes(self) -> Processes | None:
-        """The processes that share the training; None if this is the only one."""
-        ...
-
-    def lead(self) -> None:
-        """Order the work of the processes that were launched with this one, and follow it.
-
-        Without this call they all make the same calls themselves (``processes``).
-
-        Raises:
-            ModelError: one of them has another model.
-            TrainerError: one of them has ended.
-        """
         ...
 
     @property
@@ -210,12 +171,14 @@ class Device(Protocol):
             name: a folder, or a name on the model hub.
             inline: run the model, its engine and its backend on the calling thread.
             training: what will be trained. Before anything is loaded, the memory that it needs is
-                forecast from the model's files and compared with that of this machine.
+                forecast from the model's files and compared with that of this machine. The first of
+                several processes orders the work of the others.
             report: receives the forecast as one line.
 
         Raises:
             ModelError: there is no such model, a file is missing, the architecture does not fit,
-                or training does not fit into memory.
+                training does not fit into memory, or another process has another model.
+            TrainerError: another process has ended.
         """
         ...
 

@@ -27,12 +27,10 @@ from legos.records.sample import Sample
 from legos.records.step import PassResult, Stop, Update, never
 from legos.weights.adapter import Adapter, AdapterInfo
 
-__all__ = ["Gather", "PolicyTrainer", "References", "StepSettings"]
+__all__ = ["PolicyTrainer", "References", "StepSettings"]
 
 logger = logging.getLogger(__name__)
 Metrics = dict[str, float | int | None]
-Gather = Callable[[Sequence[Sample], int], "Future[list[Sample]]"]
-"""Own samples and policy version -> the samples of all processes that make the same steps."""
 References = Callable[[Sequence[Sample]], "Future[list[Sample]]"]
 """Samples -> the same with reference log-probabilities; ``clients.references`` asks servers."""
 
@@ -73,7 +71,7 @@ class _Part(NamedTuple):
     """The part of an optimiser step that belongs to one policy."""
 
     policy: str
-    samples: Sequence[Sample]  # samples of all processes
+    samples: Sequence[Sample]
     found: PassResult
     metrics: Mapping[str, float]
     reason: str | None  # reason why the update was not applied; None: it was applied
@@ -93,7 +91,7 @@ class PolicyTrainer:
         ledger: counts every token.
         references: computes reference log-probabilities; None: the backend does.
         alarms: logs what is wrong with the metrics.
-        metrics: those of the newest step that this process made.
+        metrics: those of the newest step.
     """
 
     def __init__(
@@ -104,7 +102,6 @@ class PolicyTrainer:
         *,
         policies: Sequence[str] = (POLICY,),
         select: Selection = KEEP_ALL,
-        gather: Gather | None = None,
         references: References | None = None,
     ) -> None:
         """Make a trainer.
@@ -115,8 +112,6 @@ class PolicyTrainer:
             settings: settings of a step, the same for all policies.
             policies: names of the adapters that the backend trains, at least one.
             select: selects the samples of a group that are trained on.
-            gather: collects the samples of all processes; each process then trains on all samples
-                and counts its own tokens. None: this process trains alone.
             references: computes reference log-probabilities; None: the backend does.
         """
         self.backend = backend
@@ -130,7 +125,6 @@ class PolicyTrainer:
         self.num_steps = 1
         self.mixed = False
         self.references = references
-        self._gather = gather
         self.alarms = AlarmLog()
 
     @property
@@ -212,12 +206,9 @@ class PolicyTrainer:
         """One optimiser step; it yields what it waits for and is sent the result."""
         started, settings = time.perf_counter(), self.settings
         objective = settings.objective(self.step, self.num_steps)
-        own = [sample for batch in batches for sample in batch.samples]
-        samples: Sequence[Sample] = own
+        samples: Sequence[Sample] = [s for batch in batches for s in batch.samples]
         if self.references is not None:  # for groups that have none yet
             samples = yield self.references(samples)
-        if self._gather is not None:
-            samples = yield self._gather(samples, self.version)
         parts: list[_Part] = []
         for policy, of_policy in self._by_policy(samples, left_out).items():
             weights = normalisation_weights(of_policy, settings.loss_normalisation)
@@ -236,7 +227,7 @@ class PolicyTrainer:
                 update = settings.update(self.step, self.num_steps)
                 yield self.backend.optim_step(update, policy=part.policy)
         for part in parts:
-            self._book(part, [sample for sample in own if sample.policy == part.policy])
+            self._book(part)
         self.step += 1
         waiting = queued()
         self.ledger.check(queued=waiting)
@@ -293,14 +284,14 @@ class PolicyTrainer:
         found = {name: [s for s in samples if s.policy == name] for name in self.policies}
         return {name: of_policy for name, of_policy in found.items() if of_policy}
 
-    def _book(self, part: _Part, own: Sequence[Sample]) -> None:
-        """Record the tokens of this process's samples of a policy in the ledger."""
+    def _book(self, part: _Part) -> None:
+        """Record the tokens of a policy's samples in the ledger."""
         limit = part.found.row_limit  # tokens before the last chosen one of a sample
-        longer = [] if limit is None else [s for s in own if max(s.positions) > limit]
+        longer = [] if limit is None else [s for s in part.samples if s.positions[-1] > limit]
         too_long = sum(len(sample.positions) for sample in longer)
         if too_long:
             self.ledger.filtered["too_long"] += too_long
-        tokens = sum(len(sample.positions) for sample in own) - too_long
+        tokens = sum(len(sample.positions) for sample in part.samples) - too_long
         if part.reason is None:
             self.ledger.trained_by[part.policy] += tokens
         else:

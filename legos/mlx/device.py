@@ -67,18 +67,20 @@ class MlxDevice:
         Args:
             name: folder, or name on the hub.
             inline: run everything on the calling thread.
-            training: what will be trained; it is checked first, see ``legos.mlx.fits``.
+            training: what will be trained; it is checked first, see ``legos.mlx.fits``. The first
+                of several processes then leads the others.
             report: receives the forecast of the memory as one line.
 
         Raises:
             ModelError: the model is not found, a file is missing, MLX cannot load it, or it cannot
-                be trained in the memory of this machine.
+                be trained in the memory of this machine; or another process has another model.
+            TrainerError: another process has ended.
         """
         folder = resolve_folder(name, refused=REFUSED)
         forecast = None if training is None else check_training(folder, training)
         if forecast is not None and report is not None:
             report(forecast)
-        return MlxModel(folder, inline=inline)
+        return MlxModel(folder, inline=inline, leads=training is not None)
 
     def join(self) -> None:
         """Connect the processes that were launched together; those that wait give up soon."""
@@ -97,7 +99,7 @@ class MlxDevice:
         group = process_group()
         if group is None:
             raise TrainerError("this process was started alone; start several with mlx.launch")
-        folder, others = resolve_folder(name, refused=REFUSED), MlxProcesses(group, InlineWorker())
+        folder, others = resolve_folder(name, refused=REFUSED), MlxProcesses(group)
         check_same(folder, others)
         tree = load_tree(folder)
         logger.info("process %d of %d computes with process 0", others.rank, others.size)
@@ -124,13 +126,11 @@ class MlxModel:
         dtype: the narrowest float type of its weights.
         context: maximum number of prompt and completion tokens together.
         lora: shape of the model's LoRA; None before ``add_lora``.
-        processes: the processes that ``mlx.launch`` started; None where this process is alone or
-            leads them.
         worker: runs calls on the thread that owns the tree, or on the caller's thread.
         tree: the module tree; only the worker may use it.
     """
 
-    def __init__(self, folder: Path, *, inline: bool) -> None:
+    def __init__(self, folder: Path, *, inline: bool, leads: bool = False) -> None:
         self.folder = folder
         self.tokenizer = load_tokenizer(folder)
         self.context = context_length(folder)
@@ -142,30 +142,13 @@ class MlxModel:
         self.tree: Any = self.worker.call(load_tree, folder).result()
         self.num_vocabulary = self._token_ids()
         self._base = base_arrays(self.tree)
-        group = process_group()
-        self.processes = None if group is None else MlxProcesses(group, self.worker)
-        self._leader: Leader | None = None
-        self._led: MlxProcesses | None = None  # the processes that this one leads
+        group = process_group() if leads else None
+        self._led = None if group is None else MlxProcesses(group)  # what this process leads
+        self._leader = None if self._led is None else Leader(self._led)
         self.num_parameters: int = get_total_parameters(self.tree)
         self.dtype = weights_dtype(self._base)
-
-    def lead(self) -> None:
-        """Order the work of the processes that were launched with this one; see ``ModelHandle``.
-
-        Raises:
-            ModelError: one of them has another model.
-            TrainerError: one of them has ended.
-        """
-        if self.processes is None:
-            return
-        if self.processes.rank:
-            raise ModelError(
-                f"this is process {self.processes.rank} of a group, and only process 0 leads; "
-                "launch `legos train` with mlx.launch, whose other processes follow"
-            )
-        self._led, self.processes = self.processes, None
-        self._leader = Leader(self._led)
-        self.worker.call(check_same, self.folder, self._led).result()
+        if self._led is not None:
+            self.worker.call(check_same, self.folder, self._led).result()
 
     @property
     def tool_format(self) -> ToolFormat:
@@ -263,16 +246,21 @@ class MlxModel:
         """Make the backend that trains this model's LoRA on its thread; make at most one.
 
         Raises:
-            ModelError: the model has no LoRA.
+            ModelError: the model has no LoRA, or several processes were started without a leader.
             TrainerError: the model cannot be trained.
             AdapterError: the reference adapter does not exist, or does not fit.
         """
+        if self._led is None and process_group() is not None:
+            raise ModelError(
+                "mlx.launch started several processes; only `legos train` shares its steps with "
+                "them, so start this program alone"
+            )
         return mlx_backend(
             self.worker,
             self.tree,
             self._lora_shape(),
             config,
-            group=self._led or self.processes,
+            group=self._led,
             leader=self._leader,
         )
 

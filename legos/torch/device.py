@@ -128,13 +128,10 @@ class TorchModel:
         dtype: float type of its weights.
         context: maximum number of prompt and completion tokens together.
         lora: shape of the model's LoRA; None before ``add_lora``.
-        processes: None; this process trains alone.
         device: the torch device.
         causal: the model itself.
         modules: its modules with LoRA.
     """
-
-    processes = None
 
     def __init__(self, folder: Path, *, inline: bool) -> None:
         self.folder = folder
@@ -152,9 +149,6 @@ class TorchModel:
         self.num_vocabulary = min(self.causal.num_vocabulary, self.tokenizer.vocab_size)
         self.num_parameters: int = whole.num_parameters()  # packed weights hold two each
         self.dtype = str(whole.dtype).removeprefix("torch.")
-
-    def lead(self) -> None:
-        """Do nothing: the first of several processes always leads them."""
 
     @property
     def tool_format(self) -> ToolFormat:

@@ -48,9 +48,6 @@ class Trainer(PolicyTrainer):
         model: handle of the model.
         generation: the engine, in this process or elsewhere; it generates with the adapter that
             was published last.
-        rank: number of this process among those launched together. All of them make the same steps
-            on the plays of all; give each another seed for its plays.
-        num_processes: number of processes launched together.
     """
 
     def __init__(
@@ -114,15 +111,12 @@ class Trainer(PolicyTrainer):
             if generation is None
             else generation(model)
         )
-        others = model.processes
-        self.rank, self.num_processes = (others.rank, others.size) if others else (0, 1)
         super().__init__(
             model.make_backend(replace(settings, policies=tuple(policies))),
             self.generation.publisher,
             config.anchored(model.dtype),
             policies=policies,
             select=config.selection(model.num_vocabulary),
-            gather=others.gather if others else None,
             references=self._references,
         )
 
@@ -255,7 +249,6 @@ def trainer_of(
         training=_size(config, len(policies)),
         report=say,
     )
-    model.lead()
     limits = {one.generation.max_tokens or 0 for one in config.arenas.values()}
     longest = max(limits)
     if longest >= model.context:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from launched import finished, two_processes
+from launched import finished
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,14 +77,6 @@ def test_maths_in_gsm8ks_form_as_a_program(tmp_path: Path) -> None:
     assert re.search(r"held out: 64 plays, player/correct [\d.]+, player/format 0\n", told)
     assert [folder.name for folder in (tmp_path / "saved").iterdir()] == ["step-2"]
     assert (tmp_path / "saved" / "step-2" / "optimiser.safetensors").is_file()
-
-
-@pytest.mark.slow
-def test_two_processes_train_one_policy() -> None:
-    told = finished((*two_processes(), ROOT / "examples" / "data_parallel.py", "--steps", "3"))
-    digests = re.findall(r"process \d of 2: v[1-3] (\w+)", told)
-    assert len(digests) == 2
-    assert len(set(digests)) == 1
 
 
 @pytest.mark.slow

@@ -2,19 +2,14 @@
 
 Every process holds the samples of the whole step and computes some of its passes; gradients are
 summed over processes. So a step equals that of a single process, for any normalisation of the loss
-and any number of processes. Either each process plays and they exchange samples:
-
-    mlx.launch -n 2 --backend ring python examples/data_parallel.py
-
-or the first one has the run and leads the others (``legos.device.leader``):
+and any number of processes. The first one has the run, and leads the others
+(``legos.device.leader``):
 
     mlx.launch -n 2 --backend ring -- python -m legos train
 """
 
 import os
 import pickle
-from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import mlx.core as mx
@@ -24,8 +19,6 @@ from mlx.utils import tree_map
 
 from legos.errors import LegosError, TrainerError
 from legos.mlx.model.faults import is_fault
-from legos.mlx.model.worker import Worker
-from legos.records.sample import Sample
 
 __all__ = ["MlxProcesses", "process_group"]
 
@@ -48,31 +41,9 @@ class MlxProcesses:
         size: number of processes.
     """
 
-    def __init__(self, group: mx.distributed.Group | None, worker: Worker) -> None:
+    def __init__(self, group: mx.distributed.Group | None) -> None:
         self.rank, self.size = (0, 1) if group is None else (group.rank(), group.size())
         self._group = group
-        self._worker = worker
-
-    def gather(self, samples: Sequence[Sample], version: int) -> "Future[list[Sample]]":
-        """The samples of all processes, in the order of their ranks, in each process.
-
-        The future raises ``TrainerError`` where the processes do not train the same policy.
-
-        Args:
-            samples: samples that this process has played; may be empty.
-            version: version of its policy.
-        """
-        return self._worker.call(self._exchanged, list(samples), version)
-
-    def _exchanged(self, samples: list[Sample], version: int) -> list[Sample]:
-        found = self.gathered((version, samples))
-        versions = [version for version, _ in found]
-        if len(set(versions)) > 1:
-            raise TrainerError(
-                f"the processes are at policy versions {versions}; start all of them from the same "
-                "adapter or checkpoint"
-            )
-        return [sample for _, own in found for sample in own]
 
     def send(self, order: Any) -> None:
         """Send an order of the first process to the others."""

@@ -19,7 +19,6 @@ from legos.mlx.model.forecast import Sizes, TrainingForecast, chunk_positions
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.lora import DoraLinear
 from legos.mlx.model.machine import usable_bytes
-from legos.mlx.model.worker import InlineWorker
 from legos.mlx.train.gradient_check import check_gradients
 from legos.mlx.train.memory import MemoryPlan
 from legos.mlx.train.passes import (
@@ -95,7 +94,7 @@ class StepGradients:
             checkpointing=checkpointing,
         )
         self._max_tokens = max_tokens
-        self._group = group or MlxProcesses(None, InlineWorker())
+        self._group = group or MlxProcesses(None)
         self._ceiling_bytes = ceiling_bytes
         self._report = report
         self.row_limit: int | None = None

@@ -21,7 +21,6 @@ from legos.losses.objective import Objective
 from legos.mlx.train.step_gradients import StepGradients
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
-from legos.mlx.model.worker import InlineWorker
 from legos.mlx.train.processes import MlxProcesses
 from legos.records.packing import StepSamples
 from random_samples import random_samples
@@ -35,14 +34,9 @@ set_lora_arrays(tree, {
     for name, array in lora_arrays(tree).items()
 })
 samples = random_samples(np.random.default_rng(0), num_samples=20, vocab=20, max_length=12)
-share = len(samples) // group.size()
-own = samples[group.rank() * share : (group.rank() + 1) * share]
-processes = MlxProcesses(group, InlineWorker())
-everything = processes.gather(own, 0).result()
-assert everything == samples
-weights = normalisation_weights(everything, "sample")
-gradients = StepGradients(tree, group=processes)
-step = StepSamples(samples=everything, weights=weights)
+weights = normalisation_weights(samples, "sample")
+gradients = StepGradients(tree, group=MlxProcesses(group))
+step = StepSamples(samples=samples, weights=weights)
 loss, sums, found, logprobs = gradients.of_step(step, Objective(kl_coef=0.1), {})
 flat = np.concatenate([np.array(a).reshape(-1) for _, a in tree_flatten(found)])
 out = Path(sys.argv[2]) / f"{group.size()}.{group.rank()}.npz"
