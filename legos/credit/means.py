@@ -78,18 +78,6 @@ def _metric_means(played: Sequence[Episode]) -> tuple[dict[str, float], dict[str
     return {name: total / weights[name] for name, total in sums.items()}, weights
 
 
-def _part_means(
-    played: Sequence[Episode], by_role: Mapping[str, Rewards]
-) -> dict[tuple[str, str], float]:
-    """(role, named reward part) -> mean over all plays of the role; one without it counts as 0."""
-    sums: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for episode in played:
-        for role, parts in episode.parts.items():
-            for part, value in parts.items():
-                sums[role, part] += value
-    return {key: total / len(by_role[key[0]]) for key, total in sums.items()}
-
-
 def step_metrics(
     episodes: Sequence[Episode], breaks: int
 ) -> tuple[dict[str, float], dict[str, float]]:
@@ -113,13 +101,16 @@ def step_metrics(
     if trained:
         metrics["reward_square_mean"] = fmean([sum(parts) ** 2 for parts in trained])
         weights["reward_square_mean"] = float(len(trained))
-    for (role, part), mean in _part_means(played, by_role).items():
-        metrics[f"{_PART}{role}/{part}"] = mean
-        weights[f"{_PART}{role}/{part}"] = float(len(by_role[role]))
+    parts = [(role, part) for e in played for role, own in e.parts.items() for part in own]
+    for role, part in dict.fromkeys(parts):  # a play of the role without the part counts as 0
+        total = sum(episode.parts.get(role, {}).get(part, 0.0) for episode in played)
+        number = weights[f"{_PART}{role}/{part}"] = float(len(by_role[role]))
+        metrics[f"{_PART}{role}/{part}"] = total / number
     own, counts = _metric_means(played)
     metrics |= {f"arena/{name}": mean for name, mean in own.items()}
     weights |= {f"arena/{name}": count for name, count in counts.items()}
-    metrics[_EVERY_PLAY] = _illegal_share(played) or 0.0
+    illegal = sum(any(t.legal is False for r in e.rollouts for t in r.turns) for e in played)
+    metrics[_EVERY_PLAY] = illegal / max(len(played), 1)
     weights[_EVERY_PLAY] = float(len(played))
     return metrics | {
         "arena/episodes": float(len(episodes)),
@@ -172,32 +163,31 @@ def play_figures(episodes: Sequence[Episode]) -> dict[str, Any]:
         those that failed by their time limit or by an endpoint, and of void ones. None: there is
         nothing to take a mean of, or no turn has a reward and so a reward has no parts.
     """
+    found, _ = step_metrics(episodes, 0)
     played = [episode for episode in episodes if not episode.error and not episode.void]
-    rewards, rewards_by_role = _rewards(played)
-    trained = _means(rewards)
-    by_role = {role: _means(parts) for role, parts in rewards_by_role.items()}
     rollouts = [rollout for episode in episodes for rollout in episode.rollouts]
     split = any(turn.reward is not None for rollout in rollouts for turn in rollout.turns)
     figures: dict[str, Any] = {}
     for name in ("reward", "play_reward", "turn_rewards"):
         shown = split or name == "reward"
-        figures[f"{name}_mean"] = trained.get(name) if shown else None
-        figures[name] = {role: means[name] for role, means in by_role.items()} if shown else None
+        figures[f"{name}_mean"] = found.get(f"{name}_mean") if shown else None
+        figures[name] = _below(f"{name}/", found) if shown else None
     metrics, _ = _metric_means(played)
     forfeited = metrics.pop("forfeit", 0.0) if played else None
     cut = [t.completion.finish_reason == "length" for r in rollouts if r.policy for t in r.turns]
     return figures | {
-        "reward_part": {
-            f"{role}/{part}": mean
-            for (role, part), mean in _part_means(played, rewards_by_role).items()
-        },
+        "reward_part": _below(_PART, found),
         "metric": metrics,
         "forfeit_share": forfeited,
-        "illegal_share": _illegal_share(played),
+        "illegal_share": found[_EVERY_PLAY] if played else None,
         "truncation_share": fmean(cut) if cut else None,
         "plays": len(episodes),
         **_unfinished(episodes),
     }
+
+
+def _below(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    return {n.removeprefix(prefix): m for n, m in metrics.items() if n.startswith(prefix)}
 
 
 def _unfinished(episodes: Sequence[Episode]) -> dict[str, int]:
@@ -209,12 +199,6 @@ def _unfinished(episodes: Sequence[Episode]) -> dict[str, int]:
         "endpoint_failed": failures["endpoint"],
         "void": sum(1 for episode in episodes if episode.void),
     }
-
-
-def _illegal_share(played: Sequence[Episode]) -> float | None:
-    """Share of plays with an illegal answer; None if there are no plays."""
-    illegal = [any(t.legal is False for r in e.rollouts for t in r.turns) for e in played]
-    return fmean(illegal) if illegal else None
 
 
 def with_children(episodes: Iterable[Episode]) -> Iterable[Episode]:

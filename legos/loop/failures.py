@@ -15,34 +15,6 @@ WINDOW = 10  # steps; failures are counted over the tasks of this many steps
 MAX_FAILED_SHARE = 0.9  # a larger share of failed plays in this window ends the run
 
 
-class _Newest:
-    """The newest groups that have at least a number of tasks together, and their sums."""
-
-    def __init__(self, num_tasks: int) -> None:
-        self._least = num_tasks
-        self._groups: deque[tuple[int, int, list[Episode]]] = deque()  # tasks, plays, failed plays
-        self.num_tasks = self.num_plays = self.num_failed = 0
-
-    def add(self, num_tasks: int, num_plays: int, failed: list[Episode]) -> None:
-        """Add a group; the oldest that are not needed for the number of tasks are removed."""
-        self._groups.append((num_tasks, num_plays, failed))
-        self._count(1, *self._groups[-1])
-        while self.num_tasks - self._groups[0][0] >= self._least:
-            self._count(-1, *self._groups.popleft())
-
-    @property
-    def failed(self) -> list[Episode]:
-        """The failed plays, oldest first; none while there are fewer tasks."""
-        if self.num_tasks < self._least:
-            return []
-        return [episode for _, _, failed in self._groups for episode in failed]
-
-    def _count(self, sign: int, num_tasks: int, num_plays: int, failed: list[Episode]) -> None:
-        self.num_tasks += sign * num_tasks
-        self.num_plays += sign * num_plays
-        self.num_failed += sign * len(failed)
-
-
 class FailureWindow:
     """Counts failures among the newest plays; one step has the tasks of one ``arena.step``."""
 
@@ -52,8 +24,8 @@ class FailureWindow:
         Args:
             tasks_per_step: number of tasks in one step.
         """
-        self._window = WINDOW * tasks_per_step
-        self._newest_step, self._newest = _Newest(tasks_per_step), _Newest(self._window)
+        self._tasks_per_step = tasks_per_step
+        self._groups: deque[tuple[int, int, list[Episode]]] = deque()  # tasks, plays, failed plays
         self._empty = 0  # number of consecutive tasks without a kept sample
 
     def judge(self, played: Group, kept: Group, ledger: Ledger) -> LegosError | None:
@@ -64,26 +36,38 @@ class FailureWindow:
             kept: the same with only the samples that are trained on.
             ledger: counts the tokens left out so far.
         """
+        window = WINDOW * self._tasks_per_step
         failed = [episode for episode in played.episodes if episode.error]
-        for window in (self._newest_step, self._newest):
-            window.add(played.num_tasks, len(played.episodes), failed)
+        self._groups.append((played.num_tasks, len(played.episodes), failed))
+        if len(self._groups) > window:  # each has at least one task
+            self._groups.popleft()
         self._empty = 0 if kept.samples else self._empty + kept.num_tasks
-        step, newest = self._newest_step, self._newest
-        if step.num_failed == step.num_plays:  # every play of the step, because of its own code
-            failed = step.failed
-            if failed and all(episode.failure == "failed" for episode in failed):
-                return ArenaError(failures(step.num_plays, failed))
-        if newest.num_failed > MAX_FAILED_SHARE * newest.num_plays and newest.failed:
+        plays, failed = self._newest(self._tasks_per_step)
+        own = sum(episode.failure == "failed" for episode in failed)
+        if 0 < own == plays:  # every play of the step, because of its own code
+            return ArenaError(failures(plays, failed))
+        plays, failed = self._newest(window)
+        if len(failed) > MAX_FAILED_SHARE * plays:
             return ArenaError(
-                f"{newest.num_failed} of the last {newest.num_plays} plays failed, more than "
-                f"{MAX_FAILED_SHARE:.0%}; the first:\n{newest.failed[0].error}"
+                f"{len(failed)} of the last {plays} plays failed, more than "
+                f"{MAX_FAILED_SHARE:.0%}; the first:\n{failed[0].error}"
             )
-        if self._empty >= self._window:
+        if self._empty >= window:
             return TrainerError(
                 f"the plays of {WINDOW} steps in a row ({self._empty} tasks) left nothing to train "
                 f"on: {_why_empty(kept, ledger)}"
             )
         return None
+
+    def _newest(self, num_tasks: int) -> tuple[int, list[Episode]]:
+        """The plays of so many tasks: their number, and those that failed; none: fewer tasks."""
+        plays, failed = 0, list[Episode]()
+        for tasks, played, lost in reversed(self._groups):
+            num_tasks, plays = num_tasks - tasks, plays + played
+            failed = [*lost, *failed]
+            if num_tasks <= 0:
+                return plays, failed
+        return 0, []
 
 
 def _why_empty(newest: Group, ledger: Ledger) -> str:
