@@ -15,9 +15,7 @@ from legos.arena.playable import Playable
 from legos.arena.store import Stores
 from legos.credit.credited import with_samples
 from legos.credit.means import with_children
-from legos.errors import (
-    ArenaError,
-)
+from legos.errors import ArenaError
 from legos.play.context import PlayContext, play_context
 from legos.play.descent import Descent
 from legos.play.game_plays import GamePlays

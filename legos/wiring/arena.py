@@ -5,7 +5,7 @@ from typing import Any
 
 from legos.arena.arena import Arena, GameArena
 from legos.arena.checks import check_attributes
-from legos.arena.curriculum import CURRICULA, CurriculumName
+from legos.arena.curriculum import CURRICULA
 from legos.arena.game import Game
 from legos.arena.registry import find_arena, load_module
 from legos.config.schema import GenerationConfig, PlayConfig, RunConfig
@@ -89,7 +89,12 @@ def make_arena(
             )
         arena.state_rules()
     if play.curriculum is not None:
-        _follow(arena, play.curriculum)
+        if not arena.levels:
+            raise ConfigError(
+                f"play.curriculum is {play.curriculum!r} but arena {name!r} has no levels; leave "
+                "play.curriculum out, or list them in the arena: levels = ('easy', 'hard')"
+            )
+        arena.curriculum = CURRICULA[play.curriculum]()
     return arena
 
 
@@ -131,20 +136,6 @@ def make_mix(config: RunConfig, client: Client | None) -> Mix:
     }
     training = config.training
     return Mix(shares, tokens_per_step=training.tokens_per_step, spill=training.spill)
-
-
-def _follow(arena: Arena, name: CurriculumName) -> None:
-    """Set the curriculum of the configuration.
-
-    Raises:
-        ConfigError: the tasks of the arena have no levels.
-    """
-    if not arena.levels:
-        raise ConfigError(
-            f"play.curriculum is {name!r} but arena {arena.name!r} has no levels; leave "
-            "play.curriculum out, or list them in the arena: levels = ('easy', 'hard')"
-        )
-    arena.curriculum = CURRICULA[name]()
 
 
 def policies_of(names: Iterable[str]) -> tuple[str, ...]:

@@ -1,7 +1,6 @@
 """The engine of a trainer: in this process, or on servers that run elsewhere."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -81,10 +80,6 @@ class TokenEngine:
             EngineError: the engine cannot be reached.
         """
         return self.engine.load_adapter(adapter).result()
-
-    def tokens_generated(self, adapter: str) -> "Future[int]":
-        """Number of tokens sampled for a name; see ``LocalEngine``."""
-        return self.engine.tokens_generated(adapter)
 
     def close(self) -> None:
         """Stop the engine, and what was started for it; a server that ran before goes on."""

@@ -25,10 +25,7 @@ from legos.weights.folder import read_adapter
 from legos.wiring.arena import policies_of
 from legos.wiring.device import find_device
 from legos.wiring.elsewhere import elsewhere, engine_at
-from legos.wiring.engines import (
-    MakeEngine,
-    TokenEngine,
-)
+from legos.wiring.engines import MakeEngine, TokenEngine
 from legos.wiring.model import apply_lora, model_place
 from legos.wiring.references import reference_servers
 
@@ -198,7 +195,7 @@ class Trainer(PolicyTrainer):
         Raises:
             EngineError: the engine has died or was closed.
         """
-        return await asyncio.wrap_future(self.generation.tokens_generated(policy))
+        return await asyncio.wrap_future(self.engine.tokens_generated(policy))
 
     def engine_figures(self) -> Mapping[str, float]:
         """The counts and sizes that the engine reports; see ``Engine.stats``.
@@ -249,8 +246,7 @@ def trainer_of(
         training=_size(config, len(policies)),
         report=say,
     )
-    limits = {one.generation.max_tokens or 0 for one in config.arenas.values()}
-    longest = max(limits)
+    longest = max(one.generation.max_tokens or 0 for one in config.arenas.values())
     if longest >= model.context:
         raise ConfigError(
             f"generation.max_tokens is {longest} but model {config.model!r} has a context of "
