@@ -14,10 +14,9 @@ from importlib.metadata import PackageNotFoundError, distribution
 
 from legos.errors import ModelError
 
-__all__ = ["MACS_GB", "awake", "check_mac", "has_battery", "mac_facts", "on_battery"]
+__all__ = ["awake", "check_mac", "has_battery", "mac_facts", "on_battery"]
 
 logger = logging.getLogger(__name__)
-MACS_GB = (8, 16, 24, 32, 48, 64, 96, 128)  # memory of the usual Macs with Apple Silicon
 OLDEST = 14  # major version of macOS for which MLX has wheels
 TOOL_S = 10.0  # seconds after which a tool counts as failed
 

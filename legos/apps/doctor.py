@@ -1,6 +1,5 @@
 """``legos doctor``: facts about this machine and checks of its device, as a report to paste."""
 
-import json
 import os
 import platform
 import shutil
@@ -18,13 +17,12 @@ from legos.bench.models import write_bench_model
 from legos.checks.device import Check, run_checks
 from legos.config.resolve import resolve
 from legos.errors import LegosError
-from legos.mac import MACS_GB, mac_facts
+from legos.mac import mac_facts
 from legos.machine import blas_hint
-from legos.records.limits import TrainingSize
 from legos.run.folder import RUNS
-from legos.wiring.device import find_device, rows_on_macs, tried_architectures
+from legos.wiring.device import find_device, tried_architectures
 
-__all__ = ["SMALL", "Report", "examine", "mac_table", "try_architectures"]
+__all__ = ["SMALL", "Report", "examine", "try_architectures"]
 
 SMALL = "small"  # a model with random weights
 _ENVIRONMENT = ("LD_PRELOAD", "OPENBLAS_NUM_THREADS", "HF_HOME", "MLX_")  # beginnings of names
@@ -74,21 +72,6 @@ def examine(*, self_test: bool = False, long: bool = False, model: str = SMALL) 
     with tempfile.TemporaryDirectory() as folder:
         checks = run_checks(str(write_bench_model("5m", Path(folder) / "model")), long=long)
     return Report(facts=facts, model="a random model of 5 million parameters", checks=checks)
-
-
-def mac_table(file: Path) -> str:
-    """A Markdown table of the longest rows that models train with on Macs of each size.
-
-    Args:
-        file: JSON object of names and configurations, each the content of a ``config.json``.
-    """
-    table = table_head(("model", "weights", *(f"{gb} GB" for gb in MACS_GB)))
-    for name, config in json.loads(file.read_text()).items():
-        four_bits = {"quantization": {"group_size": 64, "bits": 4}}
-        for kind, fields in (("16 bits", {}), ("4 bits", four_bits)):
-            rows = rows_on_macs(config | fields, TrainingSize(checkpointing=True))
-            table += table_line((name, kind, *(f"{row:,}" if row else "-" for row in rows)))
-    return table
 
 
 def try_architectures(

@@ -1,10 +1,5 @@
 """``legos doctor``: facts about this machine, and checks of its device."""
 
-from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
-
 from legos.cli.output import Flag, show
 from legos.errors import ConfigError
 
@@ -17,7 +12,6 @@ def doctor(
     long: Flag = False,
     model: str = "small",
     models: Flag = False,
-    fits: Annotated[Path | None, Parameter(show_default=False)] = None,
     json: Flag = False,
 ) -> int:
     """Report facts about this machine, and check that its device computes correctly.
@@ -32,8 +26,6 @@ def doctor(
         models: Load a small random model of every architecture of mlx-lm, or of the given ones,
             as a run does, which takes a second for each, and print what legos can do with it; exit
             code 1 if one fails without a refusal.
-        fits: Print instead, for the models of a JSON file (name: content of config.json), the
-            longest rows that can be trained on Macs of each size.
         json: Print one JSON object.
     """
     if models:
@@ -49,11 +41,8 @@ def doctor(
         raise ConfigError(f"{architectures[0]!r} is not expected here, only after --models")
     if long and not self_test:
         raise ConfigError("--long is for the checks; give --self-test too")
-    from legos.apps.doctor import examine, mac_table
+    from legos.apps.doctor import examine
 
-    if fits is not None:
-        show(mac_table(fits))
-        return 0
     report = examine(self_test=self_test, long=long, model=model)
     show(report.as_dict() if json else report.facts, json=json)
     if not json:

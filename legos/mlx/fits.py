@@ -10,14 +10,13 @@ from typing import Any
 import msgspec
 
 from legos.errors import ModelError
-from legos.mac import MACS_GB
 from legos.mlx.model.forecast import EngineForecast, Sizes, TrainingForecast
 from legos.mlx.model.load import shapes_of
-from legos.mlx.model.machine import NEGLIGIBLE, usable_bytes, usable_of
+from legos.mlx.model.machine import NEGLIGIBLE, usable_bytes
 from legos.records.limits import EngineLimits, TrainingSize
 from legos.weights.model_folder import context_length
 
-__all__ = ["check_replicas", "check_training", "longest_rows", "usable_on"]
+__all__ = ["check_replicas", "check_training", "room_of"]
 
 GIB = 1 << 30
 LEAST_ROW = 64  # tokens; where no such row fits, training is refused: a play of nim has 40
@@ -25,7 +24,6 @@ USUAL_ROW = 512  # tokens of the rows with which the forecast counts where they 
 FOUR_BITS = 4.5 / 16  # bytes of a 4-bit copy with its scales / bytes in 16 bits
 CHECKPOINTING = "--training.gradient-checkpointing"
 USUAL_MODELS = Path(__file__).with_name("mac_models.json")  # name -> content of config.json
-SMALL_MAC = 36  # GB; up to here Metal recommends two thirds of the memory, above three quarters
 
 
 @dataclass(frozen=True)
@@ -154,30 +152,19 @@ def check_replicas(folder: Path, limits: EngineLimits, num: int) -> int:
     )
 
 
-def longest_rows(config: Mapping[str, Any], size: TrainingSize) -> list[int]:
-    """Tokens of the longest row that can be trained on a Mac of each size; 0: none.
-
-    Args:
-        config: the content of ``config.json``.
-        size: what is trained.
-    """
-    room = _room_of(config, size, 0)
-    return [replace(room, usable_bytes=usable_on(gb)).longest for gb in MACS_GB]
-
-
-def usable_on(gb: int) -> int:
-    """Bytes that a process may allocate on a Mac with so many GB of memory."""
-    memory = gb * GIB
-    return usable_of(memory * 2 // 3 if gb <= SMALL_MAC else memory * 3 // 4, memory)
-
-
 def _room(folder: Path, size: TrainingSize, usable: int) -> _Room:
     forecast = TrainingForecast(Sizes.of(shapes_of(folder)), size)
     return _Room(forecast, usable, context_length(folder))
 
 
-def _room_of(config: Mapping[str, Any], size: TrainingSize, usable: int) -> _Room:
-    """The same of a model of which only the configuration is here."""
+def room_of(config: Mapping[str, Any], size: TrainingSize, usable: int) -> _Room:
+    """The room of a model of which only the configuration is here.
+
+    Args:
+        config: the content of ``config.json``.
+        size: what is trained.
+        usable: bytes that can be allocated.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "config.json").write_text(json.dumps(config))
@@ -211,7 +198,7 @@ def _largest_that_fits(size: TrainingSize, usable: int) -> str:
     """The largest usual model that can be trained in usual rows, as the end of a refusal."""
     size = msgspec.structs.replace(size, checkpointing=True)
     models: Mapping[str, Any] = json.loads(USUAL_MODELS.read_text())
-    rooms = {name: _room_of(config, size, usable) for name, config in models.items()}
+    rooms = {name: room_of(config, size, usable) for name, config in models.items()}
     for name, room in sorted(rooms.items(), key=lambda pair: -pair[1].weights):
         for bits, share in ((16, 1.0), (4, FOUR_BITS)):
             if room.peak(1, USUAL_ROW) - int((1 - share) * room.weights) <= usable:

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from legos.chat.tools import ToolFormat
 from legos.device import Device, ModelHandle
 from legos.errors import ModelError, did_you_mean
-from legos.records.limits import EngineLimits, TrainingSize
+from legos.records.limits import EngineLimits
 
 if TYPE_CHECKING:
     from legos.mlx.checks.device import MlxChecks
@@ -23,7 +23,6 @@ __all__ = [
     "device_checks",
     "find_device",
     "mlx_device",
-    "rows_on_macs",
     "tool_format_of",
     "torch_device",
     "tried_architectures",
@@ -74,13 +73,6 @@ def find_device(name: str = "mlx") -> Device:
     if name not in DEVICES:
         raise ModelError(f"no device {name!r}{did_you_mean(name, DEVICES)}; known: {[*DEVICES]}")
     return DEVICES[name]()
-
-
-def rows_on_macs(config: Mapping[str, Any], size: TrainingSize) -> Sequence[int]:
-    """Tokens of the longest row of a model that trains on each Mac of ``MACS_GB``; 0: none."""
-    from legos.mlx.fits import longest_rows
-
-    return longest_rows(config, size)
 
 
 def tried_architectures(names: Sequence[str] = ()) -> Iterator[dict[str, str]]:

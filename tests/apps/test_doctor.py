@@ -16,7 +16,6 @@ from legos.checks.device import Check, SelfTest
 from legos.cli.process import main
 from legos.mlx.checks import architectures
 from legos.mlx.checks.device import MlxChecks
-from legos.mlx.fits import USUAL_MODELS
 from legos.weights.adapter import Adapter
 
 MODELS = ["llama", "qwen3"]
@@ -155,21 +154,6 @@ def test_a_random_model_is_checked_without_a_download() -> None:
     report = examine(self_test=True)
     assert report.healthy, report.text()
     assert report.model == "a random model of 5 million parameters"
-
-
-@pytest.mark.nightly
-def test_the_longest_rows_on_macs_come_from_configurations(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    models = json.loads(USUAL_MODELS.read_text())
-    file = tmp_path / "models.json"
-    file.write_text(json.dumps({"Llama 3.2 1B": models["Llama 3.2 1B"]}))
-    assert main(["doctor", "--fits", str(file)]) == 0
-    page = Path("docs/run/mac.md").read_text()
-    table = capsys.readouterr().out.strip().splitlines()
-    assert len(table) == 4
-    assert all(line in page for line in table)
-    assert all(f"| {name} | 4 bits |" in page for name in models)
 
 
 def test_architectures_are_loaded_as_a_run_loads_them(

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mac_rows import FOUR_BITS, MACS_GB, longest_rows, table_lines, usable_on
 
 from legos.errors import ModelError
-from legos.mac import MACS_GB
 from legos.mlx import fits
-from legos.mlx.fits import usable_on
 from legos.mlx.model import machine
 from legos.records.limits import TrainingSize
 
@@ -78,14 +77,20 @@ def test_the_largest_usual_model_that_fits_is_named(
 
 def test_larger_macs_take_longer_rows_and_four_bits_longer_ones() -> None:
     config = {**CONFIG, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 3}
-    plain = fits.longest_rows(config, TrainingSize(checkpointing=True))
-    quantised = fits.longest_rows(
-        config | {"quantization": {"group_size": 64, "bits": 4}}, TrainingSize(checkpointing=True)
-    )
+    plain, quantised = longest_rows(config), longest_rows(config | FOUR_BITS)
     assert plain == sorted(plain)
     assert len(plain) == len(MACS_GB)
     assert all(few <= many for few, many in zip(plain, quantised, strict=True))
     assert plain[-1] == 8192
+
+
+@pytest.mark.nightly
+def test_the_table_of_longest_rows_in_the_docs() -> None:
+    page = Path("docs/run/mac.md").read_text().splitlines()
+    models = json.loads(fits.USUAL_MODELS.read_text())
+    name = "Llama 3.2 1B"
+    assert all(line in page for line in table_lines(name, models[name]))
+    assert all(any(line.startswith(f"| {name} | 4 bits |") for line in page) for name in models)
 
 
 @pytest.mark.parametrize(("gb", "usable"), [(8, 4.0), (16, 9.6), (64, 43.2), (128, 86.4)])

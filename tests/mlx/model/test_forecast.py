@@ -11,11 +11,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from conftest import StepWorker
+from mac_rows import usable_on
 
 from legos.fakes import make_sample
 from legos.losses.objective import Objective
 from legos.mlx.checks.small_models import small_model
-from legos.mlx.fits import USUAL_MODELS, usable_on
+from legos.mlx.fits import USUAL_MODELS
 from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.model.forecast import EngineForecast, Sizes, TrainingForecast
 from legos.mlx.model.load import shapes_of
