@@ -89,3 +89,8 @@ class Episode(Struct, frozen=True, kw_only=True):
             rollouts=tuple(replace(rollout, policy=None) for rollout in self.rollouts),
             children=tuple(child.untrained() for child in self.children),
         )
+
+    def without_data(self) -> "Episode":
+        """The same episode without the data of its tasks, which may have any type."""
+        children = tuple(child.without_data() for child in self.children)
+        return replace(self, task=replace(self.task, data=None), children=children)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from msgspec.structs import fields, replace
+from msgspec.structs import fields
 
 from legos.records.episode import Episode
 from legos.records.group import Group
@@ -27,7 +27,7 @@ def groups_to_json(groups: Sequence[Group], *, num_episodes: int = 0) -> list[di
             "num_tasks": group.num_tasks,
             "arena": group.arena,
             "episodes": [
-                msgspec.to_builtins(_without_data(episode), enc_hook=float)  # NumPy's floats
+                msgspec.to_builtins(episode.without_data(), enc_hook=float)  # NumPy's floats
                 for episode in kept_episodes(group.episodes, num_episodes)
             ],
         }
@@ -44,7 +44,10 @@ def groups_from_json(stored: Sequence[Mapping[str, Any]]) -> list[Group]:
     """Restore the groups that ``groups_to_json`` stored, with the tokens of their samples."""
     groups: list[Group] = []
     for item in stored:
-        samples = tuple(_sample(values) for values in item["samples"])
+        samples = tuple(
+            msgspec.convert(dict(zip(_FIELDS, values, strict=True)), Sample)
+            for values in item["samples"]
+        )
         groups.append(
             Group(
                 samples=samples,
@@ -66,15 +69,3 @@ def _episodes(stored: Sequence[Any]) -> tuple[Episode, ...]:
     except msgspec.ValidationError as error:
         logger.warning("plays in the checkpoint will not be in the run's episodes: %s", error)
         return ()
-
-
-def _without_data(episode: Episode) -> Episode:
-    """An episode without the data of its tasks, which may have any type."""
-    children = tuple(_without_data(child) for child in episode.children)
-    return replace(episode, task=replace(episode.task, data=None), children=children)
-
-
-def _sample(values: Sequence[Any]) -> Sample:
-    if len(values) == len(_FIELDS) + 1:  # older checkpoints have a share of the entropy bonus
-        values = [*values[:-2], values[-1]]
-    return msgspec.convert(dict(zip(_FIELDS, values, strict=True)), Sample)

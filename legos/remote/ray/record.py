@@ -24,7 +24,7 @@ def pack_episodes(episodes: Sequence[Episode]) -> bytes:
 
     Tasks travel without their data, which may be of any type.
     """
-    return zlib.compress(_encoder.encode([_without_data(each) for each in episodes]), LEVEL)
+    return zlib.compress(_encoder.encode([each.without_data() for each in episodes]), LEVEL)
 
 
 def unpack_episodes(record: bytes, plays: Plays) -> list[Episode]:
@@ -37,8 +37,3 @@ def unpack_episodes(record: bytes, plays: Plays) -> list[Episode]:
     """
     episodes = _decoder.decode(zlib.decompress(record))
     return [replace(episode, task=task) for episode, (task, _) in zip(episodes, plays, strict=True)]
-
-
-def _without_data(episode: Episode) -> Episode:
-    children = tuple(map(_without_data, episode.children))
-    return replace(episode, task=replace(episode.task, data=None), children=children)
