@@ -29,8 +29,7 @@ def trackers(
         settings = config.model_dump(mode="json")
         steps.append(WandbTracker(folder.path, mode=track.wandb, config=settings))
     if track.console:
-        every = 0 if loop.deterministic else loop.evaluate_every
-        console = ConsoleTracker(num_steps=loop.steps, evaluate_every=every)
+        console = ConsoleTracker(num_steps=loop.steps, evaluate_every=loop.evaluate_every)
         steps.append(console)
     with (
         closing(JsonlTracker(folder.evaluations)) as evaluations,

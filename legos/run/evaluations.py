@@ -1,9 +1,9 @@
-"""The evaluations of a run: of the live policy, or of a pinned adapter next to training.
+"""The evaluations of a run, each of the pinned adapters of one step.
 
-A pinned adapter is a policy of one step, published under a second name, so that the figures belong
-to that step although training goes on. An evaluation that is due while another one runs
-waits for it. A stop cancels the running evaluation; checkpoints have its step, and a resumed run
-makes it again from the adapter in the run's folder.
+They are published under second names, so that the figures belong to that step although training
+goes on. An evaluation that is due while another one runs waits for it. A stop cancels the running
+evaluation; checkpoints have its step, and a resumed run makes it again from the adapters in the
+run's folder.
 """
 
 import logging
@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from legos.errors import ConfigError, Stopped
+from legos.errors import ConfigError
 from legos.loop.evaluation import flat_figures
 from legos.loop.ledger import Ledger
 from legos.protocols import Publisher, Tracker
@@ -67,9 +67,8 @@ class Evaluations:
         first: figures of the first evaluation.
         last: figures of the newest evaluation.
         step: step of the newest evaluation; None: there is none yet.
-        live: step of the live policy while it is evaluated, for which the run waits.
-        pinned: step, and version of each policy, of an evaluation that was started next to training
-            and has not ended; None: there is none.
+        pinned: step, and version of each policy, of an evaluation that was started and has not
+            ended; None: there is none.
     """
 
     def __init__(
@@ -101,7 +100,6 @@ class Evaluations:
         self.first: Figures = {}
         self.last: Figures = {}
         self.step: int | None = None
-        self.live: int | None = None
         self.pinned: tuple[int, Mapping[str, int]] | None = None
         self._best: tuple[str, int, float] | None = None  # figure, step, value of the best
 
@@ -115,35 +113,6 @@ class Evaluations:
             kept.add(self.pinned[0])
         return kept
 
-    async def of_live(self, step: int, version: int, out: Outputs) -> dict[str, float]:
-        """Evaluate the live policy, whose version does not change meanwhile.
-
-        Args:
-            step: number of optimiser steps done.
-            version: version of the live policy, the first if there are several.
-            out: its ``evaluations`` receive the figures.
-
-        Returns:
-            The figures under flat names, for the caller to log.
-
-        Raises:
-            Stopped: ``stop`` was called.
-        """
-        flat: dict[str, float] = {}
-
-        async def evaluate() -> None:
-            flat.update(self._record(step, version, await self._figures({}), out))
-
-        self.live = step
-        try:
-            await self._task.start(evaluate)
-            await self._task.ended()
-        finally:
-            self.live = None
-        if self.step != step:
-            raise Stopped
-        return flat
-
     async def start(
         self,
         step: int,
@@ -152,7 +121,7 @@ class Evaluations:
         *,
         keep: Callable[[], Awaitable[object]],
     ) -> None:
-        """Evaluate adapters next to training, after the evaluation before it has ended.
+        """Start to evaluate adapters, after the evaluation before it has ended.
 
         Args:
             step: number of optimiser steps done.
@@ -242,9 +211,8 @@ class Evaluations:
             for name in pinned.values():
                 await out.publisher.drop(name)
         # No await between these, so that a checkpoint has the figures if the files have them.
-        flat = self._record(step, adapters[0].version, found, out)
+        self._record(step, adapters[0].version, found, out)
         self.pinned = None
-        out.steps.log(flat, step=step)
 
     async def _figures(self, adapters: Mapping[str, str]) -> Figures:
         before = self._evaluation.tokens_generated
@@ -253,8 +221,8 @@ class Evaluations:
         finally:
             self._ledger.lose("evaluation", self._evaluation.tokens_generated - before)
 
-    def _record(self, step: int, version: int, found: Figures, out: Outputs) -> dict[str, float]:
-        """Store and log the figures of a step; returns them under flat names."""
+    def _record(self, step: int, version: int, found: Figures, out: Outputs) -> None:
+        """Store and log the figures of a step."""
         self.last = {"policy_version": version, **found}
         self.first = self.first or self.last
         self.step = step
@@ -264,7 +232,7 @@ class Evaluations:
         kept = kept_episodes(self._evaluation.episodes, self._plays_kept)
         if kept:
             self._folder.add_episodes(step, kept, evaluation=True)
-        return flat
+        out.steps.log(flat, step=step)
 
     def _compare(self, step: int, figures: Mapping[str, float]) -> None:
         """Record a step if its evaluation is the best so far.

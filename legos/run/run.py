@@ -94,6 +94,7 @@ class Run:
         self.speed = Speed(engine_figures, clock)
         self._batcher = batcher_of(trainer, self._mix)
         self._stopping = asyncio.Event()
+        self._awaits_evaluation = False
         self._writer = writer
         self._writing = Background(self._batcher.end)
         self._evaluations = Evaluations(
@@ -136,8 +137,8 @@ class Run:
         """What the run does now, for people."""
         if self.stopping:
             return "stopping, after a checkpoint (Ctrl-C again: at once, without it)"
-        if self._evaluations.live is not None:
-            return f"evaluating step {self._evaluations.live}"
+        if self._awaits_evaluation:
+            return f"evaluating step {self.step}"
         return f"{'training' if self._batcher.training else 'playing for'} step {self.step + 1}"
 
     @property
@@ -245,8 +246,7 @@ class Run:
         await self._evaluations.make_up(out)
         # The second case is an evaluation that was interrupted, or never started.
         if not self.first or (self._due and self._evaluations.step != self.step):
-            figures = await self._evaluations.of_live(self.step, trainer.version, out)
-            out.steps.log(figures, step=self.step)
+            await self._evaluate(out, wait=True)
             await self._save()
             await self._writing.ended()  # a killed run needs a checkpoint to start from
         self.speed.begin()
@@ -271,26 +271,31 @@ class Run:
         step, settings = self.step, self._settings
         last = step >= settings.steps  # its checkpoint is written when the run closes
         metrics |= self.speed.of_step(batches, metrics["step_s"] or 0.0)
-        if self._due and (last or settings.deterministic):
-            with suppress(Stopped):  # the step itself is complete
-                metrics |= await self._evaluations.of_live(step, self._trainer.version, out)
-        elif self._due:
-            adapters = self._adapters()
-            keep = partial(self._on_writer, partial(self._folder.write_adapters, adapters))
-            await self._evaluations.start(step, adapters, out, keep=keep)
-        self._trainer.alarms.evaluated = flat_figures(self._evaluations.last)
         self._state.log(metrics, out.steps)
         episodes = [episode for batch in batches for episode in batch.episodes]
         if settings.episodes_kept_per_step:
             self._folder.add_episodes(
                 step, kept_episodes(episodes, settings.episodes_kept_per_step)
             )
+        if self._due:
+            await self._evaluate(out, wait=last or settings.deterministic)
+        self._trainer.alarms.evaluated = flat_figures(self._evaluations.last)
         due = settings.checkpoint_every and step % settings.checkpoint_every == 0
         late = self._clock() - self._saved >= CHECKPOINT_S
         if (due or late or step in self._evaluations.kept_steps) and not last:
             await self._save()
         if settings.pause_on_battery and not last:
             await mains_power(self._batcher)
+
+    async def _evaluate(self, out: Outputs, *, wait: bool) -> None:
+        """Start the evaluation of this step, and wait for it or let it run next to training."""
+        adapters = self._adapters()
+        keep = partial(self._on_writer, partial(self._folder.write_adapters, adapters))
+        await self._evaluations.start(self.step, adapters, out, keep=keep)
+        self._awaits_evaluation = wait
+        if wait:
+            await self._evaluations.ended()
+            self._awaits_evaluation = False
 
     async def _close(self, sampled_before: int) -> None:
         """Record the tokens of unfinished plays, and write a checkpoint.

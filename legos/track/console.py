@@ -56,7 +56,7 @@ class ConsoleTracker:
     On a terminal the table is redrawn in place, at most ten times per second. Otherwise one plain
     line is printed for the first step, every ``every``-th step, each evaluated step, the last step,
     and every step that ends ten seconds or more after the line before. The line of a step that is
-    evaluated next to training waits for its metrics. Both forms show the time that is left, and how
+    evaluated waits for its metrics. Both forms show the time that is left, and how
     many steps were skipped, that is their update was not applied.
     """
 
@@ -75,8 +75,8 @@ class ConsoleTracker:
             num_steps: length of the run in steps.
             console: console to write to; standard output by default.
             every: number of steps between plain lines.
-            evaluate_every: number of steps between evaluations whose metrics come later than the
-                metrics of their step; 0: there are none.
+            evaluate_every: number of steps between evaluations, whose metrics come later than the
+                metrics of their step; 0: the last step alone is evaluated.
             clock: returns a time in seconds.
         """
         self._num_steps = num_steps
@@ -154,7 +154,7 @@ class ConsoleTracker:
     def _awaits_evaluation(self, step: int) -> bool:
         """Whether the metrics of an evaluation of this step come later."""
         every = self._evaluate_every
-        return bool(every) and step % every == 0 and 0 < step < self._num_steps
+        return step == self._num_steps or bool(every and step and step % every == 0)
 
     def _show(self, step: int, metrics: Metrics) -> None:
         """Print the line of a step, or draw the whole table."""

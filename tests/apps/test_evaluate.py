@@ -112,7 +112,7 @@ def test_the_figures_of_nim_are_those_of_the_run(
     assert (figures["arena"], figures["policy_version"]) == ("nim", 2)
     assert set(figures["vs_random"]) == set(figures["vs_optimal"]) == OUTCOMES
     assert as_logged(figures) == pytest.approx(logged(run, 2), abs=1e-6)  # next to the last plays
-    last = read_steps(run / "metrics.jsonl")[-1]
+    last = read_metrics(run / "metrics.jsonl")[-1]
     assert {name: last[name] for name in last if name.startswith("eval/")} == {
         name: value for name, value in logged(run, 2).items() if name.startswith("eval/")
     }

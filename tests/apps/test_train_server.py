@@ -14,7 +14,7 @@ from legos.cli.process import main
 from legos.clients.engine import EngineClient
 from legos.clients.transport import server_name
 from legos.device import LocalEngine, ModelHandle
-from legos.run.metrics import read_steps
+from legos.run.metrics import read_metrics, read_steps
 from legos.server.app import make_app
 from legos.server.options import ServerOptions
 from legos.server.service import Service
@@ -74,7 +74,8 @@ def test_a_run_on_a_server_is_evaluated_balanced_and_resumed(
     assert main(["train", "--resume", str(RUN), "--steps", "5"]) == 0
     steps = {int(step["step"] or 0): step for step in read_steps(RUN / "metrics.jsonl")}
     assert sorted(steps) == [1, 2, 3, 4, 5]
-    assert all("eval/optimal_move_rate" in steps[step] for step in (3, 5))
+    figures = [line["step"] for line in read_metrics(RUN / "evaluations.jsonl")]
+    assert figures == [0, 3, 5]
     ledger = balanced_ledger(RUN)
     sampled = engine.tokens_generated("policy").result() - before
     assert 0 < ledger["trained"] <= ledger["generated"] <= sampled

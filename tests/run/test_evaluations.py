@@ -57,24 +57,23 @@ def test_an_evaluation_does_not_delay_the_steps_and_shows_the_adapter_of_its_ste
     assert world.go(tracker=GoesOn(world, step=5))
     assert evaluated(world) == shown(world) == [0, 3, 6]
     lines = read_metrics(world.folder.metrics)
-    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4, 5, 3, 6]
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4, 5, 3, 6, 6]
     assert lines[6] == {"step": 3, "eval/share": 0.5, "eval/vs_random_win": 0.25}
-    assert world.evaluation.adapters == [POLICY, EVALUATED, POLICY]
+    assert world.evaluation.adapters == [EVALUATED] * 3
     pinned = [a for a in world.publisher.published if a.name == EVALUATED]
-    assert [adapter.version for adapter in pinned] == [3]
-    assert world.publisher.dropped == [EVALUATED]
+    assert [adapter.version for adapter in pinned] == [0, 3, 6]
+    assert world.publisher.dropped == [EVALUATED] * 3
     assert (world.folder.adapters / "v3").is_dir()
     assert world.run.last["policy_version"] == 6
     check_balance(world)
     assert world.state["trainer"]["ledger"]["generated"] == world.sampled + 15
 
 
-def test_alone_an_evaluation_has_the_live_policy_and_the_line_of_its_step(tmp_path: Path) -> None:
+def test_a_deterministic_run_waits_for_its_evaluations(tmp_path: Path) -> None:
     world = World(tmp_path / "run").start()
     assert world.go()
-    assert world.evaluation.adapters == [POLICY] * 3
-    assert [a.name for a in world.publisher.published if a.name != POLICY] == []
-    assert [line["step"] for line in read_metrics(world.folder.metrics)] == list(range(7))
+    lines = read_metrics(world.folder.metrics)
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 3, 4, 5, 6, 6]
     assert shown(world) == [0, 3, 6]
 
 
@@ -84,7 +83,7 @@ def test_an_evaluation_that_is_due_while_one_runs_waits_for_it(tmp_path: Path) -
     assert evaluated(world) == [0, 1, 2, 3, 4, 5, 6]
     assert sorted(shown(world), key=str) == [0, 1, 2, 3, 4, 5, 6]
     pinned = [a.version for a in world.publisher.published if a.name == EVALUATED]
-    assert pinned == [1, 2, 3, 4, 5]
+    assert pinned == [0, 1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.slow
@@ -113,7 +112,7 @@ def test_a_stopped_evaluation_is_made_by_the_resumed_run(tmp_path: Path) -> None
     assert not stopped.go(stop_after=165)
     assert stopped.run.step > 3
     assert stopped.state["evaluating"] == [3, {POLICY: 3}]
-    assert stopped.publisher.dropped == [EVALUATED]
+    assert stopped.publisher.dropped == [EVALUATED] * 2
     resumed = beside(tmp_path / "run").resume()
     assert resumed.go()
     assert resumed.publisher.published[1].digest == stopped.publisher.published[4].digest
@@ -167,7 +166,7 @@ def test_a_failing_evaluation_ends_the_run_with_a_checkpoint(
     with pytest.raises(ArenaError, match="no cards"):
         world.go()
     assert world.state["evaluating"] == [3, {POLICY: 3}]
-    assert world.publisher.dropped == [EVALUATED]
+    assert world.publisher.dropped == [EVALUATED] * 2
     resumed = beside(tmp_path / "run").resume()
     assert resumed.go()
     assert evaluated(resumed) == [0, 3, 6]
