@@ -6,7 +6,7 @@ import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from rich.console import Console
 
@@ -20,7 +20,7 @@ from legos.records.limits import EngineLimits
 from legos.records.message import Message, Sampling
 from legos.records.names import BASE, POLICY
 
-__all__ = ["Chat", "Speaker", "chat"]
+__all__ = ["Chat", "chat"]
 
 HELP = "/reset starts a new conversation, /adapter NAME asks another adapter, /quit ends the chat"
 GAMES = (
@@ -36,22 +36,12 @@ BUILTIN_LONGEST = 32  # the same for the built-in model, whose longer answers do
 SEEDS = 1 << 63
 
 
-class Speaker(Protocol):
-    """Answers a conversation; ``OpenAIClient`` is one."""
-
-    def stream(
-        self, messages: Sequence[Message], sampling: Sampling, *, adapter: str = POLICY
-    ) -> AsyncGenerator[str]:
-        """The text of one answer, in pieces as they are sampled."""
-        ...
-
-
 @dataclass(slots=True, kw_only=True)
 class Chat:
     """One conversation.
 
     Attributes:
-        speaker: the client that answers.
+        client: answers; a server in pieces, an engine of this process at once.
         adapter: name of the adapter that is asked.
         sampling: temperature and token limit of the answers.
         rng: generator of the seeds of the answers.
@@ -59,7 +49,7 @@ class Chat:
         history: questions and answers so far.
     """
 
-    speaker: Speaker
+    client: OpenAIClient | EngineClient
     adapter: str
     sampling: Sampling
     rng: random.Random
@@ -87,11 +77,18 @@ class Chat:
         if self.system:
             messages.insert(0, Message("system", self.system))
         pieces: list[str] = []
-        async for piece in self.speaker.stream([*messages, prompt], sampling, adapter=self.adapter):
+        async for piece in self._pieces([*messages, prompt], sampling):
             pieces.append(piece)
             yield piece
         if game is None:
             self.history += (prompt, Message("assistant", "".join(pieces)))
+
+    async def _pieces(self, messages: Sequence[Message], sampling: Sampling) -> AsyncGenerator[str]:
+        if isinstance(self.client, EngineClient):
+            yield (await self.client.complete(messages, sampling, adapter=self.adapter)).text
+            return
+        async for piece in self.client.stream(messages, sampling, adapter=self.adapter):
+            yield piece
 
     def command(self, line: str) -> str | None:
         """Execute a line that begins with a slash; the message to show, or None to end."""
@@ -147,16 +144,15 @@ def chat(
         if url is not None:
             client = OpenAIClient(url, api_key=api_key, model=model)
             stack.callback(lambda: runner.run(client.aclose()))
-            speaker: Speaker = client
         else:
             adapters = [] if adapter in (POLICY, BASE) else [named_adapter(adapter)]
             live = stack.enter_context(loaded(model, adapters, EngineLimits()))
-            speaker = _WholeAnswers(EngineClient(live.engine, live.handle.tokenizer))
+            client = live.client()
             small = live.name == BUILTIN
             adapter = BASE if adapter == BASE else POLICY
         longest = max_tokens or (BUILTIN_LONGEST if small else LONGEST)
         talk = Chat(
-            speaker=speaker,
+            client=client,
             adapter=adapter,
             sampling=Sampling(temperature=temperature, max_tokens=longest),
             rng=random.Random(seed),
@@ -216,16 +212,3 @@ def _turn(talk: Chat, line: str, runner: asyncio.Runner, console: Console) -> bo
 
 def _show(console: Console, text: str) -> None:
     console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
-
-
-class _WholeAnswers:
-    """A speaker in this process, whose answers come in one piece."""
-
-    def __init__(self, client: EngineClient) -> None:
-        self._client = client
-
-    async def stream(
-        self, messages: Sequence[Message], sampling: Sampling, *, adapter: str = POLICY
-    ) -> AsyncGenerator[str]:
-        """Yield the whole answer."""
-        yield (await self._client.complete(messages, sampling, adapter=adapter)).text

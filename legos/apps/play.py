@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any, TextIO
+from typing import TextIO
 from urllib.parse import urldefrag
 
 from legos.apps.adapters import loaded, named_adapter
@@ -20,6 +20,7 @@ from legos.builtin import is_builtin
 from legos.clients.openai import OpenAIClient
 from legos.config.schema import GenerationConfig, PlayConfig
 from legos.errors import ArenaError, ConfigError, did_you_mean
+from legos.fakes import ScriptedClient
 from legos.games.bots import OptimalBot, RandomBot
 from legos.games.figures import GameTree, Policy, optimal_policy
 from legos.play.step import play_all
@@ -99,7 +100,7 @@ def play(
     if plays < 1:
         raise ConfigError(f"plays is {plays}; expected at least 1")
     generation = GenerationConfig(temperature=temperature)
-    arena = make_arena(name, _Nobody(), play=settings, generation=generation)
+    arena = make_arena(name, ScriptedClient([]), play=settings, generation=generation)
     arena.play_timeout_s, arena.report_after_s = None, float("inf")  # a person may think for hours
     seed = random.getrandbits(32) if seed is None else seed
     planned = plays_from(arena, seed, plays)
@@ -231,11 +232,3 @@ def _optimal_policy(arena: Arena) -> Policy:
         f"no optimal player of arena {arena.name!r} can be computed: {reason}; seat another one, "
         f"such as --seat {arena.roles[-1]}={RANDOM}"
     )
-
-
-class _Nobody:
-    """The client of seats before the players are known; it is never asked."""
-
-    async def complete(self, *_: Any, **__: Any) -> Any:
-        """Refuse."""
-        raise ArenaError("nobody sits there")

@@ -7,11 +7,10 @@ the replicas (``legos serve`` on loopback), as in a run with several ``--server`
 import secrets
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from legos.clients.remote import RemoteEngine
+from legos.apps.adapters import Loaded
 from legos.machine import blas_environment
 from legos.records.limits import EngineLimits
 from legos.remote.process import ServerProcess, kept_running, serve_command
@@ -24,20 +23,10 @@ from legos.wiring.http import Description
 from legos.wiring.model import model_place
 from legos.wiring.serving import base_of, put_on
 
-__all__ = ["Replicated", "replicated"]
+__all__ = ["replicated"]
 
 RETRIES = 2  # of a failed publication at one replica, which gets it later
 MOST_RESTARTS = 20  # of one replica; a fault that comes back more often needs a person
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replicated:
-    """A model with several engines in which adapters are live; stands in for ``Loaded``."""
-
-    name: str  # of the model
-    handle: Description
-    engine: RemoteEngine
-    scale: float | None  # LoRA scale of the first adapter; None: there is none
 
 
 @contextmanager
@@ -49,7 +38,7 @@ def replicated(
     options: ServerOptions,
     num: int,
     say: Callable[[str], object],
-) -> Generator[Replicated]:
+) -> Generator[Loaded]:
     """Within the block, several engines of a model serve adapters as one; see ``loaded``.
 
     A replica that ends is started again, and its requests are answered by the others.
@@ -111,4 +100,4 @@ def replicated(
             put_on(engine, adapter, name)
         stack.enter_context(kept_running(replicas, most=MOST_RESTARTS))
         scale = adapters[0].shape.scale if adapters else None
-        yield Replicated(name=name, handle=handle, engine=engine, scale=scale)
+        yield Loaded(name=name, handle=handle, engine=engine, scale=scale)

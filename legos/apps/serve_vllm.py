@@ -2,11 +2,10 @@
 
 import asyncio
 import json
-import signal
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -40,7 +39,7 @@ def serve_vllm(
     arguments: Sequence[str],
     say: Callable[[str], None],
 ) -> None:
-    """Serve adapters with vLLM until SIGINT or SIGTERM; it is started again if it ends.
+    """Serve adapters with vLLM until ``KeyboardInterrupt``; it is started again if it ends.
 
     Args:
         model: a folder, a name on the hub, or the built-in model; None: the model that the adapters
@@ -97,28 +96,13 @@ def serve_vllm(
             process.wait()
             load(process)
             with (
-                _set_by_signals(ended),
+                suppress(KeyboardInterrupt),  # or what SIGTERM raises in a command
                 kept_running([process], most=MOST_RESTARTS, again=again, gave_up=gave_up),
             ):
                 say(_message(process.url, options.name, adapters, keyed=api_key is not None))
                 ended.wait()
         if failures:
             raise EngineError(f"vLLM has ended {MOST_RESTARTS + 1} times.\n{process.end_of_log()}")
-
-
-@contextmanager
-def _set_by_signals(event: threading.Event) -> Generator[None]:
-    """Within the block, SIGINT and SIGTERM set an event."""
-
-    def end(*_: object) -> None:
-        event.set()
-
-    handlers = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 async def _load(

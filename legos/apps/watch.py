@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 
 from legos.apps.transcript import ending, heading, turns_of
+from legos.run.ending import standing
 from legos.run.episodes import EpisodesTail
 from legos.run.find import find_run
-from legos.run.lock import is_held
 
 __all__ = ["replay", "watch"]
 
@@ -28,17 +28,21 @@ def watch(run: str, *, last: int, thinking: bool, say: Callable[[str], object]) 
     folder = find_run(run)
     plays = EpisodesTail(folder.episodes)
     held, new = True, plays.read(last=last)
+
+    def runs() -> bool:
+        return standing(folder, done=False) == "running"
+
     if not new:
         waits = "; waiting for the first step, or for an evaluation by play"
         over = ", and no process runs it"
-        say(f"{folder.path} has no play yet{waits if is_held(folder.path) else over}")
+        say(f"{folder.path} has no play yet{waits if runs() else over}")
     while True:
         for number, episode in new:
             turns = turns_of(episode, thinking=thinking)
             say("\n".join(["", f"{number}: {heading(episode)}", *turns, ending(episode)]))
         if not held:
             return
-        held = is_held(folder.path)  # before the look, so that the last lines are seen
+        held = runs()  # before the look, so that the last lines are seen
         if held and not new:
             time.sleep(LOOK_S)
         new = plays.read()

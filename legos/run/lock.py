@@ -14,7 +14,7 @@ from pathlib import Path
 from legos.errors import CheckpointError
 from legos.files.atomic import refusals_named
 
-__all__ = ["check_unheld", "check_unmoved", "hold", "is_held"]
+__all__ = ["check_unheld", "check_unmoved", "hold"]
 
 logger = logging.getLogger(__name__)
 LOCK = ".lock"
@@ -85,40 +85,15 @@ def check_unmoved(folder: Path) -> None:
     """Check that a folder which this process has locked is still at its path.
 
     Raises:
-        CheckpointError: it was moved or removed; the message says where it is.
+        CheckpointError: it was moved or removed.
     """
     path = folder / LOCK
     file = _held.get(path)
-    if file is None or _stands_at(path, file):
-        return
-    place = _path_of(file.fileno())
-    if place is None or not place.exists():
+    if file is not None and not _stands_at(path, file):
         raise CheckpointError(
-            f"{folder} was removed while the run wrote in it; start a new run with another --out"
+            f"{folder} was moved or removed while the run wrote in it; go on from its newest "
+            "checkpoint with --resume and its new place"
         )
-    raise CheckpointError(
-        f"{folder} was moved to {place.parent} while the run wrote in it; go on from its newest "
-        f"checkpoint with --resume {place.parent}"
-    )
-
-
-def _path_of(descriptor: int) -> Path | None:
-    """Where an open file is now; None where the system does not say."""
-    try:
-        if get_path := getattr(fcntl, "F_GETPATH", None):
-            return Path(os.fsdecode(fcntl.fcntl(descriptor, get_path, bytes(1024)).rstrip(b"\0")))
-        return Path(f"/proc/self/fd/{descriptor}").readlink()
-    except OSError:
-        return None
-
-
-def is_held(folder: Path) -> bool:
-    """Whether another process trains in a folder; nothing is written."""
-    try:
-        check_unheld(folder)
-    except CheckpointError:
-        return True
-    return False
 
 
 def _holder() -> str:

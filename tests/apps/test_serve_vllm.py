@@ -80,7 +80,7 @@ def test_what_is_served_can_be_asked_with_the_message_and_with_chat(
         with ThreadPoolExecutor() as pool:  # beside the loop that watches the server
             line = ["chat", "--url", url, "--api-key", "k", "--adapter", "nim"]
             assert pool.submit(main, line).result() == 0
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdin", StringIO("Hello\n"))

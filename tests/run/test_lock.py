@@ -143,11 +143,11 @@ def test_a_folder_that_is_moved_or_removed_meanwhile_is_said(tmp_path: Path) -> 
     with hold(run):
         check_unmoved(run)
         run.rename(moved)
-        with pytest.raises(CheckpointError, match=f"run was moved to {moved} while .*{moved}$"):
+        with pytest.raises(CheckpointError, match="run was moved or removed while"):
             check_unmoved(run)
         moved.rename(run)
         check_unmoved(run)
         shutil.rmtree(run)
-        with pytest.raises(CheckpointError, match="run was removed while the run wrote in it"):
+        with pytest.raises(CheckpointError, match="run was moved or removed while"):
             check_unmoved(run)
     check_unmoved(run)
