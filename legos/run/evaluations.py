@@ -80,6 +80,7 @@ class Evaluations:
         keep_best: str | None,
         plays_kept: int,
         fail: Callable[[Exception], Awaitable[None]],
+        on_writer: Callable[[Callable[[], object]], Awaitable[None]],
     ) -> None:
         """Start without evaluations.
 
@@ -90,7 +91,9 @@ class Evaluations:
             keep_best: figure whose best step is recorded; "-x": a lower x is better.
             plays_kept: number of plays of each evaluation that the folder gets, besides all failed.
             fail: called with an error, to end the training loop.
+            on_writer: calls a function in the thread that writes files.
         """
+        self._on_writer = on_writer
         self._evaluation = evaluation
         self._ledger = ledger
         self._folder = folder
@@ -113,28 +116,20 @@ class Evaluations:
             kept.add(self.pinned[0])
         return kept
 
-    async def start(
-        self,
-        step: int,
-        adapters: Sequence[Adapter],
-        out: Outputs,
-        *,
-        keep: Callable[[], Awaitable[object]],
-    ) -> None:
+    async def start(self, step: int, adapters: Sequence[Adapter], out: Outputs) -> None:
         """Start to evaluate adapters, after the evaluation before it has ended.
 
         Args:
             step: number of optimiser steps done.
             adapters: the adapter of each policy after this step.
             out: receives the figures when they are ready, and the adapters under second names.
-            keep: writes the adapters into the folder first, for a resumed run.
 
         Raises:
             Exception: the error of the evaluation before it.
         """
         await self._task.ended()
         self.pinned = step, {adapter.name: adapter.version for adapter in adapters}
-        await self._task.start(partial(self._beside, step, adapters, out, keep))
+        await self._task.start(partial(self._beside, step, adapters, out))
 
     async def make_up(self, out: Outputs) -> None:
         """Make the evaluation that was running when the run ended; returns once it is done.
@@ -151,11 +146,7 @@ class Evaluations:
             logger.warning("step %d is not evaluated: no adapter %s", step, ", ".join(missing))
             self.pinned = None
             return
-
-        async def kept() -> None:
-            """Nothing to write: the adapters were read from the folder."""
-
-        await self.start(step, [read_adapter(place) for place in places], out, keep=kept)
+        await self.start(step, [read_adapter(place) for place in places], out)
         await self.ended()
 
     async def ended(self) -> None:
@@ -192,14 +183,8 @@ class Evaluations:
         figure, step, value = state["best"] or ("", 0, 0.0)
         self._best = (figure, step, value) if self._keep_best == figure else None
 
-    async def _beside(
-        self,
-        step: int,
-        adapters: Sequence[Adapter],
-        out: Outputs,
-        keep: Callable[[], Awaitable[object]],
-    ) -> None:
-        await keep()
+    async def _beside(self, step: int, adapters: Sequence[Adapter], out: Outputs) -> None:
+        await self._on_writer(partial(self._folder.write_adapters, adapters))  # for a resumed run
         pinned: dict[str, str] = {}
         try:
             for adapter in adapters:

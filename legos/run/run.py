@@ -104,6 +104,7 @@ class Run:
             keep_best=settings.keep_best,
             plays_kept=settings.episodes_kept_per_step,
             fail=self._batcher.end,
+            on_writer=self._on_writer,
         )
         self._state = RunState(trainer, self._mix, self._batcher, self._evaluations)
 
@@ -289,9 +290,7 @@ class Run:
 
     async def _evaluate(self, out: Outputs, *, wait: bool) -> None:
         """Start the evaluation of this step, and wait for it or let it run next to training."""
-        adapters = self._adapters()
-        keep = partial(self._on_writer, partial(self._folder.write_adapters, adapters))
-        await self._evaluations.start(self.step, adapters, out, keep=keep)
+        await self._evaluations.start(self.step, self._adapters(), out)
         self._awaits_evaluation = wait
         if wait:
             await self._evaluations.ended()

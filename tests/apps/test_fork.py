@@ -70,7 +70,7 @@ def test_changed_options_hold_from_the_fork_on_and_a_resume_keeps_them(
     child = tmp_path / "child"
     assert fork(f"{parent}@4", child, "--training.learning-rate", "0.1", "--steps", "5") == 0
     ours, theirs = timeless(child / "metrics.jsonl"), timeless(parent / "metrics.jsonl")
-    assert [line["step"] for line in ours] == [5]
+    assert [line["step"] for line in ours] == [5, 5]
     assert ours[0]["reward_mean"] == theirs[5]["reward_mean"]  # played by the same policy
     assert digest(child, 5) != digest(parent, 4)
     assert main(["train", "--resume", str(child), "--steps", "6"]) == 0

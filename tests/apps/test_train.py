@@ -22,6 +22,7 @@ from legos.apps.runs import list_runs
 from legos.cli.process import main
 from legos.config.resolve import read_config
 from legos.config.schema import RunConfig
+from legos.records.names import POLICY, evaluated_name
 from legos.run.checkpoint import newest_whole, read_state
 from legos.run.metrics import read_steps
 from legos.track import JsonlTracker
@@ -189,7 +190,8 @@ def test_tokens_of_a_rival_that_is_not_trained_are_not_in_the_books(
     engine = trainers[0].engine
     assert engine.tokens_generated("base").result() > 0
     ledger = read_state(newest_whole(Path("run/checkpoints")))["trainer"]["ledger"]
-    assert ledger["generated"] == engine.tokens_generated("policy").result()
+    names = (POLICY, evaluated_name(POLICY))
+    assert ledger["generated"] == sum(engine.tokens_generated(name).result() for name in names)
     play = msgspec.json.decode(Path("run/episodes.jsonl").read_text().splitlines()[0])
     assert [(seat["seat"], seat["policy"]) for seat in play["seats"]] == [
         ("policy", "policy"),

@@ -115,7 +115,7 @@ def test_a_stopped_evaluation_is_made_by_the_resumed_run(tmp_path: Path) -> None
     assert stopped.publisher.dropped == [EVALUATED] * 2
     resumed = beside(tmp_path / "run").resume()
     assert resumed.go()
-    assert resumed.publisher.published[1].digest == stopped.publisher.published[4].digest
+    assert resumed.publisher.published[1].digest == stopped.publisher.published[5].digest
     assert evaluated(resumed) == shown(resumed) == [0, 3, 6]
 
 
