@@ -25,6 +25,7 @@ CONNECTIONS = 256
 RETRIES = 10  # of a failed request, which take about two minutes
 MOST_LOSSES = 10  # how often a server may lose one set of adapters
 SCORED = 256  # prompts of one request for scores
+_OF_ADAPTERS = ("does not exist here", "not live")  # in a 404 for an adapter
 _Row = tuple[int, ...]
 T = TypeVar("T")
 
@@ -140,7 +141,7 @@ class LegosServer:
         """The answers to a list of prompts with their seeds."""
         prompts, seeds = zip(*asked, strict=True)
         batch = RequestBatch(request=query.plain, prompts=prompts, seeds=seeds)
-        post = partial(
+        send = partial(
             self._transport.request,
             "POST",
             "/engine/generate",
@@ -148,6 +149,18 @@ class LegosServer:
             content=msgspec.msgpack.encode(batch),
             headers={"content-type": MSGPACK},
         )
+
+        async def post() -> Sequence[Generated]:
+            try:
+                return await send()
+            except NotFoundError as error:
+                if any(words in str(error) for words in _OF_ADAPTERS):
+                    raise
+                raise EngineError(
+                    f"{self._url} has no POST /v1/engine/generate: it runs an earlier version of "
+                    f"legos; install this version there and start it again ({error})"
+                ) from error
+
         found = await self._answered(query.adapter, post, versions=_versions)
         check_version(query.adapter, _versions(found))
         return found

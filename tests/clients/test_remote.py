@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from msgspec.structs import replace
-from scripted_server import serving
+from scripted_server import HttpAnswer, ScriptedServer, serving
 
 from legos import Message, Sampling, apply_lora, load_model
 from legos.clients.engine import EngineClient
@@ -193,3 +193,16 @@ def test_a_server_that_hangs_does_not_keep_an_engine_from_closing(both: Both) ->
     began = time.monotonic()
     hanging.close()
     assert CLOSE_S <= time.monotonic() - began < CLOSE_S + 0.5
+
+
+@pytest.mark.parametrize("told", ["there is no POST /v1/engine/generate here", "Not Found"])
+def test_a_server_of_an_earlier_version_is_named(told: str) -> None:
+    async def go(url: str) -> None:
+        server = LegosServer(url)
+        with pytest.raises(EngineError, match="it runs an earlier version of legos"):
+            await server.answer(Request(prompt_ids=(1, 2), max_tokens=2, temperature=1.0, seed=1))
+        await server.aclose()
+
+    earlier = ScriptedServer(lambda _: HttpAnswer({"error": {"message": told}}, 404))
+    with serving(earlier) as url:
+        asyncio.run(go(url))
