@@ -216,30 +216,17 @@ def raw_table(xp: Any, logits: Any, rows: Sequence[int]) -> Any:
     return some - (top + xp.log(xp.sum(exponentials(xp, some, top), axis=1, keepdims=True)))
 
 
-def alternatives(xp: Any, logprobs: Any, count: int) -> list[Alternatives]:
+def alternatives(logprobs: NDArray[np.float32], count: int) -> list[Alternatives]:
     """The most probable tokens of each row, most probable first, equal ones by ascending id.
 
     Args:
-        xp: array namespace.
         logprobs: [R, V] from ``logprobs_of`` or ``raw_table``.
         count: number of tokens; a row in which fewer tokens can be drawn has fewer.
     """
-    size = logprobs.shape[1]
-    count = min(count, size)
-    if xp is np:
-        least = np.partition(logprobs, size - count, axis=1)[:, size - count]
-        found = [np.flatnonzero(row >= edge) for row, edge in zip(logprobs, least, strict=True)]
-        return [_ordered(ids, row[ids], count) for ids, row in zip(found, logprobs, strict=True)]
-    ids = xp.argpartition(logprobs, size - count, axis=1)[:, size - count :]
-    values = xp.take_along_axis(logprobs, ids, axis=1)
-    tied = np.array(xp.sum(logprobs >= xp.min(values, axis=1, keepdims=True), axis=1) > count)
-    result = [
-        _ordered(some, likely, count)
-        for some, likely in zip(np.array(ids), np.array(values), strict=True)
-    ]
-    for row in np.flatnonzero(tied).tolist():  # the partition picks arbitrarily among equal ones
-        result[row] = alternatives(np, np.array(logprobs[row])[None], count)[0]
-    return result
+    first = max(logprobs.shape[1] - count, 0)
+    least = np.partition(logprobs, first, axis=1)[:, first]
+    found = [np.flatnonzero(row >= edge) for row, edge in zip(logprobs, least, strict=True)]
+    return [_ordered(ids, row[ids], count) for ids, row in zip(found, logprobs, strict=True)]
 
 
 def _ordered(ids: NDArray[Any], values: NDArray[np.float32], count: int) -> Alternatives:

@@ -200,14 +200,12 @@ class Sampler:
             count = max(sequence.request.num_alternatives for sequence in sequences)
             rows, place = np.unique(draws.which[numbers], return_inverse=True)
             if raw:
-                found = alternatives(
-                    self._xp, raw_table(self._xp, draws.logits, rows.tolist()), count
-                )
+                logprobs = raw_table(self._xp, draws.logits, rows.tolist())
             elif isinstance(draws.made, CumulativeTable):
-                found = alternatives(np, draws.made.logprobs[rows], count)
+                logprobs = draws.made.logprobs[rows]
             else:
                 logprobs = logprobs_of(self._xp, draws.made, rows.tolist())
-                found = alternatives(self._xp, logprobs, count)
+            found = alternatives(np.asarray(logprobs), count)
             for sequence, row in zip(sequences, place, strict=True):
                 sequence.alternatives.append(found[row][: sequence.request.num_alternatives])
 
