@@ -14,7 +14,7 @@ __all__ = ["AdapterTable", "LiveAdapter"]
 
 @dataclass(slots=True, eq=False)
 class LiveAdapter:
-    """One set of weights that requests can use: an adapter, or the base model."""
+    """The weights that requests use under a name: an adapter, or the base model."""
 
     name: str  # name of the adapter; "base" for the base model
     info: AdapterInfo | None  # version and digest; None for the base
@@ -40,7 +40,7 @@ class AdapterTable:
         self._slots = slots
         self._epochs = count()
         self._by_name = {BASE: LiveAdapter(BASE, None, slot=0, epoch=next(self._epochs))}
-        self._retired: list[LiveAdapter] = []
+        self._retired: list[int] = []  # slots of replaced or removed weights
         self.loaded: Mapping[str, Adapter] = {}
         self.infos: Mapping[str, AdapterInfo] = {}
 
@@ -78,12 +78,12 @@ class AdapterTable:
         name = adapter.name
         if name == BASE or "@" in name:
             raise AdapterError(f"an adapter cannot be called {name!r}; choose another name")
+        slot = self._slots.load(adapter)
         live = self._by_name.get(name)
         if live is not None:
-            self._slots.replace(live.slot, adapter)
-            live.info, live.epoch = adapter.info, next(self._epochs)
+            self._retired.append(live.slot)
+            live.info, live.slot, live.epoch = adapter.info, slot, next(self._epochs)
         else:
-            slot = self._slots.load(adapter)
             live = LiveAdapter(name, adapter.info, slot=slot, epoch=next(self._epochs))
             self._by_name[name] = live
         self._show({**self.loaded, name: adapter.without_base()})  # whose weights were compared
@@ -97,28 +97,12 @@ class AdapterTable:
         """
         if name not in self.infos:
             raise AdapterError(f"adapter {name!r} is not live; live: {sorted(self.infos)}")
-        self._retired.append(self._by_name.pop(name))
+        self._retired.append(self._by_name.pop(name).slot)
         self._show({key: adapter for key, adapter in self.loaded.items() if key != name})
 
     def _show(self, loaded: Mapping[str, Adapter]) -> None:
         self.loaded = loaded
         self.infos = {name: adapter.info for name, adapter in loaded.items()}
-
-    def keep(
-        self, name: str, used: Collection[LiveAdapter]
-    ) -> tuple[LiveAdapter, LiveAdapter] | None:
-        """Copy the weights of a name to a new slot before ``load`` replaces them.
-
-        Returns:
-            The live weights and the copy; None where no adapter of that name is live, or it is not
-            in ``used``.
-        """
-        live = self._by_name.get(name)
-        if live is None or live.info is None or live not in used:
-            return None
-        slot = self._slots.copy(live.slot)
-        self._retired.append(LiveAdapter(name, live.info, slot=slot, epoch=live.epoch))
-        return live, self._retired[-1]
 
     @property
     def epochs(self) -> set[int]:
@@ -130,9 +114,9 @@ class AdapterTable:
         """Whether replaced or removed weights still occupy slots of the tree."""
         return bool(self._retired)
 
-    def free_unused(self, used: Collection[LiveAdapter]) -> None:
+    def free_unused(self, used: Collection[int]) -> None:
         """Free the slots of replaced or removed weights that are not in ``used``."""
-        for live in self._retired:
-            if live not in used:
-                self._slots.free(live.slot)
-        self._retired = [live for live in self._retired if live in used]
+        for slot in self._retired:
+            if slot not in used:
+                self._slots.free(slot)
+        self._retired = [slot for slot in self._retired if slot in used]

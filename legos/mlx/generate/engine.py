@@ -16,7 +16,7 @@ Unless their docstrings say otherwise, methods named ``_x`` run on the worker th
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -28,7 +28,7 @@ import mlx.nn as nn
 from legos.clients.request_check import RequestCheck
 from legos.errors import DeviceError, EngineError, RequestError
 from legos.mlx.generate.capabilities import Capabilities
-from legos.mlx.generate.inbox import Inbox, Message, deliver_all
+from legos.mlx.generate.inbox import Message, deliver_all, refuse_all, taken
 from legos.mlx.generate.scheduler import Outcome, Scheduler
 from legos.mlx.generate.score import Score
 from legos.mlx.generate.sequences import SequenceState
@@ -84,7 +84,7 @@ class MlxEngine:
         )
         self._scheduler = worker.call(make, model, limits or EngineLimits()).result()
         self.capabilities = self._scheduler.capabilities
-        self._inbox = Inbox()
+        self._inbox: deque[Message] = deque()  # messages for the next step
         self._inside: set[SequenceState] = set()
         self._claiming = threading.Lock()  # every request has one final result, on either thread
         self._closed = False
@@ -224,7 +224,7 @@ class MlxEngine:
         with self._claiming:
             left, self._inside = self._inside, set()
         deliver_all([(sequence, error) for sequence in left])
-        self._inbox.refuse(reason)
+        refuse_all(self._inbox, reason)
 
     def _tokens_drawn(self, adapter: str) -> int:
         inside = (m for m in self._inside if adapter_name(m.request.adapter) == adapter)
@@ -242,9 +242,9 @@ class MlxEngine:
 
     def _post(self, message: Message) -> None:
         """Queue a message for the next step; callable on any thread."""
-        self._inbox.put(message)
+        self._inbox.append(message)
         if self._closed:
-            self._inbox.refuse("the engine was closed")
+            refuse_all(self._inbox, "the engine was closed")
         else:
             self._worker.wake()
 
@@ -296,7 +296,7 @@ class MlxEngine:
     def _accept(self, outcomes: list[Outcome]) -> None:
         """Accept submitted requests and remove cancelled ones; their results go to ``outcomes``."""
         cancelled: set[tuple[Deliver, int]] = set()
-        for message in self._inbox.take():
+        for message in taken(self._inbox):
             if isinstance(message, Score):
                 self._scheduler.add_score(message)
                 continue
@@ -370,4 +370,4 @@ class MlxEngine:
         closed = EngineError("the engine was closed")
         self._scheduler.fail_scores(closed)
         self._answer([(sequence, closed) for sequence in self._inside])
-        self._inbox.refuse("the engine was closed")
+        refuse_all(self._inbox, "the engine was closed")

@@ -12,42 +12,30 @@ from legos.mlx.model.worker import answer
 from legos.protocols import Deliver
 from legos.records.request import Request, Result
 
-__all__ = ["Inbox", "Message", "deliver_all"]
+__all__ = ["Message", "deliver_all", "refuse_all", "taken"]
 
 logger = logging.getLogger(__name__)
 Message = tuple[Deliver, Sequence[tuple[int, Request]] | frozenset[int]] | Score
 """Requests that come in, or the numbers of those to be cancelled; or a score."""
 
 
-class Inbox:
-    """Messages that wait for the engine's next step; each goes to exactly one thread."""
+def taken(inbox: deque[Message]) -> Iterator[Message]:
+    """Take every message out; each goes to exactly one thread."""
+    with suppress(IndexError):  # it is empty; another thread may empty it as well
+        while True:
+            yield inbox.popleft()
 
-    def __init__(self) -> None:
-        self._messages: deque[Message] = deque()
 
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    def put(self, message: Message) -> None:
-        """Add a message."""
-        self._messages.append(message)
-
-    def take(self) -> Iterator[Message]:
-        """Take every message out."""
-        with suppress(IndexError):  # it is empty; another thread may empty it as well
-            while True:
-                yield self._messages.popleft()
-
-    def refuse(self, reason: str) -> None:
-        """Answer all messages with an error."""
-        error = EngineError(reason)
-        for message in self.take():
-            if isinstance(message, Score):
-                answer(message.future, error)
-                continue
-            deliver, requests = message
-            if not isinstance(requests, frozenset):
-                deliver([(number, error) for number, _ in requests])
+def refuse_all(inbox: deque[Message], reason: str) -> None:
+    """Answer all messages with an error."""
+    error = EngineError(reason)
+    for message in taken(inbox):
+        if isinstance(message, Score):
+            answer(message.future, error)
+            continue
+        deliver, requests = message
+        if not isinstance(requests, frozenset):
+            deliver([(number, error) for number, _ in requests])
 
 
 def deliver_all(outcomes: Sequence[tuple[SequenceState, Result]]) -> None:

@@ -80,9 +80,9 @@ class PrefillQueue:
         return bool(self._last or self._longer or self._underway)
 
     @property
-    def lives(self) -> set[LiveAdapter]:
-        """The weights of the block in progress, also of rows whose sequences were all removed."""
-        return {live for live, _ in self._underway.waiting} if self._underway else set()
+    def slots_used(self) -> set[int]:
+        """The slots of the block in progress, also of rows whose sequences were all removed."""
+        return {live.slot for live, _ in self._underway.waiting} if self._underway else set()
 
     def add(self, sequence: SequenceState) -> None:
         """Queue a sequence under its tokens, and release the bytes that it has reserved."""

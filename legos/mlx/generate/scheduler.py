@@ -13,6 +13,7 @@ so the tokens are the same. Whatever changes the rows or the weights calls ``col
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import mlx.core as mx
@@ -150,16 +151,13 @@ class Scheduler:
         """
         if self.capabilities.no_adapters is not None:
             raise AdapterError(self.capabilities.no_adapters)
-        kept = self.adapters.keep(adapter.name, self._scores.lives)
-        if kept is not None:
-            self._scores.move(*kept)
         self._waiting.interrupt(self.adapters.load(adapter))
         self.tidy(inside)
 
     def tidy(self, inside: Collection[SequenceState]) -> None:
         """Free weights that nothing uses, and the prefixes computed with them."""
-        used = {sequence.live for sequence in inside} | self._scores.lives | self._waiting.lives
-        self.adapters.free_unused(used)
+        used = {sequence.live.slot for sequence in inside}
+        self.adapters.free_unused(used | self._scores.slots_used | self._waiting.slots_used)
         self._prefixes.keep_only(self.adapters.epochs)
         if not self._busy:
             self._prefixes.sweep()
@@ -202,7 +200,7 @@ class Scheduler:
     def add_score(self, score: Score) -> None:
         """Queue a score, or answer it with an error where its adapter is not live."""
         try:
-            score.live = self.adapters.find(score.adapter)
+            score.live = copy(self.adapters.find(score.adapter))  # it ends with these weights
         except RequestError as error:
             answer(score.future, error)
         else:

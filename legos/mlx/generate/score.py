@@ -8,7 +8,7 @@ A score uses the weights that it started with until it ends.
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -32,11 +32,11 @@ MIN_POSITIONS = 64  # positions of a slice; with fewer, reading the head's weigh
 READS = 8  # log-probabilities that are read in less time than one token is computed
 Ids = tuple[int, ...]
 Position = tuple[int, int]  # row and column in a block
-Read = tuple[int, int, Ids]
-"""A prompt's and an answer's index, and the tokens one of which comes next in that answer."""
-_Planned = tuple[int, Ids, tuple[int, int], Ids, Sequence[Ids]]
-"""The index of the first equal prompt, the prompt, the indexes of the prompt and the answer, the
-answer's tokens that are computed, and the tokens that can follow the prompt and each of these."""
+Read = tuple[list[float], int, Ids]
+"""The log-probabilities of an answer's tokens, the index of one, and the tokens that it may be."""
+_Planned = tuple[int, Ids, Ids, list[float], Sequence[Ids]]
+"""The number of a prompt, the prompt, the answer's tokens that are computed, the log-probabilities
+to find, and the tokens that can follow the prompt and each of the computed ones."""
 
 
 @dataclass(slots=True)
@@ -44,19 +44,12 @@ class _Row:
     """Tokens to compute, and the answers that each of their positions predicts a token of."""
 
     ids: Ids
-    reads: dict[int, list[Read]]  # column -> reads
+    reads: dict[int, list[Read]] = field(default_factory=dict[int, list[Read]])  # by column
+    cache: list[Any] | None = None  # of a row that is computed chunk by chunk
+    done: int = 0  # number of tokens computed
 
     def __len__(self) -> int:
         return len(self.ids)
-
-
-@dataclass(slots=True)
-class _LongRow:
-    """A row that is longer than a block and is computed chunk by chunk."""
-
-    row: _Row
-    cache: list[Any]
-    done: int = 0  # number of tokens computed
 
 
 class Score:
@@ -99,10 +92,9 @@ class Score:
         self._unplanned = self._answers()
         self._next: _Planned | None = None  # the next answer, where it did not fit a block
         self._all_planned = False
-        self._first: list[int] = []  # for each planned prompt, the index of the first equal one
-        self._numbers: dict[int, dict[Ids, int]] = {}  # prompt -> answer -> index of its sum
-        self._sums: dict[int, list[float]] = {}  # prompt -> sums of its different answers
-        self._long: _LongRow | None = None
+        self._found: dict[tuple[Ids, tuple[Ids, ...]], list[list[float]]] = {}
+        """Planned prompt and answers -> log-probabilities of the tokens of each answer."""
+        self._long: _Row | None = None  # a row that is longer than a block
 
     def advance(self, forward: CausalModel, max_tokens: int) -> None:
         """Compute some rows; after the last one, set the future's result.
@@ -120,7 +112,8 @@ class Score:
             block = next(row_blocks(list(self._rows), max_tokens, length=self._length), [])
             rows = [self._rows.pop(key) for key in block]
             if rows and len(rows[-1]) > max_tokens:
-                self._long = _LongRow(rows[0], make_prompt_cache(forward.model))
+                self._long = rows[0]
+                self._long.cache = make_prompt_cache(forward.model)
             elif rows:
                 reads = {
                     (index, column): found
@@ -131,30 +124,24 @@ class Score:
         if self._long is not None:
             self._go_on(self._long, forward, max_tokens)
         if self._all_planned and not self._rows and self._long is None:
-            answer(self.future, [self._result(index) for index in range(len(self._prompts))])
+            found = [self._found[prompt, tuple(answers)] for prompt, answers in self._prompts]
+            sums = [one[0] if self._by_token else [*map(sum, one)] for one in found]
+            answer(self.future, sums)
 
     def _length(self, key: tuple[int, Ids]) -> int:
         return len(self._rows[key])
 
-    def _result(self, index: int) -> list[float]:
-        """The scores of a prompt's answers, in their order, or of its answer's tokens."""
-        first = self._first[index]
-        if self._by_token:
-            return self._sums[first]
-        numbers, sums = self._numbers[first], self._sums[first]
-        return [sums[numbers[tokens]] for tokens in self._prompts[index][1]]
-
-    def _go_on(self, long: _LongRow, forward: CausalModel, max_tokens: int) -> None:
+    def _go_on(self, long: _Row, forward: CausalModel, max_tokens: int) -> None:
         """Compute the next chunk of a long row."""
-        piece = long.row.ids[long.done : long.done + max_tokens]
+        piece = long.ids[long.done : long.done + max_tokens]
         hidden = forward.trunk(mx.array([piece]), cache=long.cache)
         columns = range(long.done, long.done + len(piece))
-        found = long.row.reads
+        found = long.reads
         reads = {(0, column - long.done): found[column] for column in columns if column in found}
-        mx.eval([layer.state for layer in long.cache])
+        mx.eval([layer.state for layer in long.cache or ()])
         self._take(forward, hidden, reads)
         long.done += len(piece)
-        if long.done >= len(long.row):
+        if long.done >= len(long):
             self._long = None
 
     def _plan(self, max_tokens: int) -> None:
@@ -169,17 +156,16 @@ class Score:
             if self._next is None:
                 self._all_planned = True
                 return
-            at, prompt, read_by, tokens, following = self._next
+            at, prompt, tokens, found, following = self._next
             row = self._rows.get((at, tokens))
             if (room if row is None else reads) <= 0:
                 return
             if row is None:
-                row = self._rows[at, tokens] = _Row(prompt + tokens, {})
+                row = self._rows[at, tokens] = _Row(prompt + tokens)
                 room -= len(row)
-            index, number = read_by
-            for at_token, next_ids in enumerate(following):
-                read = index, number + self._by_token * at_token, next_ids
-                row.reads.setdefault(len(prompt) - 1 + at_token, []).append(read)
+            for index, next_ids in enumerate(following):
+                read = found, index, next_ids
+                row.reads.setdefault(len(prompt) - 1 + index, []).append(read)
             reads -= len(following)
             self._next = None
 
@@ -189,46 +175,39 @@ class Score:
         Raises:
             RequestError: a prompt or an answer cannot be scored.
         """
-        first: dict[tuple[Ids, tuple[Ids, ...]], int] = {}
         same: dict[Ids, int] = {}
-        for index, (prompt, answers) in enumerate(self._prompts):
-            self._first.append(first.setdefault((prompt, tuple(answers)), index))
-            if self._first[index] != index:
+        known: dict[tuple[int, Ids, bool], list[float]] = {}
+        for prompt, answers in self._prompts:
+            key = prompt, tuple(answers)
+            if key in self._found:
                 continue
             if not prompt:
                 raise RequestError("cannot score: the prompt is empty")
+            if self._by_token and (len(answers) != 1 or not answers[0]):
+                raise RequestError(
+                    f"cannot score by token: a prompt has {len(answers)} answers, one of them "
+                    "empty perhaps; give each prompt one answer"
+                )
             self._check((*prompt, *max(answers, key=len, default=())))
-            at = same.setdefault(prompt, index)
-            if self._by_token:
-                yield at, prompt, (index, 0), *self._tokens(index, answers)
-                continue
+            at = same.setdefault(prompt, len(same))
             ordered = sorted(set(answers))  # one comes right before those that it is a prefix of
             begun = {a for a, b in pairwise(ordered) if b[: len(a)] == a}
-            self._numbers[index] = {tokens: number for number, tokens in enumerate(ordered)}
-            self._sums[index] = [0.0] * len(ordered)
             rows: dict[Ids, list[Ids]] = {}  # computed tokens -> the answers that they predict
             for tokens in ordered:
                 self._check(tokens or prompt)
-                rows.setdefault(tokens if tokens in begun else tokens[:-1], []).append(tokens)
+                name = at, tokens, tokens in begun
+                if name not in known:
+                    known[name] = [0.0] * (len(tokens) + (tokens in begun))
+                    rows.setdefault(tokens if tokens in begun else tokens[:-1], []).append(tokens)
+            self._found[key] = [known[at, tokens, tokens in begun] for tokens in answers]
             for computed, predicted in rows.items():
                 for tokens in predicted:
                     following: list[Ids] = [(token,) for token in tokens]
                     if tokens in begun:
                         following.append(self._end_ids)
                     if following:
-                        read_by = index, self._numbers[index][tokens]
-                        yield at, prompt, read_by, computed, following
-
-    def _tokens(self, index: int, answers: Sequence[Ids]) -> tuple[Ids, Sequence[Ids]]:
-        """What is computed after a prompt, and what can follow, to score an answer by token."""
-        if len(answers) != 1 or not answers[0]:
-            raise RequestError(
-                f"cannot score by token: a prompt has {len(answers)} answers, one of them empty "
-                "perhaps; give each prompt one answer"
-            )
-        self._check(answers[0])
-        self._sums[index] = [0.0] * len(answers[0])
-        return answers[0][:-1], [(token,) for token in answers[0]]
+                        found = known[at, tokens, tokens in begun]
+                        yield at, prompt, computed, found, following
 
     def _check(self, ids: Ids) -> None:
         reason = self._refusal(Request(prompt_ids=ids, max_tokens=1))
@@ -262,9 +241,8 @@ class Score:
                     "the model's logits are not numbers; its weights or adapter are bad"
                 )
             values = iter(numbers)
-            for _, (index, number, ids) in each:
-                share = np.logaddexp.reduce([next(values) for _ in ids])
-                self._sums[index][number] += float(share)
+            for _, (found, index, ids) in each:
+                found[index] = float(np.logaddexp.reduce([next(values) for _ in ids]))
 
 
 class ScoreQueue:
@@ -279,19 +257,13 @@ class ScoreQueue:
         return len(self._scores)
 
     @property
-    def lives(self) -> set[LiveAdapter]:
-        """The weights that scores use."""
-        return {score.live for score in self._scores}
+    def slots_used(self) -> set[int]:
+        """The slots that scores use."""
+        return {score.live.slot for score in self._scores}
 
     def add(self, score: Score) -> None:
         """Add a score; its ``live`` weights must be set."""
         self._scores.append(score)
-
-    def move(self, old: LiveAdapter, new: LiveAdapter) -> None:
-        """Make the scores that use some weights continue with a copy of them."""
-        for score in self._scores:
-            if score.live is old:
-                score.live = new
 
     def advance(self, max_tokens: int) -> None:
         """Compute one block of the next score; an error ends only that score."""

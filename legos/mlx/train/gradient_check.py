@@ -21,47 +21,37 @@ from legos.mlx.model.float32 import LARGEST_GAP, in_float32
 from legos.mlx.model.forward import WAY_OUT, CausalModel, architecture
 from legos.mlx.model.machine import on_metal
 from legos.mlx.train.prefix_sharing.kv import run_pass
-from legos.mlx.train.prefix_sharing.plan import Block, Pass
-from legos.mlx.train.prefix_sharing.trie import NO_PARENT
+from legos.mlx.train.prefix_sharing.plan import Pass, make_block
+from legos.mlx.train.prefix_sharing.trie import NO_PARENT, Segment, Trie
 from legos.mlx.train.rematerialisation import rematerialise_layers
 
-__all__ = ["SHARED", "check_gradients", "untrainable_on_metal"]
+__all__ = ["check_gradients", "untrainable_on_metal"]
 
 logger = logging.getLogger(__name__)
 Outputs = Callable[[], list[mx.array]]
 Results = list[tuple[str, mx.array]]
 
 _KERNELS = {"rwkv7": "wkv7_kernel"}  # that mlx-lm calls in training too, and have no gradient
-_FIRST, _SECOND = (1, 2, 1), (3,)  # a prefix, and one that continues it
-_ROWS = ((*_FIRST, *_SECOND, 2, 1), (*_FIRST, *_SECOND, 4), (*_FIRST, 5, 1, 2, 2))
-_STARTS = (4, 4, 3)  # number of tokens of each row that come from prefixes
-
-
-def _block(ids: Any, segments: Any, parents: Any, starts: Any, *, lengths: Any, on: Any) -> Block:
-    return Block(
-        input_ids=np.array(ids, np.int32),
-        segments=segments,
-        parents=parents,
-        starts=starts,
-        lengths=lengths,
-        continued=on,
-    )
-
-
-SHARED = Pass(
-    blocks=(
-        _block([_FIRST], (0,), (NO_PARENT,), (0,), lengths=(3,), on=(0,)),
-        _block([_SECOND], (1,), (0,), (3,), lengths=(1,), on=(0,)),
-        _block(
-            [(2, 1, 0, 0), (4, 0, 0, 0), (5, 1, 2, 2)],
-            (2, 3, 4), (1, 1, 0), _STARTS, lengths=(2, 1, 4), on=(),
-        ),
+_TRIE = Trie(
+    segments=tuple(
+        Segment(tokens=np.array(tokens, np.int32), parent=parent, start=start)
+        for tokens, parent, start in (
+            ((1, 2, 1), NO_PARENT, 0),
+            ((3,), 0, 3),
+            ((2, 1), 1, 4),
+            ((4,), 1, 4),
+            ((5, 1, 2, 2), 0, 3),
+        )
     ),
+    row_segment=(2, 3, 4),
+)
+"""Three rows, and what they share."""
+_ENDS = make_block(_TRIE, _TRIE.row_segment, set())
+_SHARED = Pass(
+    blocks=(make_block(_TRIE, [0], {0}), make_block(_TRIE, [1], {1}), _ENDS),
     rows=(0, 1, 2),
-    carried=(),
-    carried_parents=(),
-)  # fmt: skip
-"""The three rows, in blocks that continue common prefixes."""
+    carried={},
+)
 
 
 def check_gradients(model: nn.Module, forward: CausalModel, *, checkpointing: bool) -> bool:
@@ -88,12 +78,16 @@ def check_gradients(model: nn.Module, forward: CausalModel, *, checkpointing: bo
         )
 
     def whole() -> list[mx.array]:
-        rows = zip(_ROWS, _STARTS, strict=True)
-        return [forward.head(forward.trunk(mx.array([row])))[0, start:] for row, start in rows]
+        found: list[mx.array] = []
+        for number in _TRIE.row_segment:
+            row = np.concatenate([_TRIE.segments[one].tokens for one in _TRIE.path(number)])
+            hidden = forward.trunk(mx.array(row[None]))
+            found.append(forward.head(hidden)[0, _TRIE.segments[number].start :])
+        return found
 
     def shared() -> list[mx.array]:
-        found, _ = run_pass(forward.trunk, SHARED, len(make_prompt_cache(model)))
-        lengths = SHARED.blocks[-1].lengths
+        found, _ = run_pass(forward.trunk, _SHARED, len(make_prompt_cache(model)))
+        lengths = [len(segment.tokens) for segment in _ENDS.segments]
         return [forward.head(found[-1])[row, :length] for row, length in enumerate(lengths)]
 
     with in_float32(model):

@@ -173,7 +173,7 @@ class PassGradients:
     def _outputs(self, one: Pass, given: Sequence[Outputs]) -> Outputs:
         """The outputs of the only segment of a pass."""
         hidden, kept = run_pass(self._runner.forward.trunk, one, self._runner.num_caches, given)
-        return kept[one.blocks[0].segments[0]], hidden[0][0]
+        return kept[one.blocks[0].numbers[0]], hidden[0][0]
 
     def _of_pass(
         self, one: Pass, batch: Batch
@@ -266,7 +266,7 @@ def pass_batch(step: StepSamples, rows: StepRows, trie: Trie, one: Pass) -> tupl
         trie: trie of those rows.
         one: the pass, which says which rows it computes and where.
     """
-    computed = [*(number for block in one.blocks for number in block.segments), *one.carried]
+    computed = [*(number for block in one.blocks for number in block.numbers), *one.carried]
     row_of = {segment: row for row, segment in enumerate(computed)}
     members: list[int] = []
     read_at: list[list[tuple[int, int]]] = []

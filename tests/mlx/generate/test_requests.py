@@ -224,7 +224,7 @@ def test_what_waits_at_the_end_is_answered(room: Room) -> None:
     one.cancel(6)
     assert "the engine was closed" in str(one.error(6))
     one.engine.close()
-    one.engine._inbox.put((one.deliver, [(7, GOOD)]))  # by a thread that is half-way in submit
+    one.engine._inbox.append((one.deliver, [(7, GOOD)]))  # by a thread that is half-way in submit
     assert one.worker.tick() is False
     assert "the engine was closed" in str(one.error(7))
 

@@ -104,10 +104,10 @@ def test_decoding_goes_on_beside_a_long_score(room: Room) -> None:
     ask = {n: Request(prompt_ids=(n,), max_tokens=20, seed=n, stream=True) for n in range(5, 9)}
     one.submit(ask)
     for step in range(1, 21):
-        before = len(one.engine._scheduler._scores._scores[0]._first)
+        before = len(one.engine._scheduler._scores._scores[0]._found)
         one.tick()
         assert all(len(one.answers[n]) >= step for n in ask)
-        planned = len(one.engine._scheduler._scores._scores[0]._first)
+        planned = len(one.engine._scheduler._scores._scores[0]._found)
         assert planned - before <= 2  # one block of 40 tokens: two prompts of 20 or 21
     assert not scores.done()
     one.finish()

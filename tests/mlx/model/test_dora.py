@@ -212,7 +212,8 @@ def test_a_slot_changes_between_dora_and_lora(folders: Mapping[str, Path]) -> No
     other = trained(folders["llama"], seed=2)
     slot = slots.load(dora[0])
     for adapter, tree in (lora, other, dora, lora):
-        slots.replace(slot, adapter)
+        slots.free(slot)
+        slot = slots.load(adapter)
         for used in ([slot] * 4, [slot, 0, slot, 0]):
             with slots.rows(used):
                 found = logprobs(engine)
@@ -233,7 +234,7 @@ def test_magnitudes_alone_are_served_and_untrained_ones_cost_nothing(
     slot = slots.load(adapter)
     assert not slots._adapted
     longer = {Q + ".m": 1.5 * adapter.arrays[Q + ".m"]}
-    slots.replace(slot, replace(adapter, arrays={**adapter.arrays, **longer}))
+    slot = slots.load(replace(adapter, arrays={**adapter.arrays, **longer}))
     assert list(slots._adapted) == [Q]
     set_lora_arrays(tree, longer)
     with slots.rows([slot] * 4):
@@ -360,7 +361,8 @@ def test_what_is_rewarded_gets_likelier_and_rows_change_their_length(
     seen = [likelihood(tree)]
     for _ in range(6):
         step(tree, backend)
-        slots.replace(slot, backend.adapter())
+        slots.free(slot)
+        slot = slots.load(backend.adapter())
         with slots.rows([slot]):
             served = logprobs(engine, mx.array([TEXT]))
         np.testing.assert_allclose(served, logprobs(tree, mx.array([TEXT])), atol=1e-5)

@@ -79,42 +79,16 @@ class AdapterSlots:
         pairs = self._checked(adapter)
         slot = self._next
         self._next += 1
-        self._put(slot, pairs)
+        for name, pair in pairs.items():
+            self._adapted_module(name).put(slot, pair)
+        self._slots[slot] = frozenset(pairs)
         return slot
 
-    def replace(self, slot: int, adapter: Adapter) -> None:
-        """Replace the weights of a slot; rank and adapted modules may change.
-
-        Raises:
-            AdapterError: no such slot, or a tensor does not fit; nothing is changed.
-        """
-        self._check_adapted(slot)
-        self._put(slot, self._checked(adapter))
-
-    def copy(self, slot: int) -> int:
-        """Copy a slot to a new one; both share the arrays.
-
-        Returns:
-            The new slot's number.
-
-        Raises:
-            AdapterError: no such slot.
-        """
-        self._check_adapted(slot)
-        copied = self._next
-        self._next += 1
-        self._put(copied, {name: self._adapted[name].pairs[slot] for name in self._slots[slot]})
-        return copied
-
     def free(self, slot: int) -> None:
-        """Remove a slot and release its arrays.
-
-        Raises:
-            AdapterError: no such slot.
-        """
-        self._check_adapted(slot)
-        self._put(slot, {})
-        del self._slots[slot]
+        """Remove a slot that ``load`` has returned, and release its arrays."""
+        for name in self._slots.pop(slot):
+            self._adapted[name].put(slot, None)
+        self._batch = None
 
     def rows(self, slots: Sequence[int]) -> AbstractContextManager[None]:
         """Within the context, row i of every batch [B, ...] uses the adapter in ``slots[i]``.
@@ -144,21 +118,6 @@ class AdapterSlots:
         before = frozenset(self._batch.stacked if self._batch else ()) & self._slots.keys()
         union = before | distinct
         return tuple(sorted(union if len(union) <= 2 * len(distinct) else distinct))
-
-    def _check_adapted(self, slot: int) -> None:
-        if slot == BASE:
-            raise AdapterError("slot 0 is the base model; load the adapter into a slot of its own")
-        if slot not in self._slots:
-            raise AdapterError(f"no adapter in slot {slot}; there are {list(self._slots)}")
-
-    def _put(self, slot: int, pairs: Mapping[str, Pair]) -> None:
-        """Set all pairs of a slot; the caller has checked that they fit."""
-        for name in self._slots.get(slot, frozenset()) - pairs.keys():
-            self._adapted[name].put(slot, None)
-        for name, pair in pairs.items():
-            self._adapted_module(name).put(slot, pair)
-        self._slots[slot] = frozenset(pairs)
-        self._batch = None
 
     def _adapted_module(self, name: str) -> AdaptedModule:
         adapted = self._adapted.get(name)

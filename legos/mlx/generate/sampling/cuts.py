@@ -66,10 +66,10 @@ def _most_probable(xp: Any, scaled: Any, filters: Sequence[Filters]) -> Any:
     ks = [f.top_k if 0 < f.top_k < size else size for f in filters]
     shares = [f.top_p if f.top_p < 1.0 else NO_SHARE for f in filters]
     limits = xp.array(np.array(ks, np.int32))[:, None]
-    values = _descending(xp, scaled, max(ks))
+    values = xp.sort(scaled, axis=1)[:, ::-1]
     held = xp.exp(values - values[:, :1])
-    if min(ks) < values.shape[1]:
-        held = xp.where(xp.arange(values.shape[1])[None, :] < limits, held, 0.0)
+    if min(ks) < size:
+        held = xp.where(xp.arange(size)[None, :] < limits, held, 0.0)
     wide = np.float64 if xp is np else mx.float32
     sums = xp.cumsum(held.astype(wide), axis=1)
     goals = xp.array(np.array(shares), wide)[:, None] * sums[:, -1:]
@@ -78,14 +78,4 @@ def _most_probable(xp: Any, scaled: Any, filters: Sequence[Filters]) -> Any:
     above = scaled > last
     equal = scaled == last
     room = number - xp.sum(above, axis=1, keepdims=True)
-    if xp is np and (np.sum(equal, axis=1, keepdims=True) <= room).all():
-        return above | equal
     return above | (equal & (xp.cumsum(equal.astype(xp.int32), axis=1) <= room))
-
-
-def _descending(xp: Any, values: Any, count: int) -> Any:
-    """[R, count or more] the largest values of each row, in descending order."""
-    size = values.shape[1]
-    if xp is np and count < size:
-        values = np.partition(values, size - count, axis=1)[:, size - count :]
-    return xp.sort(values, axis=1)[:, ::-1]

@@ -115,21 +115,15 @@ def _penalise(xp: Any, logits: Any, parameters: Sequence[SamplingParams]) -> Non
         + np.float32(f.frequency_penalty) * seen.times
         for _, f, seen in asking
     ]
-    if xp is np:
-        for (row, filters, seen), less in zip(asking, taken, strict=True):
-            values = logits[row]
-            values[seen.ids] = _less(np, values[seen.ids], filters.repetition_penalty, less)
-    elif asking:
+    if asking:
         sizes = [len(seen) for _, _, seen in asking]
         factors = [f.repetition_penalty for _, f, _ in asking]
         rows = xp.array(np.repeat([row for row, _, _ in asking], sizes))
         ids = xp.array(np.concatenate([seen.ids for _, _, seen in asking]))
         factor = xp.array(np.repeat(np.array(factors, np.float32), sizes))
-        logits[rows, ids] = _less(xp, logits[rows, ids], factor, xp.array(np.concatenate(taken)))
-
-
-def _less(xp: Any, old: Any, factor: Any, taken: Any) -> Any:
-    return xp.where(old > 0, old / factor, old * factor) - taken
+        old = logits[rows, ids]
+        less = xp.array(np.concatenate(taken))
+        logits[rows, ids] = xp.where(old > 0, old / factor, old * factor) - less
 
 
 def _bias(xp: Any, logits: Any, parameters: Sequence[SamplingParams]) -> None:

@@ -93,21 +93,22 @@ def run_pass(
         other segments continue (its own tokens only).
     """
     known: dict[int, list[KeysValues]] = {}  # segment -> keys and values up to its end
-    for segment, parent, (own, _) in zip(one.carried, one.carried_parents, given, strict=True):
-        known[segment] = _joined(known.get(parent), own)
+    for (number, parent), (own, _) in zip(one.carried.items(), given, strict=True):
+        known[number] = _joined(known.get(parent), own)
     found: list[mx.array] = []
     kept: dict[int, list[KeysValues]] = {}
     for block in one.blocks:
         input_ids = mx.array(block.input_ids)
-        if block.parents[0] == NO_PARENT and not block.continued:
+        starts = [segment.start for segment in block.segments]
+        if block.segments[0].parent == NO_PARENT and not block.continued:
             found.append(trunk(input_ids))
             continue
-        caches = [PrefixKV(_prefix(block, known, n), block.starts) for n in range(num_layers)]
+        caches = [PrefixKV(_prefix(block, known, n), starts) for n in range(num_layers)]
         found.append(trunk(input_ids, cache=caches))
         for row in block.continued:
-            segment = block.segments[row]
-            kept[segment] = _own(caches, row, block.lengths[row])
-            known[segment] = _joined(known.get(block.parents[row]), kept[segment])
+            number, segment = block.numbers[row], block.segments[row]
+            kept[number] = _own(caches, row, len(segment.tokens))
+            known[number] = _joined(known.get(segment.parent), kept[number])
     return found, kept
 
 
@@ -115,11 +116,11 @@ def _prefix(
     block: Block, known: Mapping[int, Sequence[KeysValues]], layer: int
 ) -> KeysValues | None:
     """[R, H, P, D] keys and values of each row's prefix, right-padded to the longest prefix."""
-    if block.parents[0] == NO_PARENT:
+    if block.segments[0].parent == NO_PARENT:
         return None
-    longest = max(block.starts)
+    longest = max(segment.start for segment in block.segments)
     parts: tuple[list[mx.array], list[mx.array]] = ([], [])
-    for parent, members in groupby(block.parents):
+    for parent, members in groupby(segment.parent for segment in block.segments):
         count = len(list(members))
         for part, array in zip(parts, known[parent][layer], strict=True):
             _, heads, length, size = array.shape

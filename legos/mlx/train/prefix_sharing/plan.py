@@ -7,16 +7,16 @@ R rows of a block, T tokens of its longest row.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from legos.mlx.train.prefix_sharing.trie import NO_PARENT, Trie
+from legos.mlx.train.prefix_sharing.trie import NO_PARENT, Segment, Trie
 from legos.records.batch import pad_rows
 
-__all__ = ["Block", "Pass", "pass_of_carried", "plan_passes"]
+__all__ = ["Block", "Pass", "make_block", "pass_of_carried", "plan_passes"]
 
 Ints = NDArray[np.int32]
 CALL_TOKENS = 128  # a call of the model costs about as much as this many padded tokens
@@ -27,10 +27,8 @@ class Block:
     """Segments that one call of the model computes."""
 
     input_ids: Ints  # [R, T] token ids, right-padded with 0
-    segments: tuple[int, ...]  # [R] segment of each row
-    parents: tuple[int, ...]  # [R] parent of each segment, or NO_PARENT; equal parents adjacent
-    starts: tuple[int, ...]  # [R] number of tokens before each segment
-    lengths: tuple[int, ...]  # [R] number of tokens of each segment
+    numbers: tuple[int, ...]  # [R] number of each row's segment in the trie
+    segments: tuple[Segment, ...]  # [R] the segments; those of one parent are adjacent
     continued: tuple[int, ...]  # rows whose keys and values later blocks of the pass need
 
     @property
@@ -45,8 +43,8 @@ class Pass:
 
     blocks: tuple[Block, ...]
     rows: tuple[int, ...]
-    carried: tuple[int, ...]  # prefix segments computed outside of this pass, parents first
-    carried_parents: tuple[int, ...]  # parent of each carried segment, or NO_PARENT
+    carried: Mapping[int, int]
+    """Prefix segments computed outside of this pass, parents first -> parent, or NO_PARENT."""
 
     @property
     def num_tokens(self) -> int:
@@ -79,13 +77,8 @@ def plan_passes(trie: Trie, *, max_tokens: int) -> list[Pass]:
 
 def pass_of_carried(trie: Trie, segment: int) -> Pass:
     """The pass of one carried segment; all segments before it are carried too."""
-    before = trie.path(segment)[:-1]
-    return Pass(
-        blocks=(_block(trie, [segment], {segment}),),
-        rows=(),
-        carried=tuple(before),
-        carried_parents=tuple(trie.segments[number].parent for number in before),
-    )
+    before = {number: trie.segments[number].parent for number in trie.path(segment)[:-1]}
+    return Pass(blocks=(make_block(trie, [segment], {segment}),), rows=(), carried=before)
 
 
 def _partition(
@@ -108,8 +101,7 @@ def _pass(trie: Trie, targets: Sequence[int], carried: set[int]) -> Pass:
     return Pass(
         blocks=_blocks(trie, _needed(trie, targets, carried)),
         rows=tuple(row for row, segment in enumerate(trie.row_segment) if segment in ends),
-        carried=tuple(before),
-        carried_parents=tuple(trie.segments[number].parent for number in before),
+        carried={number: trie.segments[number].parent for number in before},
     )
 
 
@@ -211,18 +203,17 @@ def _blocks(trie: Trie, needed: Sequence[int]) -> tuple[Block, ...]:
             members = sorted(
                 level[first : first + count], key=lambda n: (trie.segments[n].parent, n)
             )
-            blocks.append(_block(trie, members, has_children))
+            blocks.append(make_block(trie, members, has_children))
             first += count
     return tuple(blocks)
 
 
-def _block(trie: Trie, members: Sequence[int], has_children: set[int]) -> Block:
-    segments = [trie.segments[number] for number in members]
+def make_block(trie: Trie, members: Sequence[int], has_children: set[int]) -> Block:
+    """The block of some segments, of which those with children are continued."""
+    segments = tuple(trie.segments[number] for number in members)
     return Block(
         input_ids=pad_rows([segment.tokens for segment in segments]),
-        segments=tuple(members),
-        parents=tuple(segment.parent for segment in segments),
-        starts=tuple(segment.start for segment in segments),
-        lengths=tuple(len(segment.tokens) for segment in segments),
+        numbers=tuple(members),
+        segments=segments,
         continued=tuple(row for row, number in enumerate(members) if number in has_children),
     )

@@ -51,7 +51,7 @@ def test_every_row_is_a_prefix_of_its_path(rows: list[Ints], share: bool) -> Non
 
 
 def computed(one: Pass) -> list[int]:
-    return [segment for block in one.blocks for segment in block.segments]
+    return [segment for block in one.blocks for segment in block.numbers]
 
 
 @given(step_rows(), st.integers(1, 600))
@@ -67,18 +67,18 @@ def test_passes_hold_every_row_once_after_what_it_continues(
     for one in passes:
         done = set(one.carried)
         kept = set(one.carried)
-        assert all(parent == NO_PARENT or parent in done for parent in one.carried_parents)
+        assert all(parent == NO_PARENT or parent in done for parent in one.carried.values())
         for block in one.blocks:
-            for row, number in enumerate(block.segments):
+            for row, number in enumerate(block.numbers):
                 segment = trie.segments[number]
                 length = len(segment.tokens)
                 assert block.input_ids[row, :length].tolist() == segment.tokens.tolist()
                 assert not block.input_ids[row, length:].any()
-                assert (block.parents[row], block.starts[row]) == (segment.parent, segment.start)
+                assert block.segments[row] is segment
                 assert segment.parent == NO_PARENT or segment.parent in kept
                 assert number not in done
                 done.add(number)
-            kept |= {block.segments[row] for row in block.continued}
+            kept |= {block.numbers[row] for row in block.continued}
         assert all(set(trie.path(trie.row_segment[row])) <= done for row in one.rows)
         ends = {trie.row_segment[row] for row in one.rows}
         assert one.num_tokens <= max_tokens or len(ends) == 1
@@ -114,13 +114,13 @@ def test_the_prompt_of_a_group_beyond_the_budget_is_carried() -> None:
     prompt = [1, 2] * 50
     trie = token_trie(rows_of([[*prompt, 3 + number, *[1] * 49] for number in range(8)]))
     passes = plan_passes(trie, max_tokens=200)
-    assert [one.carried for one in passes] == [(0,), (0,)]
+    assert [one.carried for one in passes] == [{0: NO_PARENT}] * 2
     assert [one.num_tokens for one in passes] == [200, 200]
     assert [len(one.rows) for one in passes] == [4, 4]
     alone = pass_of_carried(trie, 0)
-    assert (alone.num_tokens, alone.rows, alone.carried) == (100, (), ())
+    assert (alone.num_tokens, alone.rows, alone.carried) == (100, (), {})
     (whole,) = plan_passes(trie, max_tokens=500)
-    assert (whole.num_tokens, whole.carried) == (500, ())
+    assert (whole.num_tokens, whole.carried) == (500, {})
 
 
 def test_unlike_lengths_are_not_padded_to_each_other() -> None:
