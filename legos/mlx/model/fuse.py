@@ -17,8 +17,9 @@ from legos.errors import AdapterError
 from legos.mlx.model.dora import DoraLinear
 from legos.mlx.model.forward import all_logits
 from legos.mlx.model.load import base_arrays, load_tree
-from legos.mlx.model.lora import LORA, check_fits, lora_arrays, set_lora_arrays
+from legos.mlx.model.lora import LORA, lora_arrays, set_lora_arrays
 from legos.weights.adapter import Adapter
+from legos.weights.fits import check_finite, check_shapes
 
 __all__ = [
     "LARGEST_GAP",
@@ -46,7 +47,9 @@ def set_adapter(model: nn.Module, adapter: Adapter) -> None:
         AdapterError: the arrays do not fit.
     """
     arrays = {name: mx.array(np.asarray(array)) for name, array in adapter.arrays.items()}
-    check_fits(arrays, lora_arrays(model), name=f"v{adapter.version}")
+    shapes = {name: array.shape for name, array in lora_arrays(model).items()}
+    check_shapes(arrays, shapes, name=f"v{adapter.version}")
+    check_finite(arrays, name=f"v{adapter.version}")
     set_lora_arrays(model, arrays)
 
 

@@ -1,7 +1,7 @@
 """LoRA on a module tree: choose and adapt modules, get and set the arrays, switch LoRA off."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -13,13 +13,14 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 from legos.mlx.model.dora import SWITCH, DoraLinear, check_dora, insert_dora
 from legos.mlx.model.forward import output_head
 from legos.weights.adapter import LoraShape
-from legos.weights.fits import check_finite, check_shapes, linear_shape
+from legos.weights.fits import linear_shape
+from legos.weights.reference import Lora
 
 __all__ = [
     "add_lora",
-    "check_fits",
     "lora_arrays",
     "lora_shape",
+    "other_lora",
     "pair_shapes",
     "set_lora_arrays",
     "without_lora",
@@ -91,35 +92,31 @@ def set_lora_arrays(model: nn.Module, arrays: Mapping[str, mx.array]) -> None:
     model.update(tree_unflatten(list(arrays.items())))
 
 
-def check_fits(
-    arrays: Mapping[str, mx.array], expected: Mapping[str, mx.array], *, name: str
-) -> None:
-    """Check that arrays fit the tree.
-
-    Raises:
-        AdapterError: a tensor is missing, unknown, of another shape or rank, or not finite; the
-            message names the first.
-    """
-    check_shapes(arrays, {key: array.shape for key, array in expected.items()}, name=name)
-    check_finite(arrays, name=name)
-
-
 @contextmanager
-def without_lora(model: nn.Module) -> Iterator[None]:
-    """Within the block, the tree computes the base model."""
-    off: list[tuple[nn.Module, str, float | bool]] = [
-        (module, "bypassed", True) if isinstance(module, DoraLinear) else (module, "scale", 0.0)
-        for _, module in model.named_modules()
-        if isinstance(module, LORA)
-    ]
-    before = [getattr(module, name) for module, name, _ in off]
-    for module, name, value in off:
-        setattr(module, name, value)
+def other_lora(model: nn.Module, other: Lora | None) -> Iterator[None]:
+    """Within the block, the tree computes another adapter; None: the base model."""
+    before = lora_arrays(model)
+    changed: list[tuple[Any, str, Any]] = []  # module, attribute and its value before
+    for _, module in model.named_modules():
+        if isinstance(module, LORA):
+            name, value = "scale", 0.0 if other is None else other.scale
+            if other is None and isinstance(module, DoraLinear):
+                name, value = "bypassed", True
+            changed.append((module, name, getattr(module, name)))
+            setattr(module, name, getattr(module, name) if value is None else value)
+    if other is not None:
+        set_lora_arrays(model, other.arrays)
     try:
         yield
     finally:
-        for (module, name, _), value in zip(off, before, strict=True):
+        set_lora_arrays(model, before)
+        for module, name, value in changed:
             setattr(module, name, value)
+
+
+def without_lora(model: nn.Module) -> AbstractContextManager[None]:
+    """Within the block, the tree computes the base model."""
+    return other_lora(model, None)
 
 
 def pair_shapes(module: Any, rank: int) -> Iterator[tuple[int, ...]]:

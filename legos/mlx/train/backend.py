@@ -16,10 +16,9 @@ from legos.device.leader import Leader
 from legos.losses.objective import Objective
 from legos.mlx.model.faults import recovered
 from legos.mlx.model.load import num_token_ids
-from legos.mlx.model.lora import lora_arrays, set_lora_arrays
+from legos.mlx.model.lora import lora_arrays, other_lora, set_lora_arrays
 from legos.mlx.model.worker import Worker
 from legos.mlx.train.processes import MlxProcesses
-from legos.mlx.train.reference import other_lora
 from legos.mlx.train.step_gradients import StepGradients
 from legos.records.names import POLICY
 from legos.records.packing import StepSamples

@@ -17,7 +17,7 @@ from legos.errors import Stopped, TrainerError
 from legos.losses.objective import Objective
 from legos.mlx.model.forecast import Sizes, TrainingForecast, chunk_positions
 from legos.mlx.model.forward import CausalModel
-from legos.mlx.model.lora import DoraLinear
+from legos.mlx.model.lora import DoraLinear, other_lora
 from legos.mlx.model.machine import usable_bytes
 from legos.mlx.train.gradient_check import check_gradients
 from legos.mlx.train.memory import MemoryPlan
@@ -31,7 +31,6 @@ from legos.mlx.train.passes import (
 from legos.mlx.train.prefix_sharing.plan import Pass, plan_passes
 from legos.mlx.train.prefix_sharing.trie import Trie, token_trie
 from legos.mlx.train.processes import MlxProcesses
-from legos.mlx.train.reference import other_lora
 from legos.records.limits import TrainingSize
 from legos.records.packing import StepRows, StepSamples, step_rows
 from legos.records.sample import Sample
@@ -134,21 +133,23 @@ class StepGradients:
             ("ema", Lora(arrays=ema), objective.ema_kl_coef),
         )
 
-        def prepared(step: StepSamples) -> tuple[StepRows, Trie, PassGradients]:
-            """The rows, their trie, and the object that computes their gradients."""
-            others = {
-                name: Policy(within=partial(other_lora, self._model, lora))
-                for name, lora, coefficient in loras
-                if coefficient
-            }
-            return self._prepared(step, objective, Policy(within=nullcontext), others)
-
-        rows, trie, work = prepared(step)
+        others = {
+            name: Policy(within=partial(other_lora, self._model, lora))
+            for name, lora, coefficient in loras
+            if coefficient
+        }
+        policy = Policy(within=nullcontext)
+        rows, trie, work = self._prepared(step, objective, policy, others)
         longest = max(map(len, rows.tokens))
-        plan = self._planned(longest, others=sum(bool(each[2]) for each in loras))
+        plan = self._planned(longest, others=len(others))
         limit = self._agreed_limit(plan)
         if limit is not None and longest > limit:
-            _, trie, work = prepared(self._fitting(step, limit, plan))
+            step = step.no_longer_than(limit)
+            if not step.samples:
+                raise TrainerError(
+                    f"no sample of this step fits into memory: {plan.describe(plan.longest)}"
+                )
+            _, trie, work = self._prepared(step, objective, policy, others)
         passes, rounds = self._own(trie, plan.max_tokens(self._max_tokens))
         agreed = _check(lambda: not self._group.smallest(not stop()))  # all ask before each pass
         check = agreed if self._group.size == 1 else do_nothing
@@ -215,16 +216,6 @@ class StepGradients:
         limit = self._group.smallest(NO_LIMIT if plan.row_limit is None else plan.row_limit)
         self.row_limit = None if limit == NO_LIMIT else limit
         return self.row_limit
-
-    @staticmethod
-    def _fitting(step: StepSamples, limit: int, plan: MemoryPlan) -> StepSamples:
-        """The samples whose rows fit into memory alone."""
-        fitting = step.no_longer_than(limit)
-        if not fitting.samples:
-            raise TrainerError(
-                f"no sample of this step fits into memory: {plan.describe(plan.longest)}"
-            )
-        return fitting
 
     def _corrected(self, plan: MemoryPlan, passes: Sequence[Pass]) -> MemoryPlan:
         """The plan of the next step: smaller passes if this step exceeded the ceiling."""

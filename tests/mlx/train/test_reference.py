@@ -21,10 +21,9 @@ from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
 from legos.losses.total import SUMS, BatchArrays, total_loss
 from legos.mlx.model.load import load_tree
-from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
+from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, other_lora, set_lora_arrays
 from legos.mlx.model.worker import InlineWorker
 from legos.mlx.train.backend import mlx_backend
-from legos.mlx.train.reference import other_lora
 from legos.mlx.train.rematerialisation import rematerialise_layers
 from legos.mlx.train.step_gradients import StepGradients
 from legos.records.batch import Batch

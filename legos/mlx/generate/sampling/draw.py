@@ -43,7 +43,6 @@ __all__ = [
     "draw_from_table",
     "logprobs_of",
     "namespace",
-    "raw_logprobs",
     "raw_table",
     "table",
 ]
@@ -190,22 +189,6 @@ def _reached(xp: Any, cumulative: Any, goals: Any) -> Any:
 
 def _numbers(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:
     return uniforms(np.array(seeds, np.uint64), np.array(positions, np.uint64))
-
-
-def raw_logprobs(
-    xp: Any, logits: Any, rows: NDArray[np.intp], tokens: Sequence[int]
-) -> NDArray[np.float32]:
-    """[A] log-probabilities of tokens under the model's own distributions at temperature 1.
-
-    Args:
-        xp: array namespace.
-        logits: [D, V] float32.
-        rows: [A] distribution of each token.
-        tokens: [A] token ids.
-    """
-    asked, place = np.unique(rows, return_inverse=True)
-    found = raw_table(xp, logits, asked.tolist())
-    return np.array(found[xp.array(place), xp.array(np.array(tokens))])
 
 
 @np.errstate(invalid="ignore", divide="ignore")

@@ -31,7 +31,6 @@ from legos.mlx.generate.sampling.draw import (
     draw_from_table,
     logprobs_of,
     namespace,
-    raw_logprobs,
     raw_table,
     table,
 )
@@ -180,9 +179,10 @@ class Sampler:
         found = {n: drawn[1][n] for n in asking if draws.sequences[n].setting == UNPROCESSED}
         others = [number for number in asking if number not in found]
         if others:
-            rows, chosen = draws.which[others], [drawn[0][number] for number in others]
-            raw = raw_logprobs(self._xp, draws.logits, rows, chosen).tolist()
-            found |= zip(others, raw, strict=True)
+            rows, place = np.unique(draws.which[others], return_inverse=True)
+            chosen = self._xp.array([drawn[0][number] for number in others])
+            raw = raw_table(self._xp, draws.logits, rows.tolist())
+            found |= zip(others, raw[self._xp.array(place), chosen].tolist(), strict=True)
         for number in asking:
             draws.sequences[number].raw_logprobs.append(found[number])
 
