@@ -34,13 +34,14 @@ class AdapterTable:
         loaded: name -> the live adapter of that name.
         infos: name -> its version and digest. Both mappings are replaced as a whole and never
             changed in place, so any thread may read them.
+        retired: slots of replaced or removed weights, until nothing uses them.
     """
 
     def __init__(self, slots: AdapterSlots) -> None:
         self._slots = slots
         self._epochs = count()
         self._by_name = {BASE: LiveAdapter(BASE, None, slot=0, epoch=next(self._epochs))}
-        self._retired: list[int] = []  # slots of replaced or removed weights
+        self.retired: list[int] = []
         self.loaded: Mapping[str, Adapter] = {}
         self.infos: Mapping[str, AdapterInfo] = {}
 
@@ -81,7 +82,7 @@ class AdapterTable:
         slot = self._slots.load(adapter)
         live = self._by_name.get(name)
         if live is not None:
-            self._retired.append(live.slot)
+            self.retired.append(live.slot)
             live.info, live.slot, live.epoch = adapter.info, slot, next(self._epochs)
         else:
             live = LiveAdapter(name, adapter.info, slot=slot, epoch=next(self._epochs))
@@ -97,7 +98,7 @@ class AdapterTable:
         """
         if name not in self.infos:
             raise AdapterError(f"adapter {name!r} is not live; live: {sorted(self.infos)}")
-        self._retired.append(self._by_name.pop(name).slot)
+        self.retired.append(self._by_name.pop(name).slot)
         self._show({key: adapter for key, adapter in self.loaded.items() if key != name})
 
     def _show(self, loaded: Mapping[str, Adapter]) -> None:
@@ -109,14 +110,9 @@ class AdapterTable:
         """The epochs of all weights that new requests can use."""
         return {live.epoch for live in self._by_name.values()}
 
-    @property
-    def any_retired(self) -> bool:
-        """Whether replaced or removed weights still occupy slots of the tree."""
-        return bool(self._retired)
-
     def free_unused(self, used: Collection[int]) -> None:
         """Free the slots of replaced or removed weights that are not in ``used``."""
-        for slot in self._retired:
+        for slot in self.retired:
             if slot not in used:
                 self._slots.free(slot)
-        self._retired = [slot for slot in self._retired if slot in used]
+        self.retired = [slot for slot in self.retired if slot in used]

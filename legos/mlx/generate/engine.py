@@ -124,7 +124,7 @@ class MlxEngine:
             raise EngineError("the engine was closed, or its thread has died")
         return {
             "requests_running": len(self._inside),
-            "requests_waiting": self._scheduler.num_waiting + len(self._inbox),
+            "requests_waiting": len(self._scheduler.waiting) + len(self._inbox),
             "requests_accepted_total": self._accepted,
             "requests_answered_total": self._answered,
             **self._scheduler.stats(),
@@ -220,7 +220,7 @@ class MlxEngine:
         self._closed = True
         self._worker.abandon()
         error = EngineError(reason)
-        self._scheduler.fail_scores(error)
+        self._scheduler.scores.fail(error)
         with self._claiming:
             left, self._inside = self._inside, set()
         deliver_all([(sequence, error) for sequence in left])
@@ -310,7 +310,7 @@ class MlxEngine:
                 self._accepted += 1
                 reason = self._refusal(request, sequence)
                 if reason is None:
-                    self._scheduler.add(sequence)
+                    self._scheduler.waiting.add(sequence)
                 else:
                     outcomes.append((sequence, RequestError(reason)))
         if cancelled:
@@ -344,9 +344,9 @@ class MlxEngine:
                     self._answered += 1
                     adapter = adapter_name(sequence.request.adapter)
                     self._drawn[adapter] += len(sequence.tokens)
-                    self._scheduler.left(sequence)
+                    self._scheduler.budget.give_back(sequence)
         deliver_all(claimed)
-        if self._scheduler.adapters.any_retired:
+        if self._scheduler.adapters.retired:
             self._scheduler.tidy(self._inside)
 
     def _find_lost(self) -> None:
@@ -368,6 +368,6 @@ class MlxEngine:
         """Answer all requests, inside or still queued, with an error."""
         self._scheduler.clear()
         closed = EngineError("the engine was closed")
-        self._scheduler.fail_scores(closed)
+        self._scheduler.scores.fail(closed)
         self._answer([(sequence, closed) for sequence in self._inside])
         refuse_all(self._inbox, "the engine was closed")

@@ -19,7 +19,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from legos.errors import AdapterError, EngineError, LegosError, RequestError
+from legos.errors import AdapterError, LegosError, RequestError
 from legos.mlx.generate.adapter_table import AdapterTable
 from legos.mlx.generate.batch_cache import extract_rows
 from legos.mlx.generate.capabilities import Capabilities, probe
@@ -52,6 +52,9 @@ class Scheduler:
     Attributes:
         capabilities: what the model's caches support.
         adapters: the live adapters.
+        waiting: the sequences that wait for a forward pass.
+        scores: the scores in progress.
+        budget: the bytes that are reserved for keys and values.
         sampler: samples the next tokens.
     """
 
@@ -88,56 +91,51 @@ class Scheduler:
         self._ahead = limits.decode_ahead != "off" and self.sampler.on_device
         self._unread: LaunchedStep | None = None  # the last step, if it is not read yet
         self._prefixes = PrefixCache(prefix_bytes)
-        self._budget = KeyValueBudget(cache_bytes, capabilities)
-        self._waiting = PrefillQueue(
+        self.budget = KeyValueBudget(cache_bytes, capabilities)
+        self.waiting = PrefillQueue(
             forward=self._forward,
             slots=self._slots,
             prefixes=self._prefixes,
-            budget=self._budget,
+            budget=self.budget,
             block_tokens=self._prefill_tokens,
             chunk_tokens=limits.chunk_tokens,
             prompt_step=capabilities.prompt_step,
         )
         self._rows = DecodingRows(self._slots, limits.max_rows)
-        self._scores = ScoreQueue(self._forward, self._slots)
+        self.scores = ScoreQueue(self._forward, self._slots)
         self._score_tokens = limits.chunk_tokens  # tokens of the next block of scores when idle
         self._clock = clock
         self._score_budget_s = 0.0  # time that scores may take while there are other requests
 
     def __bool__(self) -> bool:
         """Whether there is work to do."""
-        return self._busy or self._prefixes.stale or bool(self._scores)
+        return self._busy or self._prefixes.stale or bool(self.scores)
 
     @property
     def _busy(self) -> bool:
         """Whether any sequence is decoded or waits."""
-        return bool(self._rows or self._waiting)
-
-    @property
-    def num_waiting(self) -> int:
-        """Number of sequences that wait for a forward pass."""
-        return len(self._waiting)
+        return bool(self._rows or self.waiting)
 
     @property
     def rows_computed(self) -> int:
         """Number of rows computed by the model so far, in prefill and decoding."""
-        return self._waiting.rows_computed + self._rows.rows_computed
+        return self.waiting.rows_computed + self._rows.rows_computed
 
     def stats(self) -> Mapping[str, float]:
         """Counters and gauges."""
-        taken = self._budget.taken
+        taken = self.budget.taken
         return {
-            "scores_running": len(self._scores),
+            "scores_running": len(self.scores),
             "rows_decoding": len(self._rows),
             "rows_computed_total": self.rows_computed,
             "tokens_generated_total": self.sampler.draws,
-            "prompt_tokens_total": self._waiting.tokens_asked,
-            "prefill_tokens_total": self._waiting.tokens_computed,
-            "prefix_tokens_total": self._waiting.tokens_reused,
+            "prompt_tokens_total": self.waiting.tokens_asked,
+            "prefill_tokens_total": self.waiting.tokens_computed,
+            "prefix_tokens_total": self.waiting.tokens_reused,
             "prefix_entries": len(self._prefixes),
             "prefix_bytes": self._prefixes.num_bytes,
             "reserved_cache_bytes": taken,
-            "cache_full_share": taken / max(self._budget.limit, 1),
+            "cache_full_share": taken / max(self.budget.limit, 1),
         }
 
     def load(self, adapter: Adapter, inside: Collection[SequenceState]) -> None:
@@ -151,51 +149,43 @@ class Scheduler:
         """
         if self.capabilities.no_adapters is not None:
             raise AdapterError(self.capabilities.no_adapters)
-        self._waiting.interrupt(self.adapters.load(adapter))
+        self.waiting.interrupt(self.adapters.load(adapter))
         self.tidy(inside)
 
     def tidy(self, inside: Collection[SequenceState]) -> None:
         """Free weights that nothing uses, and the prefixes computed with them."""
         used = {sequence.live.slot for sequence in inside}
-        self.adapters.free_unused(used | self._scores.slots_used | self._waiting.slots_used)
+        self.adapters.free_unused(used | self.scores.slots_used | self.waiting.slots_used)
         self._prefixes.keep_only(self.adapters.epochs)
         if not self._busy:
             self._prefixes.sweep()
 
-    def add(self, sequence: SequenceState) -> None:
-        """Queue a sequence; its ``live`` weights must be set."""
-        self._waiting.add(sequence)
-
     def held(self) -> set[SequenceState]:
         """All sequences that wait or are decoded."""
-        return {*self._waiting, *(m for _, sequences, _ in self._rows.listed() for m in sequences)}
-
-    def left(self, sequence: SequenceState) -> None:
-        """Release the bytes reserved for a sequence that has been answered."""
-        self._budget.give_back(sequence)
+        return {*self.waiting, *(m for _, sequences, _ in self._rows.listed() for m in sequences)}
 
     def remove(self, ended: Collection[SequenceState]) -> None:
         """Remove sequences from the queue and from the rows; the caller answers them.
 
         All steps must be read.
         """
-        self._waiting.remove(ended)
+        self.waiting.remove(ended)
         self._rows.remove(ended)
 
     def clear(self) -> None:
         """Remove all sequences, and all that earlier steps have computed."""
         self._unread = None
         self._rows.clear()
-        self._waiting.clear()
+        self.waiting.clear()
         self._prefixes.clear()
         self.sampler.forget()
 
     def start_again(self, sequences: Iterable[SequenceState]) -> None:
         """After the device has failed: prefill sequences again, with half the KV cache."""
-        self._budget.limit //= 2
+        self.budget.limit //= 2
         for sequence in sequences:
             sequence.start_again()
-            self._waiting.add(sequence)
+            self.waiting.add(sequence)
 
     def add_score(self, score: Score) -> None:
         """Queue a score, or answer it with an error where its adapter is not live."""
@@ -204,11 +194,7 @@ class Scheduler:
         except RequestError as error:
             answer(score.future, error)
         else:
-            self._scores.add(score)
-
-    def fail_scores(self, error: EngineError) -> None:
-        """Answer all scores with an error; callable on any thread."""
-        self._scores.fail(error)
+            self.scores.add(score)
 
     def step(self, hurry: Callable[[], bool], results: list[Outcome]) -> None:
         """Decode one token of every row, prefill some waiting rows, and compute some scores.
@@ -220,19 +206,19 @@ class Scheduler:
         began = self._clock()
         if self._rows:
             self._decode(results)
-        known = self._waiting.known(self.sampler)
+        known = self.waiting.known(self.sampler)
         if known:
             self._advance(known, _versions(known), self.sampler.draw_known(known), results)
         busy = bool(self._rows)
         max_tokens = self._limits.chunk_tokens if busy else self._prefill_tokens
-        while block := self._waiting.last_draws(max_tokens):
+        while block := self.waiting.last_draws(max_tokens):
             self._begin(block, results)
             if busy or hurry():
                 break
-        block = self._waiting.prefilled(self._rows.room, max_tokens)
+        block = self.waiting.prefilled(self._rows.room, max_tokens)
         if block is not None:
             self._begin(block, results)
-        if self._scores:
+        if self.scores:
             self._score(began, alone=not (results or self._busy))
         self._prefixes.sweep(SWEPT)
 
@@ -246,14 +232,14 @@ class Scheduler:
         """
         if alone:
             self._score_budget_s = 0.0
-            self._scores.advance(self._score_tokens)
+            self.scores.advance(self._score_tokens)
             self._score_tokens = min(2 * self._score_tokens, self._prefill_tokens)
             return
         self._score_tokens = self._limits.chunk_tokens
         now = self._clock()
         self._score_budget_s = min(self._score_budget_s, 0.0) + now - began
-        while self._scores and self._score_budget_s > 0.0:
-            self._scores.advance(self._limits.chunk_tokens)
+        while self.scores and self._score_budget_s > 0.0:
+            self.scores.advance(self._limits.chunk_tokens)
             before, now = now, self._clock()
             self._score_budget_s -= now - before
 
@@ -287,7 +273,7 @@ class Scheduler:
         """Whether the next step will have the same rows, unless one draws an end, and no others."""
         return (
             self._ahead
-            and not (self._waiting or self._scores)
+            and not (self.waiting or self.scores)
             and not any(len(m) > 1 or m[0].needs_host or m[0].last_draw for _, m, _ in step.rows)
         )
 
@@ -356,7 +342,7 @@ class Scheduler:
         """Put the sequences of rows that do not fit back into the queue."""
         for _, sequences in forks:
             for sequence in sequences:
-                self._waiting.add(sequence)
+                self.waiting.add(sequence)
 
 
 def _versions(rows: Sequence[Row]) -> list[int]:

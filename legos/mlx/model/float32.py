@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+
+from legos.mlx.model.retyped import become
 
 __all__ = ["LARGEST_GAP", "in_float32"]
 
@@ -28,8 +29,8 @@ def in_float32(model: nn.Module) -> Iterator[None]:
         if isinstance(module, (nn.Embedding, nn.QuantizedEmbedding))
     ]
     kinds = [type(module) for module in embeddings]
-    for module, kind in zip(embeddings, kinds, strict=True):
-        module.__class__ = _wide(kind)
+    for module in embeddings:
+        become(module, _Float32)
     try:
         yield
     finally:
@@ -37,14 +38,8 @@ def in_float32(model: nn.Module) -> Iterator[None]:
             module.__class__ = kind
 
 
-@cache
-def _wide(kind: type[nn.Module]) -> type[nn.Module]:
-    base = cast("Any", kind)
+class _Float32(nn.Module):
+    """An embedding that returns float32."""
 
-    class Float32Embedding(base):
-        """An embedding that returns float32."""
-
-        def __call__(self, x: mx.array) -> mx.array:
-            return super().__call__(x).astype(mx.float32)
-
-    return Float32Embedding
+    def __call__(self, x: mx.array) -> mx.array:
+        return super().__call__(x).astype(mx.float32)

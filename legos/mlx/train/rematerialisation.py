@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map
 
+from legos.mlx.model.retyped import become
 from legos.mlx.train.prefix_sharing.kv import PrefixKV
 
 __all__ = ["rematerialise_layers"]
@@ -31,9 +32,7 @@ def rematerialise_layers(model: nn.Module) -> int:
     ]
     for layer in layers:
         if not isinstance(layer, _Rematerialised):
-            # Python looks ``__call__`` up on the type, so this instance gets its own type.
-            kind = type(layer)
-            layer.__class__ = type(f"Checkpointed{kind.__name__}", (_Rematerialised, kind), {})
+            become(layer, _Rematerialised)
     return len(layers)
 
 

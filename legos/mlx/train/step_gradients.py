@@ -127,17 +127,11 @@ class StepGradients:
             TrainerError: no sample fits into memory.
             Stopped: ``stop`` returned True.
         """
-        unknown = any(sample.reference_logprobs is None for sample in step.samples)
-        loras = (
-            ("reference", reference, objective.kl_coef and unknown),
-            ("ema", Lora(arrays=ema), objective.ema_kl_coef),
-        )
-
-        others = {
-            name: Policy(within=partial(other_lora, self._model, lora))
-            for name, lora, coefficient in loras
-            if coefficient
-        }
+        others: dict[str, Policy] = {}
+        if objective.kl_coef and any(one.reference_logprobs is None for one in step.samples):
+            others["reference"] = Policy(within=partial(other_lora, self._model, reference))
+        if objective.ema_kl_coef:
+            others["ema"] = Policy(within=partial(other_lora, self._model, Lora(arrays=ema)))
         policy = Policy(within=nullcontext)
         rows, trie, work = self._prepared(step, objective, policy, others)
         longest = max(map(len, rows.tokens))
@@ -151,7 +145,11 @@ class StepGradients:
                 )
             _, trie, work = self._prepared(step, objective, policy, others)
         passes, rounds = self._own(trie, plan.max_tokens(self._max_tokens))
-        agreed = _check(lambda: not self._group.smallest(not stop()))  # all ask before each pass
+
+        def agreed() -> None:  # all processes ask before each pass
+            if not self._group.smallest(not stop()):
+                raise Stopped
+
         check = agreed if self._group.size == 1 else do_nothing
         mx.reset_peak_memory()
         found = work.of_passes(passes, before_pass=agreed, before_prefix=check)
@@ -243,16 +241,6 @@ class StepGradients:
             budget = self._group.smallest(min(budget, -(-trie.num_tokens // size)))
         passes = plan_passes(trie, max_tokens=budget)
         return passes[rank::size], -(-len(passes) // size)
-
-
-def _check(stop: Stop) -> Callable[[], None]:
-    """A function that raises ``Stopped`` once ``stop`` returns True."""
-
-    def check() -> None:
-        if stop():
-            raise Stopped
-
-    return check
 
 
 def _sum_of(found: PassesResult, group: MlxProcesses) -> PassesResult:

@@ -30,7 +30,7 @@ def test_an_interrupted_prefill_keeps_all_who_wait_under_its_tokens(room: Room) 
 @pytest.mark.slow
 def test_rows_that_wait_for_room_do_not_keep_the_bytes_that_their_elders_need(room: Room) -> None:
     """A row that forked and waits to be computed again holds nothing on the device."""
-    need = room("llama").engine._scheduler._budget.capabilities.cache_bytes
+    need = room("llama").engine._scheduler.budget.capabilities.cache_bytes
     one = room("llama", max_rows=1, cache_bytes=4 * need(1, 5))
     forking = {n: Request(prompt_ids=(1, 2), max_tokens=3, seed=n) for n in range(4)}
     one.submit(forking | {9: Request(prompt_ids=(8, 9), max_tokens=1000)})
@@ -157,10 +157,10 @@ def test_accepted_is_answered_and_inside_after_every_act(
         engine = one.engine
         assert engine._scheduler.held() == engine._inside
         computed = [m for _, sequences, _ in engine._scheduler._rows.listed() for m in sequences]
-        underway = engine._scheduler._waiting._underway
+        underway = engine._scheduler.waiting._underway
         for sequences in underway.waiting.values() if underway else ():
             computed += sequences
-        assert set(engine._scheduler._budget._takers) == set(computed)
+        assert set(engine._scheduler.budget._takers) == set(computed)
     for _ in range(3000):
         if not one.worker.tick():
             break

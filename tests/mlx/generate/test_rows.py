@@ -61,7 +61,7 @@ def test_rows_of_unlike_lengths_stay_within_the_bytes_that_are_reserved(
     room: Callable[..., EngineRoom],
 ) -> None:
     """Every row of a batch is padded to the longest one."""
-    limit = room().engine._scheduler._budget.capabilities.cache_bytes(3, 900)
+    limit = room().engine._scheduler.budget.capabilities.cache_bytes(3, 900)
     one = room(cache_bytes=limit)
     lengths = [3, 4, 800, *range(5, 12)]
     one.submit(

@@ -104,10 +104,10 @@ def test_decoding_goes_on_beside_a_long_score(room: Room) -> None:
     ask = {n: Request(prompt_ids=(n,), max_tokens=20, seed=n, stream=True) for n in range(5, 9)}
     one.submit(ask)
     for step in range(1, 21):
-        before = len(one.engine._scheduler._scores._scores[0]._found)
+        before = len(one.engine._scheduler.scores._scores[0]._found)
         one.tick()
         assert all(len(one.answers[n]) >= step for n in ask)
-        planned = len(one.engine._scheduler._scores._scores[0]._found)
+        planned = len(one.engine._scheduler.scores._scores[0]._found)
         assert planned - before <= 2  # one block of 40 tokens: two prompts of 20 or 21
     assert not scores.done()
     one.finish()
@@ -128,7 +128,7 @@ def test_scores_have_their_blocks_in_turn(room: Room) -> None:
 def test_equal_prompts_are_computed_once_and_every_answer_in_one_row(room: Room) -> None:
     one = room("llama", chunk_tokens=64, prefill_tokens=64)
     prompt, answers = tuple(range(3, 23)), [tuple(range(30, 60)), (5, 6)]
-    forward, seen = one.engine._scheduler._scores._forward, []
+    forward, seen = one.engine._scheduler.scores._forward, []
     trunk = forward.trunk
     forward.trunk = lambda ids, **given: seen.append(ids.size) or trunk(ids, **given)
     prompts: Prompts = [(prompt, list(answers))] * 50
@@ -156,14 +156,14 @@ def test_a_prompt_of_many_long_answers_is_planned_block_by_block(
     scores = one.engine.score([((5, 6), [*answers, *answers, *answers])], end_ids=(END,))
     for _ in range(3):
         one.tick()
-        assert len(one.engine._scheduler._scores._scores[0]._rows) <= 1  # the block left it over
+        assert len(one.engine._scheduler.scores._scores[0]._rows) <= 1  # the block left it over
     assert max(read) <= 9 * 512  # 8 for a token, and those of the last answer
     scores.cancel()
 
 
 def test_a_long_prompt_is_computed_once_for_all_its_short_answers(room: Room) -> None:
     one = room("llama", chunk_tokens=16, prefill_tokens=16)
-    forward, seen = one.engine._scheduler._scores._forward, []
+    forward, seen = one.engine._scheduler.scores._forward, []
     trunk = forward.trunk
     forward.trunk = lambda ids, **given: seen.append(ids.size) or trunk(ids, **given)
     answers: list[tuple[int, ...]] = [*((n,) for n in range(100)), (5, 6), (5, 7), (8, 9)]
@@ -249,11 +249,11 @@ def test_a_score_that_fails_harms_nobody_else(room: Room, caplog: pytest.LogCapt
     one.submit({0: Request(prompt_ids=(4,), max_tokens=3)})
     bad = one.engine.score([((1,), [(400,)])], end_ids=(END,))
     nobody = one.engine.score([((1,), [(4,)])], end_ids=(END,), adapter="nobody")
-    forward = one.engine._scheduler._scores._forward
-    one.engine._scheduler._scores._forward = None
+    forward = one.engine._scheduler.scores._forward
+    one.engine._scheduler.scores._forward = None
     broken = one.engine.score([((1,), [(4,)])], end_ids=(END,))
     one.tick(2)
-    one.engine._scheduler._scores._forward = forward
+    one.engine._scheduler.scores._forward = forward
     fine = one.engine.score(some_prompts(1), end_ids=(END,))
     one.finish()
     assert isinstance(bad.exception(timeout=0), RequestError)

@@ -259,7 +259,7 @@ def test_the_engine_of_a_trainer_shares_its_memory_limit(tiny_models: Mapping[st
     try:
         engine: Any = made.engine
         weights = num_bytes(engine._model.parameters())
-        assert engine._scheduler._budget.limit == ((2 << 30) - weights) // 4
+        assert engine._scheduler.budget.limit == ((2 << 30) - weights) // 4
     finally:
         made.close()
 

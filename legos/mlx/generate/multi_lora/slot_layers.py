@@ -14,8 +14,6 @@ B rows of a batch, E experts, M experts of each token.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -28,6 +26,7 @@ from mlx_lm.models.switch_layers import (
 from legos.errors import EngineError
 from legos.mlx.generate.multi_lora.slot_batch import Current, Layout, SlotBatch
 from legos.mlx.model.dora import SWITCH, with_gain
+from legos.mlx.model.retyped import become
 
 __all__ = [
     "EXPERTS",
@@ -187,21 +186,15 @@ class AdaptedModule:
 
 def become_slotted(adapted: AdaptedModule) -> None:
     """Make a linear module, or linear experts, add the LoRA pairs of its adapted."""
-    module = adapted.module
-    kind = (_switch_class if isinstance(module, SWITCH) else _linear_class)(type(module))
-    _become(module, kind, legos_adapted=adapted)
+    object.__setattr__(adapted.module, "legos_adapted", adapted)
+    become(adapted.module, _SlotSwitch if isinstance(adapted.module, SWITCH) else _SlotLinear)
 
 
 def become_experts(block: nn.Module, current: Current) -> None:
     """Make a block of experts record the experts of its tokens; safe to call twice."""
     if not hasattr(block, "legos_current"):
-        _become(block, _experts_class(type(block)), legos_current=current)
-
-
-def _become(module: nn.Module, kind: type, **attributes: Any) -> None:
-    for name, value in attributes.items():
-        object.__setattr__(module, name, value)
-    module.__class__ = kind
+        object.__setattr__(block, "legos_current", current)
+        become(block, _SlotExperts)
 
 
 def _join(arrays: list[mx.array], *, axis: int) -> mx.array:
@@ -217,50 +210,30 @@ def _gains(gains: Sequence[mx.array | None]) -> mx.array | None:
     return mx.stack([one, *(one if gain is None else gain for gain in gains)])
 
 
-@cache
-def _linear_class(kind: type[nn.Module]) -> type[nn.Module]:
-    base = cast(Any, kind)
+class _SlotLinear(nn.Module):
+    """A linear module in which each row uses its own adapter."""
 
-    class SlotLinear(base):
-        """A linear module in which each row uses its own adapter."""
+    legos_adapted: AdaptedModule
 
-        legos_adapted: AdaptedModule
-
-        def __call__(self, x: mx.array) -> mx.array:
-            return self.legos_adapted.linear(super().__call__, x)
-
-    return SlotLinear
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.legos_adapted.linear(super().__call__, x)
 
 
-@cache
-def _switch_class(kind: type[nn.Module]) -> type[nn.Module]:
-    base = cast(Any, kind)
+class _SlotSwitch(nn.Module):
+    """Linear experts in which each token uses the adapter of its row."""
 
-    class SlotSwitchLinear(base):
-        """Linear experts in which each token uses the adapter of its row."""
+    legos_adapted: AdaptedModule
 
-        legos_adapted: AdaptedModule
-
-        def __call__(
-            self, x: mx.array, indices: mx.array, sorted_indices: bool = False
-        ) -> mx.array:
-            y = super().__call__(x, indices, sorted_indices=sorted_indices)
-            return self.legos_adapted.switch(y, x, indices, sorted_indices)
-
-    return SlotSwitchLinear
+    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
+        y = super().__call__(x, indices, sorted_indices=sorted_indices)
+        return self.legos_adapted.switch(y, x, indices, sorted_indices)
 
 
-@cache
-def _experts_class(kind: type[nn.Module]) -> type[nn.Module]:
-    base = cast(Any, kind)
+class _SlotExperts(nn.Module):
+    """A block of experts that records the experts of its tokens before they are sorted."""
 
-    class SlotExperts(base):
-        """A block of experts that records the experts of its tokens before they are sorted."""
+    legos_current: Current
 
-        legos_current: Current
-
-        def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
-            with self.legos_current.routed(indices):
-                return super().__call__(x, indices)
-
-    return SlotExperts
+    def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
+        with self.legos_current.routed(indices):
+            return super().__call__(x, indices)

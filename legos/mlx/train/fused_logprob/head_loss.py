@@ -125,7 +125,8 @@ class _Chunked:
         """See ``head_loss``."""
         module = self._forward.head_module
         outer: Any = module.trainable_parameters() if module is not None else {}
-        of_chunks = self._by_token if _is_by_token(self._objective) else self._by_sample
+        by_token = LOSSES[self._objective.policy_loss].ratio == "token"
+        of_chunks = self._by_token if by_token else self._by_sample
         value, sums, logprob, cotangents = of_chunks(
             tree_map(mx.stop_gradient, outer), mx.stop_gradient(hidden)
         )
@@ -207,11 +208,6 @@ class _Chunked:
         logits = self._forward.head(states).astype(mx.float32)
         others = {name: other(chunk.positions) for name, other in self._others.items()}
         return _terms(logits, others, chunk.arrays, self._objective)
-
-
-def _is_by_token(objective: Objective) -> bool:
-    """Whether each token's loss is independent of the other tokens of its sample."""
-    return LOSSES[objective.policy_loss].ratio == "token"
 
 
 def _terms(logits: mx.array, others: Terms, arrays: BatchArrays, objective: Objective) -> Terms:

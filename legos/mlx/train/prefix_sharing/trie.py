@@ -67,7 +67,8 @@ def token_trie(rows: Sequence[Ints], *, share: bool = True) -> Trie:
         share: False shares no prefix and cuts no row (for architectures whose cache cannot be
             split).
     """
-    alone = _stand_alone(rows)
+    segments = tuple(Segment(tokens=row, parent=NO_PARENT, start=0) for row in rows)
+    alone = Trie(segments=segments, row_segment=tuple(range(len(rows))))
     if not share:
         return alone
     shared = _share(rows)
@@ -94,11 +95,6 @@ def _in_pieces(trie: Trie) -> Trie:
         last.append(parent)
     ends = tuple(last[segment] for segment in trie.row_segment)
     return Trie(segments=tuple(segments), row_segment=ends)
-
-
-def _stand_alone(rows: Sequence[Ints]) -> Trie:
-    segments = tuple(Segment(tokens=row, parent=NO_PARENT, start=0) for row in rows)
-    return Trie(segments=segments, row_segment=tuple(range(len(rows))))
 
 
 def _share(rows: Sequence[Ints]) -> Trie:
