@@ -1,27 +1,18 @@
-"""Send requests to a server as lists of those that come in one turn and ask for the same."""
+"""Send requests to a server as lists of those that come in one turn and may travel together."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from legos.errors import LegosError, RequestError
 
-__all__ = ["Asks", "RequestLists"]
+__all__ = ["RequestLists"]
 
 LISTED = 64  # requests of one list
 LISTED_TOKENS = 64  # a request for more tokens travels alone
 
 
-class Asks(Protocol):
-    """What the requests of a list have in common; equal ones can be hashed and travel together."""
-
-    @property
-    def max_tokens(self) -> int:
-        """Maximum number of tokens of each answer."""
-        ...
-
-
-QueryT = TypeVar("QueryT", bound=Asks)
+QueryT = TypeVar("QueryT")
 ItemT = TypeVar("ItemT")
 AnswerT = TypeVar("AnswerT")
 
@@ -43,11 +34,16 @@ class RequestLists(Generic[QueryT, ItemT, AnswerT]):
                 when nobody waits for any of them.
         """
         self._send = send
-        self._outbox: dict[QueryT, list[tuple[ItemT, asyncio.Future[AnswerT]]]] = {}
+        self._outbox: dict[tuple[QueryT, bool], list[tuple[ItemT, asyncio.Future[AnswerT]]]] = {}
         self._calls: set[asyncio.Task[None]] = set()
 
-    async def ask(self, query: QueryT, item: ItemT) -> AnswerT:
+    async def ask(self, query: QueryT, item: ItemT, *, max_tokens: int) -> AnswerT:
         """The answer to one request, which travels with the others of this turn.
+
+        Args:
+            query: what the requests of a list have in common; equal ones travel together.
+            item: the rest of the request.
+            max_tokens: maximum number of tokens of the answer.
 
         Raises:
             RequestError: the server refuses it.
@@ -57,14 +53,15 @@ class RequestLists(Generic[QueryT, ItemT, AnswerT]):
         answer: asyncio.Future[AnswerT] = loop.create_future()
         if not self._outbox:
             loop.call_soon(self._flush)
-        self._outbox.setdefault(query, []).append((item, answer))
+        key = query, max_tokens <= LISTED_TOKENS
+        self._outbox.setdefault(key, []).append((item, answer))
         return await answer
 
     def _flush(self) -> None:
         """Send what has come in this turn, as lists."""
         outbox, self._outbox = self._outbox, {}
-        for query, asked in outbox.items():
-            size = LISTED if query.max_tokens <= LISTED_TOKENS else 1
+        for (query, short), asked in outbox.items():
+            size = LISTED if short else 1
             waited = [(item, answer) for item, answer in asked if not answer.done()]
             for start in range(0, len(waited), size):
                 self._start(query, waited[start : start + size])

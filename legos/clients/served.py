@@ -6,7 +6,6 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 import msgspec
-from msgspec.structs import replace
 
 from legos.clients.answers import check_version, scores_of
 from legos.clients.health import healthy
@@ -93,8 +92,7 @@ class LegosServer:
 
     async def answer(self, request: Request) -> Generated:
         """Sample one completion; see ``RemoteServer``."""
-        query = replace(request, prompt_ids=(), seed=0, stream=False)
-        return await self._lists.ask(query, (request.prompt_ids, request.seed))
+        return await self._lists.ask(request.adapter, request, max_tokens=request.max_tokens)
 
     async def score(
         self,
@@ -135,18 +133,14 @@ class LegosServer:
         """Close the connections."""
         await self._transport.aclose()
 
-    async def _sampled(
-        self, query: Request, asked: Sequence[tuple[_Row, int]]
-    ) -> Sequence[Generated]:
-        """The answers to a list of prompts with their seeds."""
-        prompts, seeds = zip(*asked, strict=True)
-        batch = RequestBatch(request=query.plain, prompts=prompts, seeds=seeds)
+    async def _sampled(self, adapter: str, asked: Sequence[Request]) -> Sequence[Generated]:
+        """The answers to requests for one adapter."""
         send = partial(
             self._transport.request,
             "POST",
             "/engine/generate",
             partial(generated_of, count=len(asked)),
-            content=msgspec.msgpack.encode(batch),
+            content=msgspec.msgpack.encode(RequestBatch.of(asked)),
             headers={"content-type": MSGPACK},
         )
 
@@ -161,8 +155,8 @@ class LegosServer:
                     f"legos; install this version there and start it again ({error})"
                 ) from error
 
-        found = await self._answered(query.adapter, post, versions=_versions)
-        check_version(query.adapter, _versions(found))
+        found = await self._answered(adapter, post, versions=_versions)
+        check_version(adapter, _versions(found))
         return found
 
     async def _answered(

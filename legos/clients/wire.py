@@ -1,16 +1,17 @@
 """The MessagePack form in which our own processes ask a server of ours.
 
-The route is ``POST /v1/engine/generate``. A body has the requests that differ only in prompt and
-seed; the answer is a list of ``Generated``.
+The route is ``POST /v1/engine/generate``. A body is a ``RequestBatch``; the answer is a list of
+``Generated``.
 """
 
 from collections.abc import Sequence
+from typing import Self
 
 import msgspec
 from msgspec import Struct
 
 from legos.errors import EndpointError, RequestError
-from legos.records.request import Generated, PlainRequest
+from legos.records.request import Generated, PlainRequest, Request
 
 __all__ = ["MSGPACK", "RequestBatch", "batch_of", "generated_of"]
 
@@ -18,20 +19,29 @@ MSGPACK = "application/msgpack"
 
 
 class RequestBatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Requests that differ only in prompt and seed."""
+    """Requests; what they ask for beside prompt and seed is sent once for all that share it."""
 
-    request: PlainRequest  # what they have in common; its prompt is empty
-    prompts: tuple[tuple[int, ...], ...]  # token ids of each
-    seeds: tuple[int, ...]  # of each
+    kinds: tuple[PlainRequest, ...]  # all else of the requests; prompts are empty
+    rows: tuple[tuple[int, tuple[int, ...], int], ...]  # of each: index of its kind, prompt, seed
 
     def __post_init__(self) -> None:
-        """Refuse a batch that is empty or lacks a seed.
+        """Refuse a batch that is empty or whose kinds do not fit.
 
         Raises:
             RequestError: with both counts.
         """
-        if not self.prompts or len(self.prompts) != len(self.seeds):
-            raise RequestError(f"{len(self.prompts)} prompts have {len(self.seeds)} seeds")
+        if not {kind for kind, _, _ in self.rows} == {*range(len(self.kinds))} != set():
+            raise RequestError(f"{len(self.rows)} requests do not fit {len(self.kinds)} kinds")
+
+    @classmethod
+    def of(cls, requests: Sequence[Request]) -> Self:
+        """Gather requests."""
+        kinds: dict[PlainRequest, int] = {}
+        rows = tuple(
+            (kinds.setdefault(request.kind, len(kinds)), request.prompt_ids, request.seed)
+            for request in requests
+        )
+        return cls(kinds=tuple(kinds), rows=rows)
 
 
 _batches = msgspec.msgpack.Decoder(RequestBatch)

@@ -63,10 +63,10 @@ class Request(PlainRequest, frozen=True, kw_only=True):
     grammar: Grammar | None = None  # the grammar of ``json_schema``
 
     @property
-    def plain(self) -> PlainRequest:
-        """Its plain data."""
-        names = PlainRequest.__struct_fields__
-        return PlainRequest(**{name: getattr(self, name) for name in names})
+    def kind(self) -> PlainRequest:
+        """Its plain data without prompt and seed, to be sent once for all that share it."""
+        fields = {name: getattr(self, name) for name in PlainRequest.__struct_fields__}
+        return PlainRequest(**fields | {"prompt_ids": (), "seed": 0, "stream": False})
 
 
 class Progress(Tokens, frozen=True, kw_only=True):

@@ -4,27 +4,21 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from msgspec import Struct
 
 from legos.clients.lists import LISTED, LISTED_TOKENS, RequestLists
 from legos.errors import EndpointError, RequestError
-
-
-class Query(Struct, frozen=True):
-    max_tokens: int
-    adapter: str = "policy"
 
 
 class Server:
     """Answers an item with twice its value; refuses lists with 13, and fails at 99."""
 
     def __init__(self) -> None:
-        self.lists: list[tuple[Query, list[int]]] = []
+        self.lists: list[tuple[str, list[int]]] = []
         self.cancelled = 0
         self.go = asyncio.Event()
         self.go.set()
 
-    async def send(self, query: Query, items: Sequence[int]) -> list[int]:
+    async def send(self, query: str, items: Sequence[int]) -> list[int]:
         self.lists.append((query, list(items)))
         try:
             await self.go.wait()
@@ -42,17 +36,16 @@ def test_requests_of_one_turn_that_ask_for_the_same_travel_together() -> None:
     async def go() -> None:
         server = Server()
         lists = RequestLists(server.send)
-        short, other, long = Query(3), Query(3, "old"), Query(LISTED_TOKENS + 1)
-        asked = [(short, 100 + n) for n in range(LISTED + 1)] + [(other, 7), (long, 8), (long, 9)]
-        assert await asyncio.gather(*(lists.ask(*one) for one in asked)) == [
-            2 * n for _, n in asked
-        ]
+        asked = [("policy", 100 + n, 3) for n in range(LISTED + 1)]
+        asked += [("old", 7, 3), ("policy", 8, LISTED_TOKENS + 1), ("policy", 9, LISTED_TOKENS + 1)]
+        calls = [lists.ask(query, n, max_tokens=most) for query, n, most in asked]
+        assert await asyncio.gather(*calls) == [2 * n for _, n, _ in asked]
         assert [(query, len(items)) for query, items in server.lists] == [
-            (short, LISTED),
-            (short, 1),
-            (other, 1),
-            (long, 1),
-            (long, 1),
+            ("policy", LISTED),
+            ("policy", 1),
+            ("old", 1),
+            ("policy", 1),
+            ("policy", 1),
         ]
 
     asyncio.run(go())
@@ -61,11 +54,11 @@ def test_requests_of_one_turn_that_ask_for_the_same_travel_together() -> None:
 def test_only_the_refused_request_of_a_list_fails_and_a_failed_list_fails_all() -> None:
     async def go() -> None:
         lists = RequestLists(Server().send)
-        asked = [lists.ask(Query(1), item) for item in (1, 13, 2)]
+        asked = [lists.ask("policy", item, max_tokens=1) for item in (1, 13, 2)]
         first, refused, last = await asyncio.gather(*asked, return_exceptions=True)
         assert (first, last) == (2, 4)
         assert isinstance(refused, RequestError)
-        asked = [lists.ask(Query(1), item) for item in (1, 99)]
+        asked = [lists.ask("policy", item, max_tokens=1) for item in (1, 99)]
         assert all(
             isinstance(found, EndpointError)
             for found in await asyncio.gather(*asked, return_exceptions=True)
@@ -79,7 +72,7 @@ def test_a_list_is_aborted_when_nobody_waits_for_it() -> None:
         server = Server()
         server.go.clear()
         lists = RequestLists(server.send)
-        first, second = (asyncio.create_task(lists.ask(Query(1), n)) for n in (1, 2))
+        first, second = (asyncio.create_task(lists.ask("policy", n, max_tokens=1)) for n in (1, 2))
         await asyncio.sleep(0.01)
         first.cancel()
         await asyncio.sleep(0.01)

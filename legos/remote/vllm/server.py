@@ -110,7 +110,7 @@ class VllmServer:
             EngineError: the server does not come back, or keeps aborting it.
         """
         for _ in range(MOST_ABORTS):
-            sampled, version = await self._lists.ask(query, prompt)
+            sampled, version = await self._lists.ask(query, prompt, max_tokens=query.max_tokens)
             if sampled.finish_reason is not None:
                 return sampled, version
             await asyncio.sleep(ABORTED_S)

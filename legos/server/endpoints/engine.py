@@ -29,15 +29,14 @@ def engine_router(service: Service) -> APIRouter:
         data = await request.body()
         batch = await asyncio.to_thread(batch_of, data) if len(data) > LONG else batch_of(data)
         _check(service, batch)
-        count = len(batch.prompts)
-        with service.admitted(count):
-            common = await service.source.resolved(batch.request)
+        with service.admitted(len(batch.rows)):
+            kinds = [await service.source.resolved(kind) for kind in batch.kinds]
             work = [
-                service.source.generate(replace(common, prompt_ids=prompt, seed=seed))
-                for prompt, seed in zip(batch.prompts, batch.seeds, strict=True)
+                service.source.generate(replace(kinds[kind], prompt_ids=prompt, seed=seed))
+                for kind, prompt, seed in batch.rows
             ]
             results = await service.attend(request.receive, together(work))
-        service.metrics.count(batch.prompts, results)
+        service.metrics.count([prompt for _, prompt, _ in batch.rows], results)
         return Response(msgspec.msgpack.encode(results), media_type=MSGPACK)
 
     return router
@@ -49,11 +48,14 @@ def _check(service: Service, batch: RequestBatch) -> None:
     Raises:
         Problem: the adapter is not live, or something is too large.
     """
-    common = batch.request
-    service.adapter_of(None, common.adapter)
-    service.check_size(len(batch.prompts))
-    check_choices(common.choice_texts)
-    check_schema(common.json_schema)
-    check_alternatives(len(batch.prompts) * common.num_alternatives * common.max_tokens)
-    if len(common.stop) > MOST_STOPS or len(common.end_ids) > MOST_ENDS:
-        raise Problem(400, f"a request has at most {MOST_STOPS} stop texts and {MOST_ENDS} ends")
+    service.check_size(len(batch.rows))
+    for kind in batch.kinds:
+        service.adapter_of(None, kind.adapter)
+        check_choices(kind.choice_texts)
+        check_schema(kind.json_schema)
+        if len(kind.stop) > MOST_STOPS or len(kind.end_ids) > MOST_ENDS:
+            raise Problem(
+                400, f"a request has at most {MOST_STOPS} stop texts and {MOST_ENDS} ends"
+            )
+    asked = [batch.kinds[kind] for kind, _, _ in batch.rows]
+    check_alternatives(sum(one.num_alternatives * one.max_tokens for one in asked))
