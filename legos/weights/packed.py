@@ -1,13 +1,17 @@
-"""Read an adapter from the bytes of a safetensors file, with our tensor names or PEFT's."""
+"""Read an adapter from the bytes of a safetensors file, with our tensor names or PEFT's.
+
+Its configuration is PEFT's, or that of mlx-lm, which ``mlx_lm.lora`` and this kit write.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import msgspec
+
 from legos.errors import AdapterError
 from legos.records.names import POLICY
-from legos.weights.adapter import Adapter, Header, checked_name, shape_of
-from legos.weights.mlx_config import MlxConfig
+from legos.weights.adapter import Adapter, Header, LoraShape, checked_name, shape_of
 from legos.weights.peft import from_peft, implied_config, is_peft
 from legos.weights.tensors import unpack_tensors
 
@@ -15,6 +19,46 @@ __all__ = ["unpack_adapter"]
 
 T = TypeVar("T")
 MAX_VERSION = 2**53  # larger integers lose precision in some JSON parsers
+
+
+class _Parameters(msgspec.Struct, frozen=True):
+    """LoRA's parameters."""
+
+    rank: int
+    scale: float
+    keys: tuple[str, ...] | None = None  # adapted modules; None: all linear modules
+
+
+class _MlxConfig(msgspec.Struct, frozen=True):
+    """The entries of mlx-lm's configuration that are read, of all options of its command."""
+
+    fine_tune_type: str = "lora"
+    num_layers: int = 0  # number of adapted layers, counted from the last
+    lora_parameters: _Parameters | None = None
+    model: str | None = None  # the base model, as mlx-lm's command took it
+    legos: Header | None = None  # identifies the adapter; None: another program wrote it
+
+    def shape_of(self, arrays: Mapping[str, Any]) -> LoraShape:
+        """The shape of an adapter of this configuration.
+
+        Raises:
+            AdapterError: it is neither LoRA nor DoRA, or contradicts the arrays.
+        """
+        kind, parameters = self.fine_tune_type, self.lora_parameters
+        if kind not in ("lora", "dora"):
+            raise AdapterError(f"its fine_tune_type is {kind!r}; expected 'lora' or 'dora'")
+        if parameters is None:
+            raise AdapterError("its configuration has no lora_parameters; expected rank and scale")
+        shape = shape_of(arrays, parameters.scale)
+        if (parameters.rank, kind == "dora") != (shape.rank, shape.use_dora):
+            raise AdapterError(
+                f"its configuration has fine_tune_type {kind!r} and rank {parameters.rank}, and "
+                f"its arrays are those of {'dora' if shape.use_dora else 'lora'} of rank "
+                f"{shape.rank}; take both files from one training"
+            )
+        if self.legos is None or parameters.keys is None:
+            return shape
+        return replace(shape, num_layers=self.num_layers, modules=parameters.keys)
 
 
 def unpack_adapter(
@@ -44,8 +88,12 @@ def unpack_adapter(
     """
     arrays, texts = unpack_tensors(data)
     header, peft = Header.read(texts), is_peft(arrays)
-    mlx = None if config is None or peft else MlxConfig.read(config)
-    if mlx is not None:
+    mlx = None
+    if config is not None and not peft:
+        try:
+            mlx = msgspec.convert(config, _MlxConfig)
+        except msgspec.ValidationError as error:
+            raise AdapterError(f"config is no adapter_config.json of mlx-lm: {error}") from error
         header = mlx.legos or header
     name = checked_name(name or header.name or POLICY)
     version = _first(version, header.version, default_version)
