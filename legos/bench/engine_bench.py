@@ -48,7 +48,7 @@ class EngineBench:
         self._model = load_model(folder)
         self._max_rows = limits.max_rows
         self.engine = self._model.make_engine(limits)
-        self._checks = device_checks(self._model)
+        self.checks = device_checks(self._model)
         apply_lora(self._model, rank=rank, alpha=2.0 * rank, layers=1000, head=True)
 
     def close(self) -> None:
@@ -80,14 +80,6 @@ class EngineBench:
 
     def bare(self, prompts: Sequence[Row], *, max_tokens: int) -> float:
         """Seconds of a bare BatchGenerator on the same prompts and the same tree."""
-        return self._checks.bare_generation(
+        return self.checks.bare_generation(
             self.engine, prompts, max_tokens=max_tokens, rows=self._max_rows
         )
-
-    def bare_load(self, folder: Path) -> float:
-        """Seconds in which MLX reads the arrays of an adapter's folder, on the engine's thread."""
-        return self._checks.bare_load(self.engine, folder)
-
-    def computed(self) -> float:
-        """Prompt tokens that went through the model so far."""
-        return self.engine.stats()["prefill_tokens_total"]

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,7 +29,7 @@ PARTS = 2 * len(STREAMS) + 3  # measurements that share the time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One figure of the kit, and the same of mlx-lm alone, measured in turn."""
+    """One metric of the kit, and the same of mlx-lm alone, measured in turn."""
 
     name: str
     unit: str  # "tokens/s", where more is better, or "MiB" and "ms", where less is
@@ -37,7 +38,7 @@ class Line:
 
     @property
     def ratio(self) -> float:
-        """The kit's figure / mlx-lm's."""
+        """The kit's metric / mlx-lm's."""
         return self.legos / self.mlx_lm
 
     def as_dict(self) -> dict[str, Any]:
@@ -115,7 +116,8 @@ def _swap(bench: EngineBench, time_s: float) -> Line:
             folder = next(turns)
             return seconds_of(lambda: bench.engine.load_adapter(read_adapter(folder)).result())
 
-        pairs = in_turn(swap, lambda: bench.bare_load(folders[0]), seconds=time_s, least=2)
+        read = partial(bench.checks.bare_load, bench.engine, folders[0])
+        pairs = in_turn(swap, read, seconds=time_s, least=2)
     legos, mlx_lm = medians(pairs)
     return Line(name="adapter swap", unit="ms", legos=1000 * legos, mlx_lm=1000 * mlx_lm)
 

@@ -29,11 +29,6 @@ __all__ = [
 Architecture = Literal["llama", "qwen3"]
 Weights = Mapping[str, npt.NDArray[np.float32]]
 
-_CLASS_NAMES: Mapping[Architecture, str] = {
-    "llama": "LlamaForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
@@ -125,7 +120,7 @@ def random_weights(shape: ModelShape, rng: np.random.Generator) -> Weights:
 def model_config(shape: ModelShape) -> dict[str, Any]:
     """The contents of ``config.json``."""
     return _builtin("config.json") | {
-        "architectures": [_CLASS_NAMES[shape.architecture]],
+        "architectures": [f"{shape.architecture.capitalize()}ForCausalLM"],
         "model_type": shape.architecture,
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.layers,

@@ -43,10 +43,6 @@ _Expected = dict[tuple[int, str, str], float]
 """Seed of the play, question and answer -> the reward that ``oracle`` says."""
 
 
-class _CrashError(Exception):
-    """The player that crashes in one play."""
-
-
 def check_arena(arena: Arena, *, plays: int = 64, seed: int = 0) -> list[Finding]:
     """Play an arena with random, idle and (for small games) optimal players.
 
@@ -263,7 +259,7 @@ def _crash(arena: Arena, planned: Plays, episodes: Sequence[Episode]) -> Finding
 
     def player(role: str, task: Task, seed: int, asked: Asked) -> str:
         if seed == victim:
-            raise _CrashError("this player crashes")
+            raise RuntimeError("this player crashes")
         return random_player(role, task, seed, asked)
 
     crashed = played(arena, player, planned).episodes

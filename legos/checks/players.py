@@ -53,7 +53,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     """The result of one check."""
 
     name: str
-    passed: bool | None  # None: a figure to look at; no value of it is wrong
+    passed: bool | None  # None: a value to look at; none of it is wrong
     text: str
 
 

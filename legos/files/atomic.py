@@ -16,12 +16,14 @@ from legos.errors import CheckpointError, LegosError
 __all__ = ["check_writable", "clear_unfinished", "refusals_named", "write_file", "write_folder"]
 
 _REFUSALS = (OSError, RuntimeError, SafetensorError)  # MLX and safetensors raise their own errors
-_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
-_IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
 _NO_FLUSH = (errno.EINVAL, errno.ENOTSUP, errno.ENOTTY)  # the volume cannot flush this
 _ALLOW = "let this user write there, or choose another --out"
 _MOVE = "move away what is there, or choose another --out"
 _MAKE_ROOM = "free some space or choose another --out"
+_ADVICE = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _ALLOW),
+    **dict.fromkeys((errno.EISDIR, errno.ENOTDIR, errno.EEXIST), _MOVE),
+}
 
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
@@ -98,8 +100,7 @@ def refusals_named(path: Path) -> Generator[None]:
         if isinstance(error, LegosError):
             raise
         number = error.errno if isinstance(error, OSError) else None
-        advice = _ALLOW if number in _NOT_ALLOWED else _MAKE_ROOM
-        advice = _MOVE if number in _IN_THE_WAY else advice
+        advice = _ADVICE.get(number or 0, _MAKE_ROOM)
         raise CheckpointError(f"{path} cannot be written: {error}; {advice}") from error
 
 
