@@ -231,7 +231,7 @@ def test_magnitudes_alone_are_served_and_untrained_ones_cost_nothing(
     adapter = Adapter(name="policy", version=0, shape=shape, arrays=lora_arrays(tree))
     engine = load_tree(folder)
     slots = AdapterSlots(engine)
-    slot = slots.load(adapter)
+    slots.load(adapter)
     assert not slots._adapted
     longer = {Q + ".m": 1.5 * adapter.arrays[Q + ".m"]}
     slot = slots.load(replace(adapter, arrays={**adapter.arrays, **longer}))
@@ -357,11 +357,9 @@ def test_what_is_rewarded_gets_likelier_and_rows_change_their_length(
     first = backend.adapter()
     engine = load_tree(folders[model])
     slots = AdapterSlots(engine)
-    slot = slots.load(first)
     seen = [likelihood(tree)]
     for _ in range(6):
         step(tree, backend)
-        slots.free(slot)
         slot = slots.load(backend.adapter())
         with slots.rows([slot]):
             served = logprobs(engine, mx.array([TEXT]))
