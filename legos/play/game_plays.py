@@ -6,7 +6,8 @@ states ask the same question. A thousand plays are one task in the event loop.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -16,11 +17,10 @@ from legos.arena.endings import Forfeit
 from legos.arena.game import Game, State
 from legos.arena.playable import Playable
 from legos.chat.reply import split_thinking
-from legos.play.completion_queue import Ask, CompletionQueue
 from legos.play.context import PlayContext
 from legos.play.outcome import episode_after, episode_of, rewards_of
 from legos.play.play_state import PlayState, SeatState
-from legos.play.positions import Position, Question
+from legos.play.positions import Ask, Position, Question
 from legos.play.watch import Watched
 from legos.records.episode import Episode, Task
 from legos.records.message import Completion, Message
@@ -50,6 +50,7 @@ class _Turn(Struct, eq=False):
     tries: int = 0  # number of illegal answers so far
     asked_at: float = 0.0  # Unix time, seconds
     outcome: str | Exception | None = None  # the move, or why there is none; None: not answered
+    end: Callable[[], object] | None = None  # ends the question; None: none is being asked
 
 
 class GamePlays:
@@ -69,13 +70,10 @@ class GamePlays:
         self._has_chance = game.has_chance
         self._positions = context.positions(arena, game)
         self._plays = plays
-        self._queue = CompletionQueue[_Turn]()
         self._episodes: list[Episode | None] = [None] * len(plays)
-        self._ended = 0
+        self._num_ended = 0
         self._running: set[_GamePlay] = set()
-        self._all_ended = asyncio.Event()
-        if not plays:
-            self._all_ended.set()
+        self._all_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> list[Episode]:
         """Play to the end; returns the episodes in the order of the plays.
@@ -84,24 +82,18 @@ class GamePlays:
             ArenaError: a play breaks the rules for plays.
             EngineError: the engine has died.
         """
+        if not self._plays:
+            return []
         try:
             async with asyncio.TaskGroup() as group:
-                answers = group.create_task(self._receive())
+                group.create_task(asyncio.wait_for(self._all_ended, None))
                 for index, (task, seed) in enumerate(self._plays):
                     await self._context.slots.acquire()
                     self._start(index, task, seed)
-                await self._all_ended.wait()
-                answers.cancel()
         finally:
             for play in tuple(self._running):
                 self._leave(play)
         return [episode for episode in self._episodes if episode is not None]
-
-    async def _receive(self) -> None:
-        while True:
-            for turn, answer in await self._queue.next():
-                if turn.play in self._running:
-                    self._hear(turn, answer)
 
     def _start(self, index: int, task: Task, seed: int) -> None:
         """Start a play, which has a slot."""
@@ -149,7 +141,15 @@ class GamePlays:
             ask = question.ask(seat)
         turn.messages, turn.asked_at = messages, time.time()
         seat.waiting[seat.seat.role] += 1
-        self._queue.ask(turn, ask, seat.next_seed())
+        turn.end = ask.begin(seat.next_seed(), partial(self._answered, turn))
+
+    def _answered(self, turn: _Turn, answer: Completion | Exception) -> None:
+        turn.end = None
+        try:
+            self._hear(turn, answer)
+        except Exception as raised:  # it ends the whole group
+            if not self._all_ended.done():
+                self._all_ended.set_exception(raised)
 
     def _hear(self, turn: _Turn, answer: Completion | Exception) -> None:
         """Read an answer; the play moves on when all questions of its position are answered."""
@@ -219,7 +219,8 @@ class GamePlays:
         """
         self._running.discard(play)
         for turn in play.turns:
-            self._queue.cancel(turn)
+            if turn.end is not None:
+                turn.end()
         play.turns = []
         if play.watched is not None:
             self._context.watch.discard(play.watched)
@@ -228,6 +229,6 @@ class GamePlays:
 
     def _end(self, index: int, episode: Episode) -> None:
         self._episodes[index] = episode
-        self._ended += 1
-        if self._ended == len(self._plays):
-            self._all_ended.set()
+        self._num_ended += 1
+        if self._num_ended == len(self._plays) and not self._all_ended.done():
+            self._all_ended.set_result(None)

@@ -1,17 +1,84 @@
-"""The questions of a game's positions, each made once."""
+"""The questions of a game's positions, each made once, and asked without a coroutine for each."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from legos.arena.checks import check_text, checked_choices
 from legos.arena.game import Game, State
-from legos.play.completion_queue import Ask
+from legos.errors import PlayCancelledError
 from legos.play.play_state import SeatState
-from legos.records.message import Message
+from legos.protocols import BatchClient, Seat
+from legos.records.message import Completion, Message, Prompt, Sampling
 
-__all__ = ["Position", "Positions", "Question"]
+__all__ = ["Ask", "Position", "Positions", "Question"]
 
 MAX_POSITIONS = 4096  # positions kept for one game
+Done = Callable[[Completion | Exception], Any]
+
+
+class Ask:
+    """A question to a seat that can be asked many times, with a seed each."""
+
+    def __init__(self, seat: Seat, prompt: Prompt, sampling: Sampling) -> None:
+        """Prepare a question.
+
+        Args:
+            seat: the seat to ask.
+            prompt: the prompt.
+            sampling: sampling parameters; each time the question is asked it gets another seed.
+
+        Raises:
+            RequestError: the request cannot be served.
+        """
+        self.seat = seat
+        self._prompt = prompt
+        self._sampling = sampling
+        client: Any = seat.client
+        self._client: BatchClient | None = client if hasattr(client, "prepare") else None
+        self._prepared: Any = None
+        if self._client is not None:
+            self._prepared = self._client.prepare(prompt, sampling, adapter=seat.adapter)
+
+    def begin(self, seed: int, done: Done) -> Callable[[], object]:
+        """Ask in the running event loop.
+
+        Args:
+            seed: seed of the draws.
+            done: called later with the completion, or the error, unless the question was ended.
+
+        Returns:
+            A function that ends the question.
+        """
+        if self._client is None or self._prepared is None:
+            return self._begin_task(seed, done)
+        return partial(self._client.cancel, self._client.begin(self._prepared, seed, done))
+
+    def _begin_task(self, seed: int, done: Done) -> Callable[[], object]:
+        """Ask a client that has no callbacks."""
+
+        async def answer() -> Completion:
+            sampling, adapter = replace(self._sampling, seed=seed), self.seat.adapter
+            return await self.seat.client.complete(self._prompt, sampling, adapter=adapter)
+
+        def finish(task: "asyncio.Task[Completion]") -> None:
+            if task.cancelled():
+                done(PlayCancelledError("the client cancelled its own answer"))
+            elif (error := task.exception()) is None:
+                done(task.result())
+            elif isinstance(error, Exception):
+                done(error)
+
+        def end() -> None:
+            task.remove_done_callback(finish)
+            task.cancel()
+
+        task = asyncio.get_running_loop().create_task(answer())
+        task.add_done_callback(finish)
+        return end
 
 
 class Question:
@@ -26,13 +93,13 @@ class Question:
         self._asked: Ask | None = None
 
     def ask(self, state: SeatState) -> Ask:
-        """The question to a seat without a conversation; the one for the last seat is kept.
+        """The question to a seat without a conversation; that of the last equal seat is kept.
 
         Raises:
             RequestError: the request cannot be served.
         """
         ask = self._asked
-        if ask is None or ask.seat is not state.seat:
+        if ask is None or ask.seat != state.seat:
             ask = self._asked = Ask(state.seat, self.messages, state.sampling(self.legal))
         return ask
 

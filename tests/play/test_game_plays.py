@@ -3,6 +3,7 @@
 import asyncio
 import gc
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from legos.clients.engine import EngineClient
 from legos.credit import GRPOCredit
 from legos.errors import ArenaError, EngineError, PlayTimeoutError, RequestError
 from legos.fakes import Asked, FakeEngine, ScriptedClient
-from legos.play.completion_queue import Ask, CompletionQueue
+from legos.play.positions import Ask
 from legos.play.step import play_all
 from legos.play.table import Table
 from legos.protocols import Client, Deliver, Seat
@@ -327,14 +328,21 @@ def test_a_question_of_a_cancelled_play_is_cancelled_in_the_engine(
     seat = Seat(role="player", client=EngineClient(engine, tokenizer))
 
     async def ask() -> list[Any]:
-        queue = CompletionQueue[str]()
-        for key in ("a", "b"):
-            queue.ask(key, Ask(seat, [5, 6], Sampling(max_tokens=1)), 1)
+        answers: dict[str, Any] = {}
+        arrived = asyncio.Event()
+
+        def done(key: str, answer: Any) -> None:
+            answers[key] = answer
+            arrived.set()
+
+        question = Ask(seat, [5, 6], Sampling(max_tokens=1))
+        end, _ = (question.begin(1, partial(done, key)) for key in ("a", "b"))
         await asyncio.sleep(0)
-        queue.cancel("a")
-        queue.cancel("a")
+        end()
+        end()
         engine.release()
-        return await queue.next()
+        await arrived.wait()
+        return [*answers.items()]
 
     ((key, completion),) = asyncio.run(ask())
     assert key == "b"
