@@ -64,7 +64,6 @@ class Arena(Playable):
         self.seed = seed
         self.cursor = TaskCursor(self)
         self.stores = Stores()
-        self._default_seats: tuple[object, dict[str, Seat]] | None = None  # and what they depend on
 
     def seats(self, task: Task) -> Mapping[str, Seat]:
         """The default seat of each role; the first policy sits in every seat.
@@ -78,20 +77,12 @@ class Arena(Playable):
             raise ArenaError(
                 f"arena {self.name!r} has no client; make it with {type(self).__name__}(client)"
             )
-        setting = (self.client, self.policies[0], self.temperature, self.max_tokens, *self.roles)
-        if self._default_seats is None or self._default_seats[0] != setting:
-            sampling = Sampling(temperature=self.temperature, max_tokens=self.max_tokens)
-            first = self.policies[0]
-            self._default_seats = (
-                setting,
-                {
-                    role: Seat(
-                        role=role, client=self.client, name=first, adapter=first, sampling=sampling
-                    )
-                    for role in self.roles
-                },
-            )
-        return dict(self._default_seats[1])
+        first = self.policies[0]
+        sampling = Sampling(temperature=self.temperature, max_tokens=self.max_tokens)
+        return {
+            role: Seat(role=role, client=self.client, name=first, adapter=first, sampling=sampling)
+            for role in self.roles
+        }
 
     def seated(self, task: Task, seed: int) -> Mapping[str, Seat]:
         """The seats of one play, chosen by the matchmaker.
@@ -105,13 +96,11 @@ class Arena(Playable):
                 not trained.
         """
         seats = self.matchmaker.seats(self, task, mix(seed, SEATING))
-        return checked_seats(seats, self.policies, self._source_of_seats)
-
-    def _source_of_seats(self) -> str:
-        """The function that chooses the seats, for a message."""
-        by_arena = isinstance(self.matchmaker, ArenaSeats)
-        source = "seats()" if by_arena else f"seats() of {type(self.matchmaker).__name__}"
-        return f"{source} of arena {self.name!r}"
+        maker = self.matchmaker
+        source = (
+            "seats()" if isinstance(maker, ArenaSeats) else f"seats() of {type(maker).__name__}"
+        )
+        return checked_seats(seats, self.policies, f"{source} of arena {self.name!r}")
 
     def child(self, thing: object, seat: Seat) -> "Arena":
         """The arena of child plays.

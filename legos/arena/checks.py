@@ -3,7 +3,7 @@
 import inspect
 import random
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeGuard, cast, get_args
 
@@ -180,9 +180,7 @@ def _check_task(task: object, source: str, levels: Sequence[str]) -> None:
         )
 
 
-def checked_seats(
-    seats: Any, policies: Sequence[str], source: Callable[[], str]
-) -> Mapping[str, Seat]:
+def checked_seats(seats: Any, policies: Sequence[str], source: str) -> Mapping[str, Seat]:
     """Check the seats of a play.
 
     Args:
@@ -196,16 +194,16 @@ def checked_seats(
     """
     expected = "expected role -> Seat, as dict(super().seats(task)) is"
     if seats is None:
-        raise ArenaError(f"{source()} returned None; is a `return` missing? {expected}")
+        raise ArenaError(f"{source} returned None; is a `return` missing? {expected}")
     if not isinstance(seats, Mapping):
-        raise ArenaError(f"{source()} returned {shown(seats)}; {expected}")
+        raise ArenaError(f"{source} returned {shown(seats)}; {expected}")
     for role, seat in cast("Mapping[str, object]", seats).items():
         if not isinstance(seat, Seat):
-            raise ArenaError(f"{source()} put {shown(seat)} in seat {role!r}; {expected}")
+            raise ArenaError(f"{source} put {shown(seat)} in seat {role!r}; {expected}")
         policy = seat.policy
         if policy is not None and policy not in policies:
             raise ArenaError(
-                f"{source()} put adapter {seat.adapter!r} in seat {role!r} to be trained; the "
+                f"{source} put adapter {seat.adapter!r} in seat {role!r} to be trained; the "
                 f"arena's policies are {', '.join(map(repr, policies))}, so write trainable=False, "
                 "or name the adapter in policies"
             )

@@ -99,17 +99,8 @@ def episode_after(
         ending.add_note(f"{where}\n{_own_line(raised)}".rstrip())
         raise ending from None
     if play is None:
-        story, failure = _story(raised), _failure_of(ending)
-        return Episode(
-            arena=arena.name,
-            task=task,
-            rollouts=(),
-            rewards={},
-            seed=seed,
-            error=story,
-            failure=failure,
-        )
-    if isinstance(ending, Void):
+        play = PlayState(arena, task, {}, seed=seed)
+    elif isinstance(ending, Void):
         play.notes.append(f"void: {text_of(ending)}")
         return episode_of(play, {}, void=True)
     return episode_of(play, {}, error=_story(raised), failure=_failure_of(ending))

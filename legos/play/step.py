@@ -17,7 +17,6 @@ from legos.credit.credited import with_samples
 from legos.credit.means import with_children
 from legos.errors import ArenaError
 from legos.play.context import PlayContext, play_context
-from legos.play.descent import Descent
 from legos.play.game_plays import GamePlays
 from legos.play.outcome import episode_after, episode_of, rewards_of
 from legos.play.slot import Slot
@@ -171,7 +170,7 @@ async def play_each(
     context: PlayContext,
     arena: Playable,
     plays: Sequence[tuple[Task, int]],
-    descent: Descent | None = None,
+    parent: Table | None = None,
 ) -> list[Episode]:
     """Play the tasks of a group, or the children of one play.
 
@@ -179,7 +178,7 @@ async def play_each(
         context: what the plays share.
         arena: the arena to play.
         plays: tasks and seeds.
-        descent: the place of children in the tree of plays; None: nobody spawned them.
+        parent: the table of the play that spawns them; None: nobody does.
 
     Raises:
         ArenaError: a play breaks the rules for plays.
@@ -190,7 +189,7 @@ async def play_each(
             return await GamePlays(context, arena, game, plays).run()
         async with asyncio.TaskGroup() as group:
             running = [
-                group.create_task(_play_one(context, arena, task, seed, descent or Descent()))
+                group.create_task(_play_one(context, arena, task, seed, parent))
                 for task, seed in plays
             ]
     except BaseExceptionGroup as errors:
@@ -199,7 +198,7 @@ async def play_each(
 
 
 async def _play_one(
-    context: PlayContext, arena: Playable, task: Task, seed: int, descent: Descent
+    context: PlayContext, arena: Playable, task: Task, seed: int, parent: Table | None
 ) -> Episode:
     """Play one task; an error inside the play becomes the episode's ``error``.
 
@@ -218,8 +217,8 @@ async def _play_one(
                 seed=seed,
                 slot=slot,
                 spawn=partial(play_each, context),
-                descent=descent,
                 context=context,
+                parent=parent,
             )
             returned = await context.watch.run(table, _awaitable(arena.play(table), source))
             return episode_of(table, rewards_of(table, returned, source))

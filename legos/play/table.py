@@ -1,6 +1,7 @@
 """The table: everything that a play can use, and the only way information reaches a seat."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -21,7 +22,6 @@ from legos.arena.store import Store
 from legos.credit.means import RESERVED
 from legos.errors import ArenaError, text_of
 from legos.play.context import PlayContext
-from legos.play.descent import Descent
 from legos.play.endpoint import AgentSeat, Endpoint, host_of
 from legos.play.external_episode import ExternalEpisode
 from legos.play.play_state import PlayState
@@ -36,8 +36,11 @@ from legos.sandbox.calls import CallLimits
 __all__ = ["Table"]
 
 T = TypeVar("T")
-Spawn = Callable[[Any, Sequence[tuple[Task, int]], Descent], Awaitable[Sequence[Episode]]]
-"""Plays tasks of an arena, each with the seed of its play, under a step's limit."""
+Spawn = Callable[[Any, Sequence[tuple[Task, int]], "Table"], Awaitable[Sequence[Episode]]]
+"""Plays tasks of an arena, each with the seed of its play, as children of a table's play."""
+
+MAX_DEPTH = 32  # plays above a play
+MAX_SPAWNED = 10_000  # plays below one that nobody spawned
 
 
 class Table(PlayState):
@@ -51,14 +54,15 @@ class Table(PlayState):
         seed: int,
         slot: Slot,
         spawn: Spawn,
-        descent: Descent,
         context: PlayContext,
+        parent: "Table | None" = None,
     ) -> None:
         super().__init__(arena, task, context.seats(arena, task, seed), seed=seed)
         self._children_seeds = 0
         self._slot = self.slot = slot
         self._spawn = spawn
-        self._descent = descent
+        self._depth = 0 if parent is None else parent._depth + 1
+        self._tree = Counter[str]() if parent is None else parent._tree  # plays below the first
         self._context = context
         self._judged = JudgeTally()
 
@@ -226,13 +230,20 @@ class Table(PlayState):
         check_attributes(child := self.arena.child(arena, next(iter(self.seats.values()))))
         given = [tasks] if isinstance(tasks, Task) else list(tasks)
         await asyncio.sleep(0)  # a play that catches this error in a loop must not block all others
-        descent = self._descent.below(len(given) * max(n, 0), child.name)
+        num_plays = self._tree["spawned"] + len(given) * max(n, 0)
+        self._tree["spawned"] = num_plays
+        if self._depth >= MAX_DEPTH or num_plays > MAX_SPAWNED:
+            raise ArenaError(
+                f"spawn() would make a tree of {num_plays} plays, {self._depth + 1} deep; "
+                f"expected at most {MAX_SPAWNED} plays and a depth of {MAX_DEPTH}: does arena "
+                f"{child.name!r} spawn itself, or spawn in a loop, without an end?"
+            )
         plays: list[tuple[Task, int]] = []
         for task in (task for task in given for _ in range(n)):
             self._children_seeds += 1
             plays.append((task, mix(self.seed, self._children_seeds)))
         async with self._slot.released(paused=True):
-            episodes = await self._spawn(child, plays, descent)
+            episodes = await self._spawn(child, plays, self)
         if not train:
             episodes = [episode.untrained() for episode in episodes]
         self.children.extend(episodes)

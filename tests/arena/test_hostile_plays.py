@@ -232,7 +232,7 @@ def test_a_play_that_swallows_its_cancellation_is_given_up(
     wait: str, stopped: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("legos.play.watch.GRACE_S", 1.0)
-    monkeypatch.setattr("legos.play.descent.MAX_SPAWNED", 20)
+    monkeypatch.setattr("legos.play.table.MAX_SPAWNED", 20)
     arena = Stubborn(wait)
 
     async def story() -> None:
@@ -256,7 +256,7 @@ def test_a_play_that_swallows_its_cancellation_is_given_up(
 
 @pytest.mark.parametrize("n", [1, 8, 2**62])
 def test_an_arena_that_spawns_itself_is_bounded(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("legos.play.descent.MAX_SPAWNED", 500)
+    monkeypatch.setattr("legos.play.table.MAX_SPAWNED", 500)
     with pytest.raises(ArenaError, match="does arena 'nested' spawn itself"):
         step(Nested(n))
 
