@@ -10,10 +10,8 @@ of each task when a round begins.
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from heapq import heappop, heappush
-from itertools import chain, islice
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 from legos.arena.checks import checked_tasks
@@ -41,27 +39,14 @@ class _Place(NamedTuple):
     first_play: int  # number of plays planned before its own
 
 
-@dataclass(slots=True, eq=False)
 class _Round:
-    """Tasks that were drawn together."""
+    """Tasks that were drawn together; each is named by its index in the round."""
 
-    tasks: dict[int, Task]  # index in the round -> task
-    places: dict[int, _Place]
-    unfinished: set[int]  # indices of the tasks whose group has not been finished
-    # Those not being played yet, by id: a heap, so that the first ones are played next.
-    waiting: list[list[int]] = field(init=False, default_factory=list[list[int]])
-
-    def __post_init__(self) -> None:
-        """Let all tasks wait."""
-        self.wait(self.tasks)
-
-    def wait(self, numbers: Iterable[int]) -> None:
-        """Let tasks wait, those of one id together."""
-        by_id: dict[str, list[int]] = {}
-        for number in sorted(numbers):
-            by_id.setdefault(self.tasks[number].id, []).append(number)
-        for each in by_id.values():
-            heappush(self.waiting, each)
+    def __init__(self, tasks: Mapping[int, Task], places: Mapping[int, _Place]) -> None:
+        self.tasks = tasks
+        self.places = places
+        self.unfinished = set(tasks)  # whose group has not been finished
+        self.waiting = set(tasks)  # of these, the ones that are not being played
 
 
 class TaskCursor:
@@ -86,11 +71,11 @@ class TaskCursor:
         if at is None:
             at = self._begin(self._drawn_round())
         current = self._rounds[at]
-        if split == "id":
-            numbers = heappop(current.waiting)
-        else:
-            numbers = sorted(chain.from_iterable(current.waiting))
-            current.waiting.clear()
+        first = current.tasks[min(current.waiting)].id
+        numbers = sorted(
+            n for n in current.waiting if split == "round" or current.tasks[n].id == first
+        )
+        current.waiting.difference_update(numbers)
         plays = tuple(
             (current.tasks[n], mix(self._arena.seed, current.places[n].first_play + play))
             for n in numbers
@@ -113,7 +98,7 @@ class TaskCursor:
 
     def give_back(self, group: Group) -> None:
         """Return an interrupted group, so that it is played next."""
-        self._rounds[group.round].wait(group.numbers)
+        self._rounds[group.round].waiting.update(group.numbers)
 
     def state(self) -> dict[str, Any]:
         """The position and the unfinished tasks, as JSON values."""
@@ -147,7 +132,7 @@ class TaskCursor:
                     found = enumerate(stream, start=first)
                     tasks |= {wanted[at]: task for at, task in found if at in wanted}
             if tasks:
-                self._begin(_Round(tasks, places, set(tasks)))
+                self._begin(_Round(tasks, places))
 
     def _begin(self, drawn: _Round) -> int:
         """Add a round; returns its number."""
@@ -169,7 +154,7 @@ class TaskCursor:
             self._drawn[level] += 1
             self._plays_planned += task.group_size or arena.group_size
         check_task_ids(((None, arena.name), task) for task in tasks.values())
-        return _Round(tasks, places, set(tasks))
+        return _Round(tasks, places)
 
     def _stream(self, level: str | None, *, skip: int) -> Iterator[Task]:
         """The tasks of a level after the first ``skip``; None: all tasks."""

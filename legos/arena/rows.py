@@ -103,7 +103,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     place = f"{path}:{number}"
-                    yield place, _row(line, place)
+                    yield place, _object(_loaded(line, f"{place}: the row"), place)
     except OSError as error:
         raise ArenaError(f"{path} cannot be read: {error.strerror}") from error
 
@@ -117,20 +117,15 @@ def _json(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if not text.lstrip().startswith(b"["):
         yield from _json_lines(path)
         return
-    try:
-        rows: list[object] = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ArenaError(f"{path} is no JSON: {error}") from error
-    for number, row in enumerate(rows, start=1):
+    for number, row in enumerate(_loaded(text, str(path)), start=1):
         yield f"{path}:{number}", _object(row, f"{path}, row {number}")
 
 
-def _row(line: bytes, place: str) -> Mapping[str, Any]:
+def _loaded(text: bytes, what: str) -> Any:
     try:
-        row: object = json.loads(line)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ArenaError(f"{place}: the row is no JSON: {error}") from error
-    return _object(row, place)
+        raise ArenaError(f"{what} is no JSON: {error}") from error
 
 
 def _object(row: object, place: str) -> Mapping[str, Any]:

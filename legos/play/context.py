@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace as changed
 
@@ -19,8 +20,6 @@ from legos.sandbox.calls import CallPool
 
 __all__ = ["PlayContext", "play_context"]
 
-MAX_GAMES = 8  # games whose positions are kept; plays may spawn a new one each
-
 
 @dataclass(slots=True, eq=False)
 class PlayContext:
@@ -33,18 +32,16 @@ class PlayContext:
     adapters: Mapping[str, str] = field(default_factory=dict[str, str])
     """Policy -> adapter that answers for its trained seats; none: that of each seat."""
     stores: Stores | None = None  # that plays use; None: those of each arena
-    _positions: list[tuple[Playable, Positions]] = field(
-        default_factory=list[tuple[Playable, Positions]]
+    _positions: WeakKeyDictionary[Playable, Positions] = field(
+        default_factory=WeakKeyDictionary[Playable, Positions]
     )
 
     def positions(self, arena: Playable, game: Game) -> Positions:
-        """The positions of an arena's game; its plays share them, unless many games came since."""
-        for other, found in self._positions:
-            if other is arena and found.game is game:
-                return found
-        self._positions.append((arena, Positions(game)))
-        del self._positions[:-MAX_GAMES]
-        return self._positions[-1][1]
+        """The positions of an arena's game; its plays share them."""
+        found = self._positions.get(arena)
+        if found is None or found.game is not game:
+            found = self._positions[arena] = Positions(game)
+        return found
 
     def seats(self, arena: Playable, task: Task, seed: int) -> Mapping[str, Seat]:
         """The seats of one play, with the adapters and the temperature of the context."""
