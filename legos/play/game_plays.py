@@ -12,11 +12,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from legos.arena.answer import read_answer
 from legos.arena.endings import Forfeit
 from legos.arena.game import Game, State
 from legos.arena.playable import Playable
-from legos.chat.reply import split_thinking
 from legos.play.context import PlayContext
 from legos.play.outcome import episode_after, episode_of, rewards_of
 from legos.play.play_state import PlayState, SeatState
@@ -175,19 +173,9 @@ class GamePlays:
 
     def _move(self, turn: _Turn, completion: Completion) -> str | Exception | None:
         """The move of an answer; None if an illegal one was asked again."""
-        question, seat, answer = turn.question, turn.seat, completion.text
-        move, reason = (answer if answer in question.legal else None), None
-        if move is None:
-            _, answer = split_thinking(answer)
-            move, _, reason = read_answer(answer, question.legal, None)
-        seat.keep(
-            turn.messages,
-            completion,
-            answer,
-            move=move,
-            legal=reason is None,
-            choices=question.legal,
-            asked_at=turn.asked_at,
+        question, seat = turn.question, turn.seat
+        move, _, reason = seat.read(
+            turn.messages, completion, question.legal, asked_at=turn.asked_at
         )
         if reason is None:
             return move

@@ -151,35 +151,44 @@ class SeatState(Struct):
         with self.asking():
             client = self.seat.client
             completion = await client.complete(prompt, sampling, adapter=self.seat.adapter)
-        parse = None if completion.tool_calls else parse
-        _, answer = split_thinking(completion.text)
-        move, parsed, reason = read_answer(answer, sampling.choices, parse)
         base = self.seat.sampling
         limit = None if sampling.restrict else base.max_tokens
         own = (sampling.max_tokens, sampling.stop, sampling.tools) == (limit, base.stop, None)
-        recorded.keep(
+        move, parsed, reason = recorded.read(
             messages,
             completion,
-            answer,
-            move=move,
-            legal=reason is None if sampling.choices or parse else None,
-            choices=sampling.choices,
+            sampling.choices,
+            None if completion.tool_calls else parse,
             asked_at=asked_at,
             sampling=None if own else sampling,
         )
         return Reply(completion=completion, move=move, parsed=parsed), reason
 
-    def keep(
-        self, messages: tuple[Message, ...], completion: Completion, answer: str, **turn: Any
-    ) -> None:
-        """Record a turn, and add question and answer to the conversation if it is kept.
+    def read(
+        self,
+        messages: tuple[Message, ...],
+        completion: Completion,
+        choices: tuple[str, ...],
+        parse: Callable[[str], Any] | None = None,
+        **turn: Any,
+    ) -> tuple[str | None, Any, str | None]:
+        """Read an answer, record its turn, and keep it in the conversation if that is kept.
 
         Args:
             messages: the conversation that was asked; the last message is the question.
             completion: the client's answer.
-            answer: its text without the thinking.
+            choices: the legal answers; empty: none are given.
+            parse: turns the answer into a value, if there are no choices.
             turn: further fields of the ``Turn``.
+
+        Returns:
+            As ``read_answer``.
         """
+        answer = move = parsed = completion.text
+        reason = None
+        if answer not in choices:
+            _, answer = split_thinking(answer)
+            move, parsed, reason = read_answer(answer, choices, parse)
         if self.remembers:
             all_read = len(self.memory) < len(messages)  # no message arrived during the answer
             whole = all_read and completion.prompt_ids and completion.token_ids
@@ -187,10 +196,12 @@ class SeatState(Struct):
             self.memory += (messages[-1], said)
             self.last = completion if whole and self.arena.continue_tokens else None
             self.num_read = len(self.memory)
-        self.add_turn(messages, completion, **turn)
+        legal = reason is None if choices or parse else None
+        self.add_turn(messages, completion, move=move, legal=legal, choices=choices, **turn)
+        return move, parsed, reason
 
     def add_turn(self, messages: tuple[Message, ...], completion: Completion, **turn: Any) -> None:
-        """Record a turn outside of the seat's own conversation; see ``keep``."""
+        """Record a turn outside of the seat's own conversation; see ``read``."""
         self.turns.append(
             Turn(
                 messages=messages,
