@@ -143,23 +143,19 @@ class Arena(Playable):
 
     def state(self) -> dict[str, Any]:
         """The state that a resumed run needs: tasks, curriculum, credit, matchmaker, stores."""
-        credit = self.credit_assigner.state() if self.credit_assigner else {}
-        return {
-            "cursor": self.cursor.state(),
-            "curriculum": self.curriculum.state(),
-            "credit": credit,
-            "matchmaker": self.matchmaker.state(),
-            "stores": self.stores.state(),
-        }
+        states = {name: part.state() for name, part in self._parts().items()}
+        return {**states, "credit": states.get("credit", {})}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take back what ``state`` returned."""
-        self.cursor.restore(state["cursor"])
-        self.curriculum.restore(state["curriculum"])
-        if self.credit_assigner:
-            self.credit_assigner.restore(state["credit"])
-        self.matchmaker.restore(state["matchmaker"])
-        self.stores.restore(state["stores"])
+        for name, part in self._parts().items():
+            part.restore(state[name])
+
+    def _parts(self) -> dict[str, Any]:
+        """What has a state."""
+        credit = {"credit": self.credit_assigner} if self.credit_assigner else {}
+        parts = ("cursor", "curriculum", "matchmaker", "stores")
+        return {name: getattr(self, name) for name in parts} | credit
 
 
 class GameArena(Arena):

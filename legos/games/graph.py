@@ -233,12 +233,10 @@ class _Walk:
         first, point = self._point(state, roles[len(moves)])
         for slot, move in enumerate(point.legal, start=first):
             made = (*moves, move)
-            if isinstance(turn, str):
-                after = self.game.play(state, move)
-            elif len(made) < len(roles):
-                after = _Moving(state, made)
+            if len(made) < len(roles):
+                after: State | _Moving = _Moving(state, made)
             else:
-                after = self.game.play_all(state, dict(zip(roles, made, strict=True)))
+                after = self.game.after_moves(state, turn, dict(zip(roles, made, strict=True)))
             self.edges.append((node, self._number(after), slot, 1.0))
 
     def _roles(self, state: State, turn: str | Sequence[str]) -> Sequence[str]:
