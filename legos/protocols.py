@@ -135,7 +135,7 @@ class Seating(Protocol):
 
 
 class Matchmaker(Protocol):
-    """Decides who sits in which seat of a play."""
+    """Decides who sits in which seat of a play; a subclass inherits what it does not define."""
 
     def seats(self, arena: Seating, task: Task, seed: int) -> Mapping[str, Seat]:
         """Role -> seat for one play.
@@ -149,19 +149,17 @@ class Matchmaker(Protocol):
         ...
 
     def record(self, episode: Episode) -> None:
-        """Record a play that ended or failed; called when its group has ended.
+        """Record a play that ended or failed; called when its group has ended; by default ignored.
 
         Plays of an evaluation and spawned plays are not recorded.
         """
-        ...
 
     def state(self) -> dict[str, Any]:
-        """The state that a resumed run needs (ratings, a pool of opponents), as JSON values."""
-        ...
+        """The state that a resumed run needs (ratings, a pool), as JSON values; by default none."""
+        return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take back what ``state`` returned."""
-        ...
 
 
 class Scorer(Protocol):
@@ -335,7 +333,10 @@ class CreditAssigner(Protocol):
 
 
 class Curriculum(Protocol):
-    """Chooses the level of each task from the success of earlier plays, in arenas with levels."""
+    """Chooses the level of each task from the success of earlier plays, in arenas with levels.
+
+    A subclass inherits what it does not define.
+    """
 
     def choose(self, levels: Sequence[str], rng: random.Random) -> str:
         """The level of the next task.
@@ -353,15 +354,13 @@ class Curriculum(Protocol):
             level: their level.
             successes: success of each play, 0 to 1; at least one.
         """
-        ...
 
     def state(self) -> dict[str, Any]:
-        """The state that a resumed run needs (success of each level), as JSON values."""
-        ...
+        """The state that a resumed run needs (each success), as JSON values; by default none."""
+        return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take back what ``state`` returned."""
-        ...
 
 
 class RewardModel(Protocol):

@@ -78,22 +78,12 @@ class Climb:
         self.success = dict(state)
 
 
-class Uniform:
+class Uniform(Curriculum):
     """Plays all levels equally often."""
 
     def choose(self, levels: Sequence[str], rng: random.Random) -> str:
         """Any level."""
         return rng.choice(levels)
-
-    def record(self, level: str, successes: Sequence[float]) -> None:
-        """Ignore how plays went."""
-
-    def state(self) -> dict[str, Any]:
-        """Nothing."""
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Nothing."""
 
 
 CURRICULA: Mapping[CurriculumName, Callable[[], Curriculum]] = {"climb": Climb, "uniform": Uniform}

@@ -2,31 +2,20 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from legos.protocols import Matchmaker, Seat, Seating
-from legos.records.episode import Episode, Task
+from legos.records.episode import Task
 
 __all__ = ["ArenaSeats", "SeatOverride", "renamed"]
 
 
-class ArenaSeats:
+class ArenaSeats(Matchmaker):
     """Uses the seats of the arena, by default the policy in every seat."""
 
     def seats(self, arena: Seating, task: Task, seed: int) -> Mapping[str, Seat]:
         """Return ``Arena.seats``; the seed is not used."""
         del seed
         return arena.seats(task)
-
-    def record(self, episode: Episode) -> None:
-        """Do nothing, because the seats do not depend on earlier plays."""
-
-    def state(self) -> dict[str, Any]:
-        """Return an empty state."""
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Do nothing, because there is no state."""
 
 
 class SeatOverride:
