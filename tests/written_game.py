@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from legos.arena.game import Game
-from legos.games.figures import GameTree
+from legos.games.exact import GameTree
 
 __all__ = ["Written", "no_illegal", "pennies"]
 

@@ -22,7 +22,7 @@ from legos.config.schema import GenerationConfig, PlayConfig
 from legos.errors import ArenaError, ConfigError, did_you_mean
 from legos.fakes import ScriptedClient
 from legos.games.bots import OptimalBot, RandomBot
-from legos.games.figures import GameTree, Policy, optimal_policy
+from legos.games.exact import GameTree, Policy, optimal_policy
 from legos.play.step import play_all
 from legos.protocols import Client, Seat
 from legos.records.episode import Episode

@@ -27,7 +27,7 @@ from legos.checks.prompts import prompt_findings
 from legos.credit.means import with_children
 from legos.errors import NoEndpointError
 from legos.fakes.client import Asked
-from legos.games.figures import GameTree
+from legos.games.exact import GameTree
 from legos.records.episode import Episode, Task, Turn
 
 __all__ = ["Finding", "check_arena"]

@@ -20,7 +20,7 @@ from legos.checks.players import (
 from legos.errors import ArenaError, GameSizeError
 from legos.fakes.client import Asked
 from legos.games.bots import optimal_move
-from legos.games.figures import (
+from legos.games.exact import (
     GameTree,
     Policy,
     expected_payoffs,

@@ -1,1 +1,1 @@
-"""Games as graphs: solvers, and evaluation figures without sampling error."""
+"""Games as graphs: solvers, and exact values of policies, without sampling error."""

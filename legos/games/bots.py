@@ -4,7 +4,7 @@ import random
 
 from legos.arena.game import split_position
 from legos.errors import ArenaError
-from legos.games.figures import Policy
+from legos.games.exact import Policy
 from legos.records.message import Completion, Continuation, Prompt, Sampling, messages_or_ids
 from legos.records.names import POLICY
 

@@ -13,7 +13,7 @@ from legos.arena.curriculum import success_rates
 from legos.arena.cursor import plays_from
 from legos.credit.means import play_figures, with_children
 from legos.errors import ArenaError, GameSizeError
-from legos.games.figures import (
+from legos.games.exact import (
     DecisionPoint,
     GameReport,
     GameTree,

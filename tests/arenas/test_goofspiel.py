@@ -7,7 +7,7 @@ import pytest
 from game_plays import random_play, transcript
 
 from arenas.goofspiel import Goofspiel, State
-from legos.games.figures import (
+from legos.games.exact import (
     GameTree,
     expected_payoffs,
     exploitability,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arenas.kuhn import Kuhn
-from legos.games.figures import (
+from legos.games.exact import (
     GameTree,
     Policy,
     evaluate,

@@ -4,7 +4,7 @@ import pytest
 from game_plays import transcript
 
 from arenas.leduc import Leduc
-from legos.games.figures import (
+from legos.games.exact import (
     GameTree,
     expected_payoffs,
     exploitability,

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from arenas.nim import Nim
-from legos.games.figures import (
+from legos.games.exact import (
     GameTree,
     evaluate,
     expected_payoffs,

@@ -6,7 +6,7 @@ import pytest
 from game_plays import transcript
 
 from arenas.pig import Pig, State
-from legos.games.figures import (
+from legos.games.exact import (
     GameTree,
     Policy,
     expected_payoffs,

@@ -7,7 +7,7 @@ import pytest
 from game_plays import transcript
 
 from arenas.tictactoe import TicTacToe
-from legos.games.figures import (
+from legos.games.exact import (
     GameTree,
     expected_payoffs,
     exploitability,

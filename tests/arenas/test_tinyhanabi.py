@@ -6,7 +6,7 @@ import pytest
 from game_plays import transcript
 
 from arenas.tinyhanabi import CARDS, MOVES, PAYOFFS, TinyHanabi
-from legos.games.figures import (
+from legos.games.exact import (
     GameTree,
     Policy,
     evaluate,

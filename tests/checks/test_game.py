@@ -13,7 +13,7 @@ from legos import GameArena
 from legos.checks import check_arena
 from legos.errors import ArenaError
 from legos.fakes import ScriptedClient
-from legos.games.figures import GameTree
+from legos.games.exact import GameTree
 
 
 def test_a_wrong_reference_is_found() -> None:

@@ -12,7 +12,7 @@ import pytest
 from legos import Climb, GameArena, GRPOCredit
 from legos.arena.registry import find_arena
 from legos.fakes import Asked, ScriptedClient
-from legos.games.figures import GameTree, exploitability, optimal_policy, uniform_policy
+from legos.games.exact import GameTree, exploitability, optimal_policy, uniform_policy
 from legos.records.group import Group
 from legos.wiring.arena import make_arena
 

@@ -23,7 +23,7 @@ from legos.cli.process import main
 from legos.config.schema import PlayConfig
 from legos.errors import RecordError
 from legos.fakes import ScriptedClient
-from legos.games.figures import GameTree, optimal_move_rate, optimal_policy
+from legos.games.exact import GameTree, optimal_move_rate, optimal_policy
 from legos.losses.alarms import PAGE, RULES
 from legos.wiring.arena import make_arena
 

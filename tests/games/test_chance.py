@@ -8,7 +8,7 @@ from written_game import Written, no_illegal, pennies
 
 from legos.arena.game import Game
 from legos.errors import ArenaError
-from legos.games.figures import (
+from legos.games.exact import (
     GameTree,
     Outcome,
     evaluate,
@@ -175,7 +175,7 @@ def test_the_best_joint_policy_of_a_team() -> None:
 
 
 def test_the_best_joint_policy_needs_not_too_many_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("legos.games.figures.MAX_PLANS", 1)
+    monkeypatch.setattr("legos.games.exact.MAX_PLANS", 1)
     tree = team([1.0, 0.0, 0.0, 2.0])
     assert optimal_policy(tree) is None
     report = evaluate(tree, uniform_policy(tree), no_illegal(tree))

@@ -9,7 +9,7 @@ import pytest
 from arenas.kuhn import Kuhn
 from arenas.nim import Nim
 from legos.arena.game import Game
-from legos.games.figures import (
+from legos.games.exact import (
     GameTree,
     Policy,
     expected_payoffs,

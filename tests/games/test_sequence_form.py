@@ -13,7 +13,7 @@ from arenas.kuhn import Kuhn
 from arenas.leduc import Leduc
 from legos.arena.game import Game
 from legos.games import sequence_form
-from legos.games.figures import (
+from legos.games.exact import (
     GameTree,
     expected_payoffs,
     exploitability,

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from legos.arena.game import Game
-from legos.games.figures import (
+from legos.games.exact import (
     GameTree,
     Policy,
     expected_payoffs,

@@ -15,7 +15,7 @@ from legos.arena.arena import Arena, GameArena
 from legos.arena.endings import Forfeit, Void
 from legos.arena.game import Game
 from legos.fakes import Asked, ScriptedClient
-from legos.games.figures import GameTree
+from legos.games.exact import GameTree
 from legos.loop.evaluation import ArenaEvaluation, MixEvaluation, flat_figures
 from legos.play.table import Table
 from legos.protocols import Seat

@@ -17,7 +17,7 @@ from pretraining.practice import Exercise, Exercises, collate, echo, made_up, pr
 
 from legos.arena.registry import find_arena
 from legos.builtin.files import ModelShape, Weights, model_config, random_weights
-from legos.games.figures import GameTree
+from legos.games.exact import GameTree
 from legos.records.message import Message
 
 __all__ = ["NUM_STEPS", "answer_logits", "known_positions", "practise"]

@@ -14,7 +14,7 @@ from legos import Arena, Climb, GameArena, make_arena
 from legos.arena.registry import find_arena
 from legos.errors import ArenaError
 from legos.fakes import Asked, ScriptedClient
-from legos.games.figures import GameTree, nash_conv, uniform_policy
+from legos.games.exact import GameTree, nash_conv, uniform_policy
 from legos.play.step import play_all
 from legos.records.episode import Episode
 

@@ -11,7 +11,7 @@ from written_game import Written, no_illegal, pennies
 
 from legos.arena.game import Game
 from legos.errors import ArenaError
-from legos.games.figures import (
+from legos.games.exact import (
     GameTree,
     Outcome,
     evaluate,

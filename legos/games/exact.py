@@ -62,7 +62,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GameReport:
-    """Figures of one policy at one game; None: not defined for such a game."""
+    """Exact values of one policy at one game; None: not defined for such a game."""
 
     arena: str
     optimal_move_rate: float | None  # see the function of that name
@@ -255,7 +255,7 @@ def optimal_move_rate(game: GameTree, policy: Policy) -> float | None:
 def evaluate(
     game: GameTree, policy: Policy, illegal_probability: Mapping[tuple[str, str], float]
 ) -> GameReport:
-    """Compute all figures of a policy that plays every role.
+    """Compute all exact values of a policy that plays every role.
 
     Args:
         game: the game.
