@@ -45,10 +45,6 @@ class SeatState(Struct):
     num_read: int = 0  # number of messages in the memory up to that completion
     tools: str | None = None  # tools that the tokens of the conversation describe
 
-    def remembering(self) -> "SeatState":
-        """The same seat with a conversation of its own, which keeps questions and answers."""
-        return replace(self, memory=list(self.memory), remembers=True)
-
     def afresh(self) -> "SeatState":
         """The same seat with only its system message, and without a memory of what it is asked."""
         system = [message for message in self.memory[:1] if message.role == "system"]

@@ -121,7 +121,9 @@ class Toolbox:
                 f"{state.seat.role!r} is asked with tools and token ids; tools are written into a "
                 "prompt of text"
             )
-        talk = state if state.remembers else state.remembering()
+        talk = state
+        if not state.remembers:  # the calls and their results are a conversation of their own
+            talk = replace(state, memory=list(state.memory), remembers=True)
         if talk.tools != self.described:  # the conversation's tokens do not describe these
             talk.tools, talk.last = self.described, None
         made: tuple[ToolCall, ...] = ()
