@@ -180,11 +180,8 @@ class SeatState(Struct):
         Returns:
             As ``read_answer``.
         """
-        answer = move = parsed = completion.text
-        reason = None
-        if answer not in choices:
-            _, answer = split_thinking(answer)
-            move, parsed, reason = read_answer(answer, choices, parse)
+        _, answer = split_thinking(completion.text)
+        move, parsed, reason = read_answer(answer, choices, parse)
         if self.remembers:
             all_read = len(self.memory) < len(messages)  # no message arrived during the answer
             whole = all_read and completion.prompt_ids and completion.token_ids
