@@ -169,12 +169,13 @@ class Slow(Nim):
 
 
 def test_a_run_says_which_line_of_an_arena_blocks_it(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("legos.apps.train.STALL_AFTER_S", 0.6)
     (tmp_path / "slow.py").write_text(ARENA)
     run = tmp_path / "run"
     place = f"{tmp_path / 'slow.py'}:Slow"
-    options = ["--arena", place, "--steps", "1", "--out", str(run), "--loop.stall-after-s", "0.6"]
+    options = ["--arena", place, "--steps", "1", "--out", str(run)]
     assert main(["train", *options]) == 0
     text = (run / "stalls.txt").read_text()
     assert text.count("the event loop has not turned") == 1

@@ -80,9 +80,9 @@ class JudgeTally:
         """
         values = self._values
         values["judge_first"] += [score for score in shown_first if score is not None]
-        values["judge_unclear"] += [score is None for score in shown_first]
         if verdict.agreed is not None:
             values["judge_agreement"].append(verdict.agreed)
+        values["judge_unclear"] += [score is None for score in shown_first]
         if truth is not None:
             values["judge_right"].append(abs(verdict.score - truth) < 0.5)
         return {name: fmean(found) for name, found in values.items() if found}

@@ -1,7 +1,7 @@
 """One generation request as the engine receives it: token ids and numbers, without text."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +65,9 @@ class Request(PlainRequest, frozen=True, kw_only=True):
     @property
     def kind(self) -> PlainRequest:
         """Its plain data without prompt and seed, to be sent once for all that share it."""
-        fields = {name: getattr(self, name) for name in PlainRequest.__struct_fields__}
+        fields: dict[str, Any] = {
+            name: getattr(self, name) for name in PlainRequest.__struct_fields__
+        }
         return PlainRequest(**fields | {"prompt_ids": (), "seed": 0, "stream": False})
 
 

@@ -42,19 +42,20 @@ class DeviceTime:
         self._found: list[tuple[float, float]] = []
         self._before = Sampler.draw, Sampler.read, MlxGradients.computed
         draw, read, computed = self._before
+        timed = self._timed
 
-        def timed_draw(sampler: Any, rows: Any, logits: mx.array, **options: Any) -> Any:
-            if not sampler.on_device:
-                self._timed(np.asarray, logits)
-            return draw(sampler, rows, logits, **options)
+        def timed_draw(self: Any, rows: Any, logits: mx.array, **options: Any) -> Any:
+            if not self.on_device:
+                timed(np.asarray, logits)
+            return draw(self, rows, logits, **options)
 
-        def timed_read(sampler: Any, draws: Any) -> Any:
-            if sampler.on_device:
-                self._timed(mx.eval, draws.tokens, draws.logprobs)
-            return read(sampler, draws)
+        def timed_read(self: Any, draws: Any) -> Any:
+            if self.on_device:
+                timed(mx.eval, draws.tokens, draws.logprobs)
+            return read(self, draws)
 
-        def timed_compute(device: Any, compute: Any) -> Any:
-            return self._timed(computed, device, compute)
+        def timed_compute(self: Any, compute: Any) -> Any:
+            return timed(computed, self, compute)
 
         Sampler.draw, Sampler.read = timed_draw, timed_read
         MlxGradients.computed = timed_compute

@@ -109,9 +109,10 @@ def test_what_the_server_does_not_have_is_refused_alone(both: Both) -> None:
 
 def test_tokens_are_counted_adapters_dropped_and_a_closed_engine_refuses(both: Both) -> None:
     engine = both.there.engine
-    before = both.there.tokens_generated("policy").result()
+    before = both.there.engine.tokens_generated("policy").result()
     (found,) = ask(both.there.client(), Sampling(max_tokens=5, ignore_end=True), count=1)
-    assert both.there.tokens_generated("policy").result() - before == len(found.token_ids) == 5
+    made = both.there.engine.tokens_generated("policy").result() - before
+    assert made == len(found.token_ids) == 5
     assert engine.stats()["worked_seconds_total"] > 0
     assert engine.versions() == {"policy": 3}
     rival = changed(both.model.base_adapter(), name="rival", version=1)

@@ -216,14 +216,8 @@ class Narrow(FakeBackend):
 
 
 def test_samples_that_the_backend_had_no_room_for_are_filtered_by_name() -> None:
-    long, others = make_sample((1, 2, 3, 4), positions=(1, 3)), make_sample((5, 6, 7, 8))
-
-    def gather(own: Sequence[Sample], version: int) -> "Future[list[Sample]]":
-        future: Future[list[Sample]] = Future()
-        future.set_result([*own, others])
-        return future
-
-    trained = PolicyTrainer(Narrow(), FakePublisher(), trainer().settings, gather=gather)
+    long = make_sample((1, 2, 3, 4), positions=(1, 3))
+    trained = PolicyTrainer(Narrow(), FakePublisher(), trainer().settings)
     metrics = trained.train_step(batch(LIVE, long))
     assert (metrics["tokens_trained"], metrics["filtered/too_long_tokens"]) == (2, 2)
     assert metrics["memory/peak_gib"] == 1.5

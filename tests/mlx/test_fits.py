@@ -45,7 +45,7 @@ def test_a_model_too_large_is_refused_with_what_would_fit(
     small = fits.check_training(folder, TrainingSize(limit_bytes=int(1.2 * 2**30)))
     assert small is not None
     assert "4096 tokens at once" not in small
-    short = fits.check_training(folder, TrainingSize(limit_bytes=int(0.5 * 2**30)))
+    short = fits.check_training(folder, TrainingSize(limit_bytes=int(0.6 * 2**30)))
     assert short is not None
     assert "256 tokens at once in rows of 256" in short
     assert short.endswith("rows of up to 256 tokens fit, and longer ones are left out")

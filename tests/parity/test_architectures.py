@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from legos.errors import EngineError
 from legos.mlx.generate.capabilities import Capabilities, probe
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
+from legos.mlx.model.forecast import Sizes
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
@@ -208,12 +209,11 @@ def test_what_caches_can_do_and_cost_is_found_out(
     model = load_tree(folders[architecture])
     found = probe(CausalModel(model), AdapterSlots(model))
     caches, per_token, per_row = EXPECTED[architecture]
+    assert (found.sizes.token_bytes, found.sizes.row_bytes) == (per_token, per_row)
     assert found == Capabilities(
         architecture=architecture.removesuffix("_4bit"),
         caches=caches,
-        bytes_per_token=per_token,
-        bytes_per_row=per_row,
-        block_tokens=256,
+        sizes=Sizes.of(model),
         prompt_step=256 if "ArraysCache" in caches else 1,
     )
     rows = Rows(model, np.random.default_rng(0), (300, 40, 2))

@@ -180,13 +180,18 @@ def test_a_model_uses_it_as_it_is(written: Path, folder: Path, expected: np.ndar
 
 
 def test_a_run_evaluates_it_and_starts_with_it_as_reference(
-    written: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    written: Path,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("legos.wiring.model.SMALL_MODEL", 0)  # as mlx-lm, no LoRA on the head
     dora = ["--training.use-dora"] if written.name == "dora" else []
     run = [
         *("train", "--model", str(folder), "--steps", "1", "--out", str(tmp_path / "run"), *NIM),
         *("--training.lora-layers", "1", "--training.lora-rank", "8", *dora),
-        *("--training.no-lora-head", "--training.kl-coef", "0.1"),
+        *("--training.kl-coef", "0.1"),
         *("--training.kl-reference", str(written), "--loop.evaluate-every", "0"),
     ]
     assert main(run) == 0

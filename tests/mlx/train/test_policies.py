@@ -77,8 +77,9 @@ def test_they_are_those_of_a_plain_forward_pass(
 ) -> None:
     tree, backend = moved(tiny_models["llama"], micro_batch_tokens=micro_batch_tokens)
     if max_places is not None:
-        runner = backend._device._steps._runner
-        backend._device._steps._runner = replace(runner, max_places=max_places)
+        steps: Any = backend._device._steps  # pyright: ignore[reportAttributeAccessIssue]
+        runner = steps._runner
+        steps._runner = replace(runner, max_places=max_places)
     samples = [changed(sample, temperature=0.7) for sample in group(0)]
     own = backend.logprobs(samples).result()
     base = backend.logprobs(samples, reference=True).result()

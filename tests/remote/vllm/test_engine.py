@@ -140,7 +140,7 @@ def test_one_bad_or_cancelled_request_of_a_list_harms_no_other(
     client: EngineClient, served: TokenEngine
 ) -> None:
     async def go() -> None:
-        before = served.tokens_generated("policy").result()
+        before = served.engine.tokens_generated("policy").result()
         sampling = Sampling(max_tokens=30, ignore_end=True)
         tasks = [asyncio.create_task(client.complete(ASK, sampling)) for _ in range(3)]
         bad = asyncio.create_task(client.complete([1, 10_000], sampling))
@@ -150,7 +150,7 @@ def test_one_bad_or_cancelled_request_of_a_list_harms_no_other(
             await bad
         rest = await asyncio.gather(*tasks[1:])
         assert [len(completion.token_ids) for completion in rest] == [30, 30]
-        assert served.tokens_generated("policy").result() - before == 60
+        assert served.engine.tokens_generated("policy").result() - before == 60
 
     asyncio.run(go())
 
