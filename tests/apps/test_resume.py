@@ -157,7 +157,8 @@ def test_the_reference_of_a_run_is_in_its_checkpoints(
     assert timeless(resumed / "metrics.jsonl") == timeless(whole / "metrics.jsonl")
     place = f"{whole}@3"
     assert main(["train", "--fork-from", place, "--out", str(forked)]) == 0
-    assert timeless(forked / "metrics.jsonl") == timeless(whole / "metrics.jsonl")[4:]
+    after = [line for line in timeless(whole / "metrics.jsonl") if line["step"] > 3]
+    assert timeless(forked / "metrics.jsonl") == after
     options = ("--training.kl-reference", "none")
     assert main(["train", "--fork-from", place, "--out", str(base), *options]) == 0
     of_base, of_other = (timeless(run / "metrics.jsonl")[0] for run in (base, forked))

@@ -80,7 +80,7 @@ def test_settings_that_were_edited_are_refused_until_they_are_brought_back(
 
 
 @pytest.mark.slow
-def test_a_run_that_is_moved_meanwhile_says_where_it_is(
+def test_a_run_that_is_moved_meanwhile_says_so_and_goes_on_from_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, moved = tmp_path / "run", tmp_path / "moved"
@@ -96,8 +96,7 @@ def test_a_run_that_is_moved_meanwhile_says_where_it_is(
         command = ["train", "--out", str(run), "--steps", "4", *NIM]
         assert main([*command, "--loop.checkpoint-every", "1"]) == 2
     told = capsys.readouterr().err
-    assert f"error: {run} was moved to {moved} while the run wrote in it; " in told
-    assert f"--resume {moved}\n" in told
+    assert f"error: {run} was moved or removed while the run wrote in it; " in told
     assert not run.exists()
     assert main(["train", "--resume", str(moved)]) == 0
     assert [line["step"] for line in read_steps(moved / "metrics.jsonl")] == [1, 2, 3, 4]

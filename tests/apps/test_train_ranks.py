@@ -102,7 +102,8 @@ def ended(command: Sequence[str | Path], run: Path, sent: signal.Signals, *, ran
 def test_two_processes_train_as_one_after_a_killed_process(url: str, tmp_path: Path) -> None:
     two, one = tmp_path / "two", tmp_path / "one"
     told = ended((*TWO, *SETTINGS, "--server", url, "--out", two), two, signal.SIGKILL, rank="1")
-    assert "process 0 of 2 cannot go on, because process 1 has ended" in told
+    lost = "process 0 of 2 cannot go on, because process 1 has ended"
+    assert lost in told or "stopped by SIGTERM" in told  # torchrun may end it before it needs it
     assert f"torchrun --standalone --nproc-per-node 2 -m legos train --resume {two}" in told
     balanced_ledger(two)
     shutil.copytree(two, one)
