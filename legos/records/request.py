@@ -68,7 +68,8 @@ class Request(PlainRequest, frozen=True, kw_only=True):
         fields: dict[str, Any] = {
             name: getattr(self, name) for name in PlainRequest.__struct_fields__
         }
-        return PlainRequest(**fields | {"prompt_ids": (), "seed": 0, "stream": False})
+        fields |= {"prompt_ids": (), "seed": 0, "stream": False}
+        return PlainRequest(**fields)
 
 
 class Progress(Tokens, frozen=True, kw_only=True):

@@ -101,7 +101,7 @@ def test_all_decisions_of_tictactoe_are_scored_in_one_call() -> None:
     assert 0.0 < found["scoring_s"] <= found["all_s"] - found["enumeration_s"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_loop_bench_measures_both_halves_and_the_line() -> None:
     loop = import_module("bench.loop")
     figures = judged(loop.bench_loop, loop.RATIOS, Workload(6.0, quick=True))
@@ -116,7 +116,7 @@ def test_the_loop_bench_measures_both_halves_and_the_line() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_bench_of_overlap_compares_equal_samples_and_shows_where_the_time_went(
     tmp_path: Path,
 ) -> None:

@@ -90,7 +90,7 @@ def test_the_arenas_are_learned_as_the_page_says(
     assert (read_steps(run / "metrics.jsonl")[-1]["reward_mean"] or 0.0) > least
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_the_folder_of_step_five_is_trained_without_an_alarm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

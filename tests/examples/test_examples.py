@@ -108,7 +108,7 @@ def answers(url: str) -> bool:
         return False
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_model_learns_the_form_of_zorplex_alone(tmp_path: Path) -> None:
     assert run("zorplex.py", str(tmp_path / "base"), "100").startswith("wrote ")
     options = ("--model", str(tmp_path / "base"), "--arena", "zorplex", "--steps", "1")
