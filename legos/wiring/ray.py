@@ -28,6 +28,7 @@ from legos.errors import ConfigError
 from legos.machine import blas_environment, quiet_collector
 from legos.remote.process import serve_command
 from legos.remote.publish.broadcast import Broadcaster
+from legos.remote.publish.carriers import Carrier
 from legos.remote.publish.http import HttpPublisher
 from legos.remote.ray.arena_file import TravellingArena
 from legos.weights.model_folder import resolve_folder
@@ -75,7 +76,11 @@ def ray_engine(
         environment = partial(blas_environment, parts)
         placed = started(ServerActor, num, key, command, environment, use_gpus=True)
         stack.callback(end, [actor for _, actor, _ in placed])
-        publishers = [HttpPublisher(url, api_key=key, retries=RETRIES) for _, _, url in placed]
+        carrier = Carrier()  # each adapter is prepared once
+        publishers = [
+            HttpPublisher(url, api_key=key, retries=RETRIES, carrier=carrier)
+            for _, _, url in placed
+        ]
         servers = [
             PlacedServer(place, url, api_key=key, loaded=loaded)
             for (place, _, url), loaded in zip(placed, publishers, strict=True)
