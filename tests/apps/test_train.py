@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from accounts import balanced_ledger
 from bench.peers import running
+from rivals import rivals_file
 from short_runs import FEW, NIM
 from tiny_folders import write_tiny_model
 
@@ -159,33 +160,11 @@ def test_the_books_are_those_of_the_engine(options: list[str], trainers: list[Tr
     assert "too_long" not in ledger["filtered"]
 
 
-RIVALS = """
-from legos import Arena, Seat, Task
-
-class Rivals(Arena):
-    roles = ("learner", "rival")
-    max_tokens = 3
-
-    def tasks(self, rng):
-        while True:
-            yield Task(id="round")
-
-    def seats(self, task):
-        rival = Seat(role="rival", client=self.client, name="base", adapter="base", trainable=False)
-        return {**super().seats(task), "rival": rival}
-
-    async def play(self, t):
-        said = await t.ask_all({role: "Nim: 5 left" for role in self.roles})
-        learner, rival = (len(said[role].answer) for role in self.roles)
-        return {"learner": learner - rival, "rival": rival - learner}
-"""
-
-
 def test_tokens_of_a_rival_that_is_not_trained_are_not_in_the_books(
     trainers: list[Trainer],
 ) -> None:
-    Path("rivals.py").write_text(RIVALS)
-    arena = ("--arena", "rivals.py:Rivals", "--play.credit", "rae", "--loop.evaluation-plays", "4")
+    name = rivals_file(Path(), "base")
+    arena = ("--arena", name, "--play.credit", "rae", "--loop.evaluation-plays", "4")
     assert main(["train", "--out", "run", *FEW, "--steps", "2", *arena]) == 0
     engine = trainers[0].engine
     assert engine.tokens_generated("base").result() > 0

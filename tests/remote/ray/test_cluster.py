@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from accounts import balanced_ledger
+from long_arena import arena_file
 
 from legos.arena.registry import advice
 from legos.cli.process import main
@@ -30,26 +31,6 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore"),
 ]
-ARENA = """
-from legos import Arena, Task
-
-class Long(Arena):
-    tasks_per_step, group_size, max_tokens = 4, 4, 6
-
-    def tasks(self, rng):
-        for number in range(1000):
-            yield Task(id=str(number), data={"number": number})
-
-    async def play(self, t):
-        first = await t.ask("player", f"Nim: {t.task.data['number'] % 9} left")
-        second = await t.ask("player", "again", stop=("b",))
-        return {"player": float(len(first.text) > len(second.text))}
-"""
-
-
-def arena_file(folder: Path, text: str = ARENA) -> str:
-    (folder / "long.py").write_text(text)
-    return f"{folder / 'long.py'}:Long"
 
 
 def test_a_run_with_an_arena_file_is_balanced_and_resumed(cluster: Any, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from accounts import balanced_ledger
+from rivals import rivals_file
 from short_runs import FEW
 
 from legos import GRPOCredit, TrainingConfig, make_arena, synchronous_training_loop
@@ -85,35 +86,12 @@ def wait_until(happened: Callable[[], bool], run: "subprocess.Popen[bytes]", log
         time.sleep(0.1)
 
 
-RIVALS = """
-from legos import Arena, Seat, Task
-
-class Rivals(Arena):
-    roles = ("learner", "rival")
-    max_tokens = 3
-
-    def tasks(self, rng):
-        while True:
-            yield Task(id="round")
-
-    def seats(self, task):
-        rival = Seat(role="rival", client=self.client, name="old", adapter="old", trainable=False)
-        return {**super().seats(task), "rival": rival}
-
-    async def play(self, t):
-        said = await t.ask_all({role: "Nim: 5 left" for role in self.roles})
-        learner, rival = (len(said[role].answer) for role in self.roles)
-        return {"learner": learner - rival, "rival": rival - learner}
-"""
-
-
 def test_tokens_of_a_frozen_rival_on_the_same_server_are_not_in_the_account(
     vllm_server: ServerProcess, tmp_path: Path
 ) -> None:
-    (tmp_path / "rivals.py").write_text(RIVALS)
     training = TrainingConfig(min_samples_per_step=8, learning_rate=3e-3, kl_coef=0.0)
     config = RunConfig(
-        arena=f"{tmp_path / 'rivals.py'}:Rivals", server=(vllm_server.url,), training=training
+        arena=rivals_file(tmp_path, "old"), server=(vllm_server.url,), training=training
     )
     trainer = trainer_of(config, inline=False)
     arena = make_arena(config.arena, trainer.client())
