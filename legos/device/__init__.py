@@ -144,7 +144,7 @@ class ModelHandle(Protocol):
 
         Raises:
             ModelError: the model has no LoRA.
-            TrainerError: weight decay is combined with DoRA.
+            TrainerError: the model cannot be trained.
             AdapterError: the reference does not exist, or does not fit.
         """
         ...
