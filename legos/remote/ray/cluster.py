@@ -57,8 +57,9 @@ def connect(address: str, *, num_cpus: int | None = None) -> bool:
     except Exception as error:  # Ray raises bare ones too
         with suppress(Exception):  # what was begun before the error
             ray.shutdown()
+        reason = (isinstance(error, OSError) and error.strerror) or first_line(error)
         raise EngineError(
-            f"no Ray cluster answers at {address!r} ({first_line(error)[:200]}); start one with "
+            f"no Ray cluster answers at {address!r} ({reason[:200]}); start one with "
             "`ray start --head`, give the address that it prints, or use --ray local"
         ) from error
     return True

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # other modules need a process that is not connected
 def cluster() -> Generator[Any]:
     """Two nodes, each with processes of its own; this process is connected."""
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # as legos sets it before it imports Ray
