@@ -3,10 +3,10 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Collection, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from starlette.types import Receive
 
@@ -14,41 +14,18 @@ from legos.chat.lengths import LengthCheck
 from legos.chat.token_bytes import TokenBytes
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
-from legos.protocols import Client, Engine, Scorer
-from legos.records.message import Completion, Prompt, Sampling
+from legos.clients.engine import EngineClient
+from legos.protocols import Engine
 from legos.records.names import BASE, POLICY
-from legos.records.request import Generated, PlainRequest, Progress, Request
 from legos.server.matches import MatchQueue, SeatKeys
 from legos.server.options import ServerOptions
 from legos.server.problems import LONGEST_NAME, GoneError, Problem, first_error
 from legos.server.prometheus import Metrics
 
-__all__ = ["LONG", "Sampler", "Service", "Source", "encode_texts", "together"]
+__all__ = ["LONG", "Service", "encode_texts", "together"]
 
 LONG = 4096  # characters; longer texts are tokenized on a thread
 T = TypeVar("T")
-
-
-class Sampler(Client, Protocol):
-    """A client that also streams."""
-
-    def stream(
-        self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
-    ) -> AsyncGenerator[Progress | Completion]:
-        """Sample one completion; yield its tokens as they are sampled, then the completion."""
-        ...
-
-
-class Source(Sampler, Scorer, Protocol):
-    """A client that streams and scores; ``legos.clients.engine.EngineClient`` is one."""
-
-    async def resolved(self, plain: PlainRequest) -> Request:
-        """A request that came from another process, as the engine receives it."""
-        ...
-
-    async def generate(self, request: Request) -> Generated:
-        """Sample the tokens of a request."""
-        ...
 
 
 @dataclass(eq=False)
@@ -62,7 +39,7 @@ class Service:
         token_bytes: the bytes of the tokens.
     """
 
-    source: Source  # client that answers the requests, such as an ``EngineClient``
+    source: EngineClient  # client that answers the requests
     engine: Engine  # engine that the source sends requests to; holds the adapters
     tokenizer: ChatTokenizer
     _: KW_ONLY
@@ -155,13 +132,16 @@ class Service:
         if longest >= self.context:
             raise self._too_long(str(longest), param)
 
-    def check_size(self, count: int) -> None:
-        """Reject a request for more completions than may run and wait together.
+    @contextmanager
+    def admitted(self, count: int) -> Generator[None]:
+        """Count this many completions as running within the block.
 
         Raises:
-            Problem: 400; the client must split the request.
+            Problem: 429, if more completions than allowed would run and wait; 400, if they never
+                can, so that the client must split the request.
         """
-        most = self.options.max_running + self.options.max_queue
+        options = self.options
+        most = options.max_running + options.max_queue
         if count > most:
             raise Problem(
                 400,
@@ -169,16 +149,6 @@ class Service:
                 "admitted at once, send it in parts",
                 param="n",
             )
-
-    @contextmanager
-    def admitted(self, count: int) -> Generator[None]:
-        """Count this many completions as running within the block.
-
-        Raises:
-            Problem: 429, if more completions than allowed would run and wait.
-        """
-        options = self.options
-        most = options.max_running + options.max_queue
         if self._running + count > most:
             self.metrics.refused.labels("queue").inc()
             waiting = max(self._running - options.max_running, 0)

@@ -294,7 +294,7 @@ def test_the_fields_of_a_load_besides_its_weights_are_bounded(fake: Any, fields:
     assert "besides weights" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("place", ["content", "model", "stop", "choices", "prompt", "lora_name"])
+@pytest.mark.parametrize("place", ["content", "model", "stop", "choices", "prompt"])
 def test_half_a_surrogate_pair_is_a_bad_request(fake: Any, place: str) -> None:
     half = '"a\\ud800b"'
     bodies = {
@@ -303,7 +303,6 @@ def test_half_a_surrogate_pair_is_a_bad_request(fake: Any, place: str) -> None:
         "stop": (TEXT, f'{{"prompt": [1], "stop": {half}}}'),
         "choices": (TEXT, f'{{"prompt": [1], "choices": [{half}]}}'),
         "prompt": ("/tokenize", f'{{"prompt": {half}}}'),
-        "lora_name": ("/v1/unload_lora_adapter", f'{{"lora_name": {half}}}'),
     }
     path, body = bodies[place]
     with fake(FakeEngine()) as server, server.http() as http:

@@ -126,9 +126,6 @@ def test_it_is_uploaded_and_loaded_by_path(
             headers={"content-type": "application/octet-stream"},
         ),
         "d": served.post("/adapters/load", json={"path": written.name, "name": "d"}),
-        "e": served.post(
-            "/v1/load_lora_adapter", json={"lora_name": "e", "lora_path": written.name}
-        ),
     }
     for name, answer in answers.items():
         assert answer.status_code == 200, answer.text

@@ -39,8 +39,6 @@ def test_every_model_on_the_page_has_an_example(served: Any) -> None:
         "/adapters/load",
         "/adapters/version",
         "/adapters/{name}",
-        "/v1/load_lora_adapter",
-        "/v1/unload_lora_adapter",
         "/health",
         "/metrics",
         "/tokenize",

@@ -88,7 +88,6 @@ def test_no_answer_repeats_a_long_name(fake: Any) -> None:
         ("/v1/completions", {**ASK, "logit_bias": {long: 1}}),
         ("/v1/chat/completions", {**chat, "chat_template_kwargs": {f"template{long}": 1}}),
         ("/v1/score", {"prompts": [{**chat, "choices": ["a"]}], "model": long}),
-        ("/v1/unload_lora_adapter", {"lora_name": long}),
         ("/adapters/load", {"weights": "AAAA", "name": long, "version": 1}),
     ]
     with fake(FakeEngine()) as server, server.http() as http:

@@ -290,7 +290,7 @@ def test_a_key_opens_its_seat_alone_and_ends_with_the_play(play: Any) -> None:
         await asyncio.sleep(0.05)  # the first play has ended
         keys = (programs[0].endpoint.api_key, "seat-wrong", "sk-other")
         seen.extend([await program.post(key=key, messages=[user("nim")]) for key in keys])
-        seen.append(await program.post("load_lora_adapter", lora_name="a", lora_path="b"))
+        seen.append(await program.post("score", prompts=[]))
 
     programs: list[Program] = []
     first, second = play(agent, "1", "2", plays=2)[0]

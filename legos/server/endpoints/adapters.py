@@ -10,12 +10,10 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from pydantic import Field
-from starlette.responses import PlainTextResponse
 
 from legos.errors import AdapterError
 from legos.records.names import POLICY
-from legos.server.bodies import Body, JsonRoute, Text
+from legos.server.bodies import JsonRoute
 from legos.server.endpoints.uploads import (
     AdapterFields,
     AdapterUpload,
@@ -39,21 +37,6 @@ _UPLOAD = {
         BYTES: {"schema": {"type": "string", "format": "binary"}},
     },
 }
-
-
-class VllmLoad(Body):
-    """vLLM's request to load an adapter from a folder."""
-
-    lora_name: Text
-    lora_path: Text = Field(description="Below the adapter folder.")
-    load_inplace: bool = Field(False, description="Replace the adapter loaded under the name.")
-
-
-class VllmUnload(Body):
-    """vLLM's request to drop an adapter."""
-
-    lora_name: Text
-    lora_int_id: int | None = Field(default=None, description="Ignored.")
 
 
 def adapter_router(service: Service) -> APIRouter:
@@ -80,27 +63,6 @@ def adapter_router(service: Service) -> APIRouter:
         """Drop an adapter."""
         return await loads.drop(request, name)
 
-    @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
-    async def vllm_load(body: VllmLoad, request: Request) -> str:
-        """Load an adapter from a folder, in vLLM's format."""
-        name = body.lora_name
-        if name in service.engine.adapters() and not body.load_inplace:
-            raise Problem(
-                400, f"adapter {name!r} is loaded already; set load_inplace to replace it"
-            )
-        upload = AdapterUpload(name=name, path=body.lora_path)
-        with loads.counted(name):
-            await loads.make_live(
-                request, await loads.read(adapter_of, upload, bytearray(), service)
-            )
-        return f"Success: LoRA adapter '{name}' added successfully."
-
-    @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
-    async def vllm_unload(body: VllmUnload, request: Request) -> str:
-        """Drop an adapter, in vLLM's format."""
-        await loads.drop(request, body.lora_name)
-        return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
-
     return router
 
 
@@ -124,7 +86,7 @@ class _Loads:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in (JSON, BYTES):
             raise Problem(415, f"content-type is {kind!r}; expected {JSON} or {BYTES}")
-        with self.counted(query.name), self._buffered(request) as take:
+        with self._counted(query.name), self._buffered(request) as take:
             body = bytearray()  # grows with what arrives, whatever length the head states
             async for chunk in request.stream():
                 take(len(chunk))
@@ -137,7 +99,8 @@ class _Loads:
                 upload = upload.model_copy(update=query.model_dump(exclude_none=True))
                 return adapter_of(upload, weights, self._service)
 
-            return await self.make_live(request, await self.read(parse))
+            loop = asyncio.get_running_loop()
+            return await self._make_live(request, await loop.run_in_executor(self._readers, parse))
 
     @contextmanager
     def _buffered(self, request: Request) -> Generator[Callable[[int], None]]:
@@ -173,11 +136,7 @@ class _Loads:
         finally:
             self._num_bytes -= counted
 
-    async def read(self, make: Callable[..., Adapter], *args: Any) -> Adapter:
-        """Make an adapter of a body or a folder on a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, make, *args)
-
-    async def make_live(self, request: Request, adapter: Adapter) -> dict[str, Any]:
+    async def _make_live(self, request: Request, adapter: Adapter) -> dict[str, Any]:
         """Send an adapter to the engine and wait until it is loaded.
 
         Returns:
@@ -190,7 +149,7 @@ class _Loads:
         adapter.check_base(service.model)
         before = service.engine.adapters().get(name)
         started = time.perf_counter()
-        with self.counted(name):
+        with self._counted(name):
             info = await self._wait(request, service.engine.load_adapter(adapter))
         service.metrics.swaps.labels(name).inc()
         service.metrics.swap_s.observe(time.perf_counter() - started)
@@ -201,7 +160,7 @@ class _Loads:
         return {**asdict(info), "warning": warning}
 
     @contextmanager
-    def counted(self, name: str | None) -> Generator[None]:
+    def _counted(self, name: str | None) -> Generator[None]:
         """Within the block, a name counts as a loaded adapter; None: it is not known yet.
 
         Raises:

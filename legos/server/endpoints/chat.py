@@ -16,7 +16,7 @@ from legos.records.request import Progress
 from legos.server.bodies import JsonRoute
 from legos.server.endpoints.chat_body import ChatBody, ChatPrompt
 from legos.server.endpoints.chat_message import ReplyFormat, ReplyReader
-from legos.server.endpoints.generation import Fields, GenerationRequest, respond
+from legos.server.endpoints.generation import Fields, GenerationRequest, respond, seeded
 from legos.server.endpoints.token_fields import TokenReport, token_fields
 from legos.server.problems import Problem
 from legos.server.service import LONG, Service
@@ -100,7 +100,6 @@ async def _asked(
     if service.options.log_prompts:
         logger.info("chat %s", body.model_dump_json(include={"messages", "prompt_token_ids"}))
     adapter = service.adapter_of(body.model, body.adapter) if seat is None else seat.adapter
-    service.check_size(body.n or 1)
     tools, forced = body.callable_tools()
     question = None if seat is None else _question(seat, body, tools)
     ids = body.prompt_token_ids
@@ -141,9 +140,8 @@ async def _asked(
     asked = GenerationRequest(
         source=question or service.source,
         prompts=[prompt],
-        samplings=[sampling],
+        answers=seeded(prompt, sampling, body.n or 1),
         adapter=adapter,
-        num_answers=body.n or 1,
     )
     return asked, form
 

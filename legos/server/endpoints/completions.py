@@ -4,8 +4,8 @@ import logging
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-import msgspec
 from fastapi import APIRouter, Request
+from msgspec.structs import replace
 from pydantic import Field, field_validator
 from starlette.responses import Response
 
@@ -13,7 +13,7 @@ from legos.chat.incremental import TextStream
 from legos.records.message import MAX_ALTERNATIVES, Completion
 from legos.records.request import Progress
 from legos.server.bodies import ONE_ERROR, Ids, JsonRoute
-from legos.server.endpoints.generation import Fields, GenerationRequest, respond
+from legos.server.endpoints.generation import Fields, GenerationRequest, respond, seeded
 from legos.server.endpoints.sampling import SamplingFields
 from legos.server.endpoints.token_fields import TokenReport, token_fields
 from legos.server.problems import Problem
@@ -65,7 +65,6 @@ def completion_router(service: Service) -> APIRouter:
     async def complete(body: CompletionBody, request: Request) -> Response:
         """Complete one prompt or several."""
         asked = await _asked(service, body)
-        each = asked.each
         kind = "text_completion"
         return await respond(
             service,
@@ -74,7 +73,7 @@ def completion_router(service: Service) -> APIRouter:
             asked,
             kind=(kind, kind),
             prefix="cmpl",
-            reply=lambda index: _TextReply(service, body, each[index][0]),
+            reply=lambda index: _TextReply(service, body, asked.answers[index][0]),
         )
 
     return router
@@ -85,21 +84,16 @@ async def _asked(service: Service, body: CompletionBody) -> GenerationRequest:
     if service.options.log_prompts:
         logger.info("completion %s", body.model_dump_json(include={"prompt"}))
     adapter = service.adapter_of(body.model, body.adapter)
-    num_answers = body.n or 1
-    service.check_size(len(body.prompt) * num_answers)
     prompts = await _prompts(service, body)
     service.check_prompts(prompts, param="prompt")
     sampling = body.sampling(
         max_tokens=None if body.choices else DEFAULT_TOKENS, alternatives=body.logprobs
     )
     # Without a seed, equal prompts of one request get different random seeds.
-    samplings = [msgspec.structs.replace(sampling, seed=body.first_seed()) for _ in prompts]
+    firsts = [(prompt, replace(sampling, seed=body.first_seed())) for prompt in prompts]
+    answers = [answer for first in firsts for answer in seeded(*first, body.n or 1)]
     return GenerationRequest(
-        source=service.source,
-        prompts=prompts,
-        samplings=samplings,
-        adapter=adapter,
-        num_answers=num_answers,
+        source=service.source, prompts=prompts, answers=answers, adapter=adapter
     )
 
 

@@ -16,17 +16,28 @@ from typing import Any, Protocol, cast
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from legos.clients.engine import EngineClient
+from legos.play.endpoint import SeatRequest
 from legos.records.message import Completion, Sampling
 from legos.records.request import Progress
-from legos.server.endpoints.sampling import SamplingFields, with_seed
+from legos.server.endpoints.sampling import MAX_SEED, SamplingFields
 from legos.server.problems import GoneError, Problem, problem_of
-from legos.server.service import Sampler, Service, together
+from legos.server.service import Service, together
 
-__all__ = ["EventStream", "Fields", "GenerationRequest", "Reply", "check_alternatives", "respond"]
+__all__ = [
+    "EventStream",
+    "Fields",
+    "GenerationRequest",
+    "Reply",
+    "check_alternatives",
+    "respond",
+    "seeded",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -97,26 +108,10 @@ class EventStream(Response):
 class GenerationRequest(Struct, frozen=True, kw_only=True):
     """One request: its prompts, and how each of its answers is sampled."""
 
-    source: Sampler  # samples the answers
+    source: EngineClient | SeatRequest  # samples the answers
     prompts: Sequence[tuple[int, ...]]
-    samplings: Sequence[Sampling]  # of the first answer to each prompt; answer i adds i to the seed
+    answers: Sequence[tuple[tuple[int, ...], Sampling]]  # of each answer, its prompt among them
     adapter: str
-    num_answers: int  # to each prompt
-
-    @property
-    def each(self) -> list[tuple[tuple[int, ...], Sampling]]:
-        """Prompt and sampling settings of every answer, in order."""
-        return [
-            (prompt, with_seed(sampling, index))
-            for prompt, sampling in zip(self.prompts, self.samplings, strict=True)
-            for index in range(self.num_answers)
-        ]
-
-    @property
-    def num_alternatives(self) -> int:
-        """How many alternatives all answers have at most."""
-        tokens = sum(one.num_alternatives * _most_tokens(one) for one in self.samplings)
-        return tokens * self.num_answers
 
 
 class Reply(Protocol):
@@ -129,6 +124,14 @@ class Reply(Protocol):
     def events(self, news: Progress | Completion) -> Iterable[Fields]:
         """The fields of each event for new tokens, or for the end of the answer."""
         ...
+
+
+def seeded(
+    prompt: tuple[int, ...], sampling: Sampling, count: int
+) -> list[tuple[tuple[int, ...], Sampling]]:
+    """Several answers to a prompt: answer i has the seed plus i."""
+    seeds = ((sampling.seed + index) % MAX_SEED for index in range(count))
+    return [(prompt, replace(sampling, seed=seed)) for seed in seeds]
 
 
 def _most_tokens(sampling: Sampling) -> int:
@@ -164,7 +167,7 @@ async def respond(
             disconnected.
         LegosError: an answer cannot be sampled.
     """
-    check_alternatives(asked.num_alternatives)
+    check_alternatives(sum(o.num_alternatives * _most_tokens(o) for _, o in asked.answers))
     envelope = {
         "id": f"{prefix}-{uuid.uuid4().hex}",
         "object": kind[body.stream or False],
@@ -186,13 +189,17 @@ async def respond(
                 await emit({**envelope, "choices": [{"index": index, **fields}], **first})
                 first = {}
 
-        completions = await _stream_all(service, asked, pass_on)
+        with service.admitted(len(asked.answers)):
+            completions = await _stream_all(service, asked, pass_on)
         if body.include_usage:
             await emit({**envelope, "choices": [], "usage": _usage(asked, completions)})
 
     if body.stream:
         return EventStream(service, stream)
-    completions = await _complete_all(service, request, asked)
+    with service.admitted(len(asked.answers)):
+        work = [asked.source.complete(*one, adapter=asked.adapter) for one in asked.answers]
+        completions = await service.attend(request.receive, together(work))
+    service.metrics.count([one.prompt_ids for one in completions], completions)
 
     def encoded() -> bytes:
         choices = [
@@ -223,18 +230,6 @@ def check_alternatives(total: int) -> None:
         )
 
 
-async def _complete_all(
-    service: Service, request: Request, asked: GenerationRequest
-) -> Sequence[Completion]:
-    """All answers, in order."""
-    each = asked.each
-    with service.admitted(len(each)):
-        work = [asked.source.complete(*one, adapter=asked.adapter) for one in each]
-        completions = await service.attend(request.receive, together(work))
-    service.metrics.count([one.prompt_ids for one in completions], completions)
-    return completions
-
-
 async def _stream_all(
     service: Service,
     asked: GenerationRequest,
@@ -256,9 +251,7 @@ async def _stream_all(
                 await pass_on(index, news)
         return cast("Completion", news)
 
-    each = asked.each
-    with service.admitted(len(each)):
-        completions = await together([one(index, *item) for index, item in enumerate(each)])
+    completions = await together([one(i, *each) for i, each in enumerate(asked.answers)])
     service.metrics.count([one.prompt_ids for one in completions], completions)
     return completions
 

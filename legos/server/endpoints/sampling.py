@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Sequence, Sized
 from typing import Annotated, Any, Literal
 
-import msgspec
 from pydantic import Field, StringConstraints
 
 from legos.chat.schemas import closed
@@ -22,7 +21,6 @@ __all__ = [
     "SamplingFields",
     "check_choices",
     "check_schema",
-    "with_seed",
 ]
 
 MAX_SEED = 1 << 64
@@ -242,10 +240,3 @@ def check_schema(schema: str | None) -> None:
             f"{MOST_SCHEMA_CHARACTERS}",
             param="response_format",
         )
-
-
-def with_seed(sampling: Sampling, index: int) -> Sampling:
-    """Sampling settings of answer `index` to the same prompt: the seed plus `index`."""
-    if index == 0:
-        return sampling
-    return msgspec.structs.replace(sampling, seed=(sampling.seed + index) % MAX_SEED)

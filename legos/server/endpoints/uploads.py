@@ -44,18 +44,6 @@ class AdapterUpload(AdapterFields, Body):
     config: dict[str, Any] | None = Field(default=None, description="PEFT's adapter_config.json")
 
 
-class _Fields(msgspec.Struct, forbid_unknown_fields=True):
-    """The fields of an upload as JSON, which are parsed only once their size is known."""
-
-    name: msgspec.Raw = msgspec.Raw(b"null")
-    version: msgspec.Raw = msgspec.Raw(b"null")
-    scale: msgspec.Raw = msgspec.Raw(b"null")
-    rank: msgspec.Raw = msgspec.Raw(b"null")
-    path: msgspec.Raw = msgspec.Raw(b"null")
-    config: msgspec.Raw = msgspec.Raw(b"null")
-    weights: msgspec.Raw = msgspec.Raw(b"null")
-
-
 def read_json_upload(body: bytearray) -> tuple[AdapterUpload, bytearray]:
     """The fields of an upload in JSON, and its decoded weights.
 
@@ -63,9 +51,10 @@ def read_json_upload(body: bytearray) -> tuple[AdapterUpload, bytearray]:
         Problem: the body is not valid JSON, or its weights are not valid base64.
     """
     try:
-        fields = msgspec.structs.asdict(msgspec.json.decode(body, type=_Fields))
-        weights = bytes(fields.pop("weights"))
-        if sum(map(len, fields.values())) > _MOST_OTHERS:
+        # Other fields are parsed only once their size is known.
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        weights = bytes(fields.pop("weights", b"null"))
+        if sum(len(name) + len(value) for name, value in fields.items()) > _MOST_OTHERS:
             raise Problem(413, f"the fields besides weights take more than {_MOST_OTHERS} bytes")
         upload = AdapterUpload.model_validate_json(msgspec.json.encode(fields))
     except ValidationError as error:

@@ -96,8 +96,6 @@ def test_a_new_name_too_many_is_refused_before_its_body_comes(fake: Any) -> None
         status, said = Upload(server, "&name=b", 10**9).answer()
         assert status == 409
         assert b"--max-adapters" in said
-        path = {"lora_name": "b", "lora_path": "is never read"}
-        assert http.post("/v1/load_lora_adapter", json=path).status_code == 409
         assert load(http, "a").status_code == 200
 
 
@@ -164,7 +162,7 @@ def test_an_adapter_is_loaded_while_all_other_threads_tokenize(
 def test_an_unknown_name_is_quoted_in_part(fake: Any) -> None:
     name, quoted = "x" * 1_000_000, repr("x" * 100)
     with fake(FakeEngine()) as server, server.http() as http:
-        unload = http.post("/v1/unload_lora_adapter", json={"lora_name": name})
+        unload = http.delete(f"/adapters/{name[:10_000]}")
         ask = http.post("/v1/completions", json={"prompt": [1], "model": name})
         version = http.post("/v1/completions", json={"prompt": [1], "model": f"base@{name}"})
         upload = http.post(

@@ -298,22 +298,6 @@ def test_a_folder_of_another_models_adapter_is_refused(fake: Any, folders: Path)
     assert not engine.live
 
 
-def test_vllm_s_spelling(fake: Any, folders: Path) -> None:
-    engine = FakeEngine()
-    body = {"lora_name": "rival", "lora_path": "v3"}
-    with fake(engine, adapter_folder=folders) as server, server.http() as http:
-        assert http.post("/v1/load_lora_adapter", json=body).status_code == 200
-        assert http.post("/v1/load_lora_adapter", json=body).status_code == 400
-        again = {**body, "load_inplace": True}
-        assert http.post("/v1/load_lora_adapter", json=again).status_code == 200
-        assert engine.live["rival"].version == 3
-        out = {"lora_name": "x", "lora_path": "../outside/v3"}
-        assert http.post("/v1/load_lora_adapter", json=out).status_code == 403
-        name = {"lora_name": "rival"}
-        assert http.post("/v1/unload_lora_adapter", json=name).status_code == 200
-        assert http.post("/v1/unload_lora_adapter", json=name).status_code == 404
-
-
 def test_a_large_adapter_stalls_nobody(fake: Any) -> None:
     """20 MB: the loop's longest pause is far below what decoding it in one piece would take."""
     engine = FakeEngine()
