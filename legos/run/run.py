@@ -15,7 +15,6 @@ from legos.arena.arena import Arena
 from legos.config.schema import LoopConfig
 from legos.errors import CheckpointError, EngineError, Stopped
 from legos.files.lines import report_steps
-from legos.loop.evaluation import flat_figures
 from legos.loop.loop import batcher_of, training_loop
 from legos.loop.mix import Mix, mix_of
 from legos.loop.player import PlayGroup
@@ -280,7 +279,6 @@ class Run:
             )
         if self._due:
             await self._evaluate(out, wait=last or settings.deterministic)
-        self._trainer.alarms.evaluated = flat_figures(self._evaluations.last)
         due = settings.checkpoint_every and step % settings.checkpoint_every == 0
         late = self._clock() - self._saved >= CHECKPOINT_S
         if (due or late or step in self._evaluations.kept_steps) and not last:
