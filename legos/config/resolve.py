@@ -29,7 +29,6 @@ __all__ = [
     "read_config",
     "resolve",
     "settings_of",
-    "values_in",
 ]
 
 Recommend = Callable[[str, str], Mapping[str, object]]
@@ -164,15 +163,6 @@ def read_config(path: Path) -> RunConfig:
         ConfigError: see ``resolve``.
     """
     return resolve(run=path).config
-
-
-def values_in(path: Path) -> Mapping[str, object]:
-    """Dotted name -> value of each line of a ``config.toml``, its comments included.
-
-    Raises:
-        ConfigError: it cannot be read, or names a setting that does not exist.
-    """
-    return _read_layer(path, whole=True).values
 
 
 def _read_layer(path: Path, *, whole: bool = False) -> _Layer:

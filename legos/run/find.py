@@ -1,14 +1,12 @@
 """Find runs and adapters by the names that a user gives, and a name for a new run."""
 
 import re
-import shlex
 from pathlib import Path
 
 from legos.errors import CheckpointError
 from legos.run.checkpoint import checkpoint_at, checkpoints, newest_whole, read_state
-from legos.run.folder import RUNS, RunFolder
+from legos.run.folder import CONFIG, RUNS, RunFolder
 from legos.run.metrics import read_metrics
-from legos.run.settings import CONFIG, newest_copy
 from legos.weights.folder import is_adapter_folder
 
 __all__ = [
@@ -32,17 +30,13 @@ def find_run(text: str | Path, parent: Path = RUNS, *, purpose: str = "") -> Run
         purpose: inserted into the error message, to say what the run is needed for.
 
     Raises:
-        CheckpointError: neither place holds a run, or can be looked at, or it lost its settings.
+        CheckpointError: neither place holds a run, or can be looked at.
     """
     for path in (Path(text), parent / text):
         _check_readable(path)
-        if (path / CONFIG).is_file():
-            return RunFolder(path)
-        if kept := newest_copy(checkpoints(RunFolder(path).checkpoints)):
-            raise CheckpointError(
-                f"{path} has lost its {CONFIG}, or it is no file; bring it back\n"
-                f"  {shlex.join(['cp', str(kept), str(path / CONFIG)])}"
-            )
+        run = RunFolder(path)
+        if run.config.is_file() or checkpoints(run.checkpoints):
+            return run
     raise CheckpointError(
         f"{text} holds no run{purpose}: it has no {CONFIG}; `legos runs` lists those in {parent}"
     )

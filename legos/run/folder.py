@@ -54,14 +54,13 @@ class RunFolder:
         self.failure = path / "failure.txt"
         self.adapters = path / "adapters"
         self.checkpoints = path / "checkpoints"
-        self._settings: bytes | None = None  # what this process wrote or read as config.toml
 
     @property
     def settings(self) -> Path:
         """``config.toml``, after a check that it records how the run was trained.
 
         Raises:
-            CheckpointError: it was cut or edited; the message says what differs.
+            CheckpointError: it was cut, edited or lost; the message says how to bring it back.
         """
         return checked_settings(self.path, checkpoints(self.checkpoints))
 
@@ -135,7 +134,6 @@ class RunFolder:
         """
         with hold(self.path):
             self.tidy()
-            self._settings = self.settings.read_bytes()
             if self._came_to_nothing:
                 self._forget(but=self.config)
                 yield None
@@ -148,14 +146,7 @@ class RunFolder:
         Raises:
             CheckpointError: the file cannot be written; the old settings stay.
         """
-        content = sealed(config)
-        write_file(self.config, content)
-        self._settings = content
-
-    def copy_settings(self, checkpoint: Path) -> None:
-        """Write a copy of the settings into the folder of a checkpoint that is being written."""
-        if self._settings is not None:
-            (checkpoint / CONFIG).write_bytes(self._settings)
+        write_file(self.config, sealed(config))
 
     def tidy(self) -> None:
         """Remove files that a killed process left unfinished; only for the lock's holder.

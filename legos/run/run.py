@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -341,7 +342,8 @@ class Run:
 
         def fill(place: Path) -> dict[str, Any]:
             snapshot(place)
-            folder.copy_settings(place)
+            with suppress(FileNotFoundError):
+                shutil.copy(folder.config, place)
             return values()
 
         def write() -> None:

@@ -70,8 +70,7 @@ def test_settings_that_were_edited_are_refused_until_they_are_brought_back(
     for command in (["--resume", str(run)], ["--fork-from", str(run)]):
         assert main(["train", *command, "--steps", "4"]) == 2
         told = capsys.readouterr().err
-        assert "config.toml was cut or edited: " in told
-        assert "play.tasks_per_step is missing, and 8 in step-000002" in told
+        assert "config.toml was cut, edited or lost. It records how" in told
         assert files(run) == before
     copy = told.partition("\n  cp ")[2].partition("\n")[0].split()
     shutil.copyfile(*copy)
