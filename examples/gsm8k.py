@@ -68,7 +68,7 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--problems", type=int, default=8, help="of each step")
     parser.add_argument("--max-tokens", type=int, default=512)
-    parser.add_argument("--learning-rate", type=float, default=1e-5)
+    parser.add_argument("--learning-rate", type=float, help="by default, by the size of the model")
     parser.add_argument("--sync-every", type=int, default=1)
     parser.add_argument("--log-every", type=int, default=1)
     parser.add_argument("--checkpoint-every", type=int, default=50)

@@ -8,8 +8,8 @@ from typing import Any
 from rich.table import Table
 
 from legos.apps.adapters import resume_command
-from legos.apps.learning_rate import advised_learning_rates
 from legos.builtin import BUILTIN
+from legos.config.learning_rate import learning_rates
 from legos.config.resolve import ResolvedConfig, is_chosen
 from legos.config.schema import RunConfig
 from legos.loop.evaluation import flat_figures
@@ -50,11 +50,13 @@ def announcement(
             f"the base computes in {model.dtype}: the ratio is to the trainer's own probabilities, "
             "and a capped weight corrects the gap (training.anchor proximal)"
         )
-    rates = advised_learning_rates(model.folder)
-    if config.model != BUILTIN and rates is not None:  # that one brings its own learning rate
+    rates, rate = learning_rates(model.folder), config.training.learning_rate
+    if rates is not None and rate is None:
+        yield f"learning rate {rates.middle:.2g}, by the size of the model"
+    elif rates is not None and config.model != BUILTIN:  # that one brings its own learning rate
         yield (
-            f"learning rate {config.training.learning_rate:.3g}; for LoRA on a model of this size "
-            f"look between {rates[0]:.1g} and {rates[1]:.1g} (training.learning_rate)"
+            f"learning rate {rate:.3g}; for LoRA on a model of this size look between "
+            f"{rates.lowest:.1g} and {rates.highest:.1g} (training.learning_rate)"
         )
     if config.loop.pause_on_battery and not has_battery():
         yield "loop.pause_on_battery has no effect: this machine is no Mac with a battery"

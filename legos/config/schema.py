@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, Self
 
 from pydantic import model_validator
 
+from legos.config.learning_rate import learning_rates
 from legos.config.objective import ObjectiveSettings
 from legos.config.places import check_places
 from legos.config.play import MixedArena, PlayConfig, check_play
@@ -28,6 +29,9 @@ __all__ = [
     "TrackConfig",
     "TrainingConfig",
 ]
+
+
+UNKNOWN_SIZE = 1e-4  # learning rate where the model's configuration names no hidden size
 
 
 class TrainingConfig(ObjectiveSettings):
@@ -54,8 +58,9 @@ class TrainingConfig(ObjectiveSettings):
     staleness_limit: int = knob(3, unit="optimiser steps", ge=0)
     """Largest number of steps between the policy that sampled a token and the one that trains on
     it; 0: generation and training take turns."""
-    learning_rate: float = knob(1e-5, gt=0, le=1)
-    """Learning rate of AdamW after the warm-up."""
+    learning_rate: float | None = knob(None, gt=0, le=1)
+    """Learning rate of AdamW after the warm-up; none: by the hidden size of the model, 4.2e-4 for
+    SmolLM2-135M and 1.5e-4 for Qwen3-8B."""
     learning_rate_end_fraction: float = knob(1.0, unit="share", ge=0, le=1)
     """The learning rate falls linearly to this share of itself at the last step; 1: constant."""
     warmup_steps: int = knob(0, unit="optimiser steps", ge=0)
@@ -76,12 +81,24 @@ class TrainingConfig(ObjectiveSettings):
     """DoRA: learn the length of every adapted row besides LoRA. Steps take 10 to 20 % longer;
     mixtures of experts are refused."""
 
+    def for_model(self, folder: Path, dtype: str) -> Self:
+        """A copy in which the model sets what is left out: learning rate, and anchor of the ratios.
+
+        Args:
+            folder: folder of the model.
+            dtype: the narrowest float type of its weights.
+        """
+        rates = learning_rates(folder) if self.learning_rate is None else None
+        found = self if rates is None else self.replace(learning_rate=rates.middle)
+        return found.anchored(dtype)
+
     def update(self, step: int, num_steps: int) -> Update:
         """How the gradients of a step of a run of ``num_steps`` are applied."""
         warm = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
-        end = self.learning_rate * self.learning_rate_end_fraction
+        rate = UNKNOWN_SIZE if self.learning_rate is None else self.learning_rate
+        end = rate * self.learning_rate_end_fraction
         return Update(
-            learning_rate=warm * linear(self.learning_rate, end, step=step, num_steps=num_steps),
+            learning_rate=warm * linear(rate, end, step=step, num_steps=num_steps),
             ema_decay=self.ema_decay if self.ema_kl_coef else None,
             kl_refresh_steps=self.kl_refresh_steps,
         )

@@ -111,7 +111,7 @@ class Trainer(PolicyTrainer):
         super().__init__(
             model.make_backend(replace(settings, policies=tuple(policies))),
             self.generation.publisher,
-            config.anchored(model.dtype),
+            config.for_model(model.folder, model.dtype),
             policies=policies,
             select=config.selection(model.num_vocabulary),
             references=self._references,

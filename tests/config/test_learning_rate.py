@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from legos.apps.learning_rate import advised_learning_rates
+from legos.config.learning_rate import learning_rates
 
 
 def write(folder: Path, **config: object) -> Path:
@@ -25,7 +25,7 @@ def write(folder: Path, **config: object) -> Path:
 def test_the_rate_falls_with_the_hidden_size(
     tmp_path: Path, family: str, hidden: int, highest: float
 ) -> None:
-    advice = advised_learning_rates(write(tmp_path, model_type=family, hidden_size=hidden))
+    advice = learning_rates(write(tmp_path, model_type=family, hidden_size=hidden))
     assert advice is not None
     assert advice == pytest.approx((highest / 10, highest))
 
@@ -34,7 +34,7 @@ def test_the_text_model_of_a_larger_one_counts(tmp_path: Path) -> None:
     folder = write(
         tmp_path, model_type="gemma3", text_config={"hidden_size": 2000, "model_type": "llama"}
     )
-    advice = advised_learning_rates(folder)
+    advice = learning_rates(folder)
     assert advice is not None
-    assert advice[1] == pytest.approx(5e-4)
-    assert advised_learning_rates(write(tmp_path, model_type="mamba")) is None
+    assert advice.highest == pytest.approx(5e-4)
+    assert learning_rates(write(tmp_path, model_type="mamba")) is None

@@ -1,10 +1,11 @@
-"""Advice on the learning rate, from the size of a model."""
+"""The learning rate that suits LoRA on a model, from the size of the model."""
 
 import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["advised_learning_rates"]
+__all__ = ["LearningRates", "learning_rates"]
 
 FULL = 5e-5  # rate of full fine-tuning at hidden size 2000
 LORA = 10.0  # rate of LoRA / rate of full fine-tuning, at any rank
@@ -12,8 +13,20 @@ EXPONENTS = {"qwen": 0.0775, "llama": 0.781}  # exponent by which the rate falls
 RL = 0.1  # lowest rate of RL / rate of supervised training, because rewards are noisier than texts
 
 
-def advised_learning_rates(folder: Path) -> tuple[float, float] | None:
-    """The lowest and the highest learning rate to try for a LoRA adapter of a model.
+class LearningRates(NamedTuple):
+    """The lowest and the highest rate to try."""
+
+    lowest: float
+    highest: float
+
+    @property
+    def middle(self) -> float:
+        """Their geometric mean, with two digits: the default of ``training.learning_rate``."""
+        return float(f"{math.sqrt(self.lowest * self.highest):.1e}")
+
+
+def learning_rates(folder: Path) -> LearningRates | None:
+    """The learning rates to try for a LoRA adapter of a model.
 
     For supervised training, the Tinker cookbook (``hyperparam_utils``) found the rate
     ``10 * 5e-5 * (2000 / H) ** p`` with an exponent p for each model family; the factor 10 is from
@@ -34,4 +47,4 @@ def advised_learning_rates(folder: Path) -> tuple[float, float] | None:
     family = str(config.get("model_type", ""))
     known = [power for name, power in EXPONENTS.items() if family.startswith(name)]
     highest = FULL * LORA * min((2000 / hidden) ** power for power in known or EXPONENTS.values())
-    return RL * highest, highest
+    return LearningRates(RL * highest, highest)
