@@ -1,0 +1,83 @@
+"""Sums, differences and products, answered in words: the smallest arena for a chat model."""
+
+import operator
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from legos import Arena, Episode, Table, Task, hold_out
+
+__all__ = ["Sums"]
+
+LEVELS = {  # easiest first: sign, digits of each number
+    "sum1": ("+", 1),
+    "sum2": ("+", 2),
+    "difference2": ("-", 2),
+    "product1": ("*", 1),
+    "product2": ("*", 2),
+}
+_SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+_NUMBER = re.compile(r"-?\d+")
+
+
+class Sums(Arena):
+    """Say what two numbers make, such as 17 + 25.
+
+    Levels: ``sum1`` (numbers of one digit), ``sum2`` (of two), ``difference2``, ``product1`` and
+    ``product2``; a run has those up to ``hardest``. A tenth of the questions is held out.
+
+    Rewards: 1 if the last number of the answer is right, and 0.2 if the answer ends before its
+    token limit. Credit compares the answers to one question. The number that shows learning is
+    ``reward_part_player/correct`` on held-out questions.
+    """
+
+    reward_weights: Mapping[str, float] = {"correct": 1.0, "complete": 0.2}
+    references: Mapping[str, float] = {"oracle": 1.2, "idle": 0.2}  # rewards
+    max_tokens = 16
+
+    def __init__(self, client: Any = None, *, hardest: str = "sum2", **kwargs: Any) -> None:
+        """Name the hardest level.
+
+        Raises:
+            ValueError: there is no such level.
+        """
+        if hardest not in LEVELS:
+            raise ValueError(f"hardest is {hardest!r}; expected one of: {', '.join(LEVELS)}")
+        super().__init__(client, **kwargs)
+        self.levels = tuple(LEVELS)[: list(LEVELS).index(hardest) + 1]
+
+    def tasks(self, rng: random.Random, level: str | None = None) -> Iterator[Task]:
+        """Random questions that are not held out."""
+        return (task for task, held_out in self._drawn(rng, level) if not held_out)
+
+    def held_out(self, rng: random.Random) -> Iterable[Task]:
+        """The tenth of the questions that is never trained on."""
+        return (task for task, held_out in self._drawn(rng, None) if held_out)
+
+    async def play(self, t: Table) -> Mapping[str, Mapping[str, float]]:
+        """One answer."""
+        left, sign, right = t.task.data
+        reply = await t.ask("player", f"{left} {sign} {right} = ?\nAnswer with the number.")
+        correct = _NUMBER.findall(reply.answer)[-1:] == [str(_SIGNS[sign](left, right))]
+        complete = not reply.truncated
+        return {"player": {"correct": float(correct), "complete": float(complete)}}
+
+    def success(self, episode: Episode) -> float:
+        """Whether the number was right."""
+        return episode.parts["player"]["correct"]
+
+    def oracle(self, role: str, prompt: str, task: Task, rng: random.Random) -> tuple[str, float]:
+        """The right number."""
+        left, sign, right = task.data
+        return str(_SIGNS[sign](left, right)), 1.2
+
+    def _drawn(self, rng: random.Random, level: str | None) -> Iterator[tuple[Task, bool]]:
+        """Random questions, and whether each is held out."""
+        while True:
+            chosen = level or rng.choice(self.levels)
+            sign, digits = LEVELS[chosen]
+            left, right = (rng.randrange(10**digits) for _ in range(2))
+            data = (left, sign, right)
+            task = Task(id=f"{left} {sign} {right}", data=data, level=chosen)
+            yield task, not hold_out([task], 0.1)[0]
