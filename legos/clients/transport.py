@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
@@ -124,7 +124,7 @@ class Transport:
         Raises:
             RequestError: the address is not an HTTP address.
         """
-        self.move(base_url)
+        self.url = _address(base_url)
         self._headers = {"content-type": "application/json"}
         if api_key is not None:
             self._headers["authorization"] = f"Bearer {api_key}"
@@ -133,23 +133,20 @@ class Transport:
         self._retries = retries
         self.model, self._keeps_model = model or "", model is not None
         self._jitter = random.Random()
+        self._asked: set[asyncio.Timeout] = set()  # of requests without an answer
         self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, _Pool] = WeakKeyDictionary()
 
     def move(self, base_url: str) -> None:
-        """Send to another address, also what is tried again: the server was started again there.
+        """Send to another address, where the server was started again.
+
+        Requests of this event loop that wait for an answer start over there at once.
 
         Raises:
             RequestError: the address is not an HTTP address.
         """
-        try:
-            self.url = httpx.URL(base_url.rstrip("/"))
-        except httpx.InvalidURL as error:
-            raise RequestError(f"base_url {base_url!r} is no address: {error}") from error
-        if self.url.scheme not in ("http", "https") or not self.url.host:
-            raise RequestError(
-                f"base_url {base_url!r} is no HTTP address; expected one such as "
-                "http://localhost:8000/v1"
-            )
+        former, self.url = self.url, _address(base_url)
+        while self._asked and self.url != former:
+            self._asked.pop().reschedule(asyncio.get_running_loop().time())
 
     async def request(
         self,
@@ -185,6 +182,20 @@ class Transport:
         """
         body = content if json is None else msgspec.json.encode(json)
         send = partial(self._attempt, method, path, read, content=body, headers=headers)
+        while True:
+            moved = asyncio.timeout(None)
+            self._asked.add(moved)
+            try:
+                async with moved:
+                    return await self._persist(send)
+            except TimeoutError:
+                if not moved.expired():
+                    raise
+            finally:
+                self._asked.discard(moved)
+
+    async def _persist(self, send: Callable[[], Awaitable[T]]) -> T:
+        """Make attempts at a request until one succeeds, or none will."""
         pool = self._pool()
         failures = refusals = 0
         waited_s = 0.0
@@ -344,6 +355,24 @@ class Transport:
             f"no server answers at {self.url} ({cause}); start one with `legos serve`, "
             "or give the base_url of one that runs"
         )
+
+
+def _address(base_url: str) -> httpx.URL:
+    """An HTTP address.
+
+    Raises:
+        RequestError: it is none.
+    """
+    try:
+        url = httpx.URL(base_url.rstrip("/"))
+    except httpx.InvalidURL as error:
+        raise RequestError(f"base_url {base_url!r} is no address: {error}") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise RequestError(
+            f"base_url {base_url!r} is no HTTP address; expected one such as "
+            "http://localhost:8000/v1"
+        )
+    return url
 
 
 def _refusal(status: int, body: bytes, address: str) -> RequestError | EndpointError:

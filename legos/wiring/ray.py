@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ray_engine", "ray_players"]
 
-RETRIES = 2  # of a failed publication at one server, which gets it later
-
 
 def ray_engine(
     config: RunConfig, model: ModelHandle, *, say: Callable[[str], object]
@@ -61,7 +59,7 @@ def ray_engine(
         ModelError: a server has another model.
     """
     from legos.remote.ray.cluster import end, started
-    from legos.remote.ray.servers import PlacedServer, ServerActor
+    from legos.remote.ray.servers import RETRIES, PlacedServer, ServerActor
 
     with ExitStack() as stack:
         nodes = _connected(config, stack)
@@ -86,16 +84,17 @@ def ray_engine(
             for (place, _, url), loaded in zip(placed, publishers, strict=True)
         ]
         names = [f"engine-{number}" for number in range(num)]
+        broadcaster = Broadcaster(zip(names, publishers, strict=True))
         engine = RemoteEngine(
             servers,
-            Broadcaster(zip(names, publishers, strict=True)),
+            broadcaster,
             num_vocabulary=model.num_vocabulary,
             context=model.context,
         )
         stack.callback(engine.close)
         check_same_model(engine, model, where="an engine of the Ray cluster")
-        for server in servers:
-            engine.call(server.keep_loaded())
+        for index, server in enumerate(servers):
+            engine.call(server.keep_loaded(partial(broadcaster.reload, index)))
         return TokenEngine(engine, model, closing=stack.pop_all().close)
 
 

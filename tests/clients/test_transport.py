@@ -13,7 +13,7 @@ import pytest
 from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 
 from legos.clients.openai import OpenAIClient
-from legos.clients.transport import retry_after
+from legos.clients.transport import Transport, retry_after
 from legos.errors import EndpointError, RequestError
 from legos.records.message import Completion, Message, Sampling
 
@@ -49,6 +49,28 @@ def test_a_busy_server_is_asked_again() -> None:
         assert asyncio.run(ask(url)).text == "hi"
     assert len(script.asked) == 3
     assert script.asked[0].body == script.asked[1].body == script.asked[2].body
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_requests_start_over_where_the_server_has_moved(dead_port: int, *, hangs: bool) -> None:
+    """Without the former address being asked again, or its answer waited for."""
+
+    async def moved(former: str, now: str) -> bytes:
+        options: Any = {"timeout_s": 600.0, "max_connections": 1, "retries": 50}
+        transport = Transport(former, api_key=None, **options)
+        asked = asyncio.create_task(transport.request("POST", "/x", bytes, json={}))
+        await asyncio.sleep(0.5)  # until it waits for an answer, or for its next attempt
+        transport.move(now)
+        try:
+            return await asyncio.wait_for(asked, 10)
+        finally:
+            await transport.aclose()
+
+    script = ScriptedServer(lambda asked: HttpAnswer({"a": 1}))
+    with serving(ScriptedServer(lambda asked: None)) as former, serving(script) as now:
+        former = former if hangs else f"http://127.0.0.1:{dead_port}"
+        assert asyncio.run(moved(former, now)) == b'{"a": 1}'
+    assert len(script.asked) == 1
 
 
 def test_it_gives_up_with_the_servers_words() -> None:

@@ -114,6 +114,37 @@ class Broadcaster:
         dropped = _Version(self._number(name), None)
         await self._spread(name, dropped, lambda s: name not in s.has and name not in s.lacks)
 
+    async def reload(self, index: int) -> None:
+        """Load everything into a server that was started again; return once it has it.
+
+        What was being sent there is aborted.
+
+        Args:
+            index: place of the server among the readers.
+
+        Raises:
+            AdapterError: the server refuses an adapter.
+            EngineError, EndpointError: it fails; it is asked again in a few seconds.
+        """
+        server = self._servers[index]
+        if server.task is not None:
+            server.task.cancel()
+        server.has.clear()
+        server.failure, wanted = None, dict(self._newest)
+        server.lacks = dict(wanted)
+        server.task = asyncio.create_task(self._serve(server))
+
+        def loaded() -> bool:
+            return all(
+                server.up_to(name, version.number) or name not in self._newest
+                for name, version in wanted.items()
+            )
+
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._refusal or server.failure or loaded())
+        if error := self._refusal or server.failure:
+            raise error
+
     def holds(self, index: int, adapter: str) -> bool:
         """Whether a server has the version of an adapter that requests expect.
 

@@ -10,7 +10,7 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,12 +21,13 @@ from legos.remote.publish.http import HttpPublisher
 from legos.remote.ray.kit import check_kit
 from legos.remote.ray.library import RayError, cause_of, first_line, ray
 
-__all__ = ["PlacedServer", "ServerActor"]
+__all__ = ["RETRIES", "PlacedServer", "ServerActor"]
 
 logger = logging.getLogger(__name__)
 
 RETRIES = 26  # of a request, in about ten minutes: a server that is started again loads its model
 ANSWER_S = 5.0  # how long the actor may take to answer where its server is
+RELOAD_S = 300.0  # maximum time to load the adapters, after which its address is looked up again
 CHECK_S = 1.0  # pause between two checks whether a server was started again
 
 
@@ -145,16 +146,21 @@ class PlacedServer:
             return False
         return await self._server.healthy()
 
-    async def keep_loaded(self) -> NoReturn:
-        """Load the adapters again whenever Ray has started the server again."""
+    async def keep_loaded(self, reload: Callable[[], Awaitable[None]]) -> NoReturn:
+        """Load the adapters again whenever Ray has started the server again.
+
+        Args:
+            reload: loads all of them (``Broadcaster.reload``).
+        """
         assert self._loaded is not None
         while True:
             try:
                 if await self.actor.lacks_adapters.remote():
                     self._loaded.move(await self.actor.prepare.remote())
-                    await self._loaded.load_again()
+                    async with asyncio.timeout(RELOAD_S):
+                        await reload()
                     await self.actor.open.remote()
-            except (RayError, LegosError) as error:
+            except (RayError, LegosError, TimeoutError) as error:
                 logger.warning("%s on Ray: %s", self.name, first_line(cause_of(error)))
             await asyncio.sleep(CHECK_S)
 

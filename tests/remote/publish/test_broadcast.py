@@ -166,6 +166,34 @@ def test_a_reader_that_fails_gets_everything_again_and_one_alone_ends_the_run() 
     assert sorted(readers["b"].loaded) == [0, 1, 7, 7]
 
 
+def test_a_reader_that_was_started_again_gets_everything_at_once() -> None:
+    """Also while it is sent something, or fails and waits for its next attempt."""
+    readers = {"a": Slow(), "b": Slow()}
+
+    async def story(broadcaster: Broadcaster) -> None:
+        await broadcaster.publish(small_adapter(7, name="rival"))
+        for version, prepare in enumerate((readers["b"].runs.clear, fails)):
+            prepare()
+            await broadcaster.publish(small_adapter(version))
+            assert not broadcaster.holds(1, "policy")
+            readers["b"].runs.set()
+            readers["b"].error = None
+            started = asyncio.get_running_loop().time()
+            await broadcaster.reload(1)
+            assert asyncio.get_running_loop().time() - started < AGAIN_S / 10
+            assert broadcaster.holds(1, "policy")
+            assert broadcaster.holds(1, "rival")
+        fails()
+        with pytest.raises(EngineError, match="b is down"):
+            await broadcaster.reload(1)
+
+    def fails() -> None:
+        readers["b"].error = EngineError("b is down")
+
+    told(story, readers)
+    assert readers["b"].loaded == [7, 7, 0, 7, 1]
+
+
 def test_a_wrong_server_ends_the_run_at_its_start_and_a_refusal_at_any_time() -> None:
     async def down(broadcaster: Broadcaster) -> None:
         with pytest.raises(EngineError, match="no answer") as error:
