@@ -38,6 +38,8 @@ def announcement(
         f"{config.model} ({model.num_parameters:,} parameters, {adapted:,} in LoRA) plays "
         f"{config.title} for {config.loop.steps} steps{done}, in {folder.path}"
     )
+    if config.adapter is not None:
+        yield f"starts from adapter {config.adapter}, of rank {adapter.shape.rank}"
     wanted, layers = config.training.lora_layers, adapter.shape.num_layers
     if wanted > layers and resolved.sources["training.lora_layers"] != "default":
         yield f"training.lora_layers is {wanted}; the model has {layers}, and all get LoRA"

@@ -20,7 +20,7 @@ from legos.apps.restart import restart, watched
 from legos.apps.seated import load_seated
 from legos.apps.signals import StopSignals
 from legos.apps.summary import announcement, comparison, summary
-from legos.config.resolve import ResolvedConfig, read_config
+from legos.config.resolve import ResolvedConfig, is_chosen, read_config
 from legos.config.schema import RunConfig
 from legos.errors import ConfigError, DeviceError, LegosError, TrainerError
 from legos.mac import awake
@@ -40,7 +40,7 @@ from legos.wiring.evaluate import evaluation_of
 from legos.wiring.model import has_followers
 from legos.wiring.options import check_options
 from legos.wiring.ray import ray_players
-from legos.wiring.trainer import Trainer, trainer_of
+from legos.wiring.trainer import Trainer, start_of, trainer_of
 
 if TYPE_CHECKING:
     from legos.apps.served_run import ServedRun
@@ -69,6 +69,8 @@ def check(resolved: ResolvedConfig, *, resume: Path | None = None) -> None:
     """
     config = resolved.config
     check_options(config)
+    if config.adapter is not None and resume is None:
+        _check_start(resolved)
     if config.loop.serve_port:
         _check_port(config.loop.serve_port)
     if resume is None and config.out is not None:
@@ -110,6 +112,7 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
     made = trainer_of(
         config,
         inline=config.loop.deterministic,
+        start=start_of(config, _continued(config, resumed, checkpoint)),
         restored=restored,
         tell=_print,
         api_key=os.environ.get("LEGOS_API_KEY"),
@@ -160,6 +163,15 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
         return 0 if signals.received is None else 128 + signals.received
 
 
+def _continued(
+    config: RunConfig, resumed: RunFolder | None, checkpoint: Path | None
+) -> RunFolder | None:
+    """The run whose checkpoint is restored."""
+    if config.fork_from is not None and checkpoint is None:
+        return find_run(split_place(config.fork_from)[0])
+    return None if checkpoint is None else resumed
+
+
 def _token_count(
     trainer: Trainer, served: "ServedRun | None", players: "Players | None"
 ) -> Callable[[], Awaitable[int]]:
@@ -172,6 +184,18 @@ def _token_count(
         return sum(sampled) + elsewhere - (0 if served is None else served.tokens_generated)
 
     return count
+
+
+def _check_start(resolved: ResolvedConfig) -> None:
+    """Refuse a shape of LoRA besides that of the adapter to start from, which must exist."""
+    adapter = resolved.config.adapter
+    for name, source in resolved.sources.items():
+        if name.startswith(("training.lora_", "training.use_dora")) and is_chosen(source):
+            raise ConfigError(
+                f"{name} is given ({source}) but adapter is {adapter!r}, whose own rank, scale and "
+                f"modules hold; leave {name} out, or leave adapter out"
+            )
+    start_of(resolved.config, None)
 
 
 def _check_port(port: int) -> None:

@@ -9,13 +9,14 @@ from legos.config.resolve import ResolvedConfig, is_chosen, knobs, read_config, 
 from legos.config.toml import read_sources
 from legos.errors import ConfigError
 from legos.run.checkpoint import read_state
-from legos.run.find import checkpoint_of, find_run, split_place
+from legos.run.find import checkpoint_of, find_adapter, find_run, split_place
 from legos.run.folder import RunFolder
+from legos.weights.folder import read_adapter
 
 __all__ = ["resolve_run"]
 
-_KEPT = ("model", "arena", "seed", "training.lora_alpha", "training.use_dora")
-_SHARED = ("model", "arena")
+_KEPT = ("model", "arena", "seed", "adapter", "training.lora_alpha", "training.use_dora")
+_SHARED = ("model", "arena", "adapter")
 _LORA = ("training.lora_", "training.use_dora")
 
 
@@ -27,9 +28,13 @@ def resolve_run(
     A resumed run keeps its folder, model, arena and seed; a forked run keeps model, LoRA and arena
     of its parent. The other settings can be changed.
 
+    A new run that starts from an adapter has the model that the adapter was trained on, unless it
+    is given another one.
+
     Raises:
         ConfigError: a setting is not valid, or changes what a resumed or forked run keeps.
-        CheckpointError: the run to resume or the checkpoint to fork from is not found.
+        CheckpointError: the run to resume, the checkpoint to fork from or the adapter to start from
+            is not found.
         ArenaError: the arena is not found.
     """
     fork = overrides.get("fork_from")
@@ -42,6 +47,10 @@ def resolve_run(
     if fork is not None:
         return _forked(files, str(fork), overrides)
     resolved = resolve(files=files, overrides=overrides, recommend=advice)
+    if resolved.config.adapter is not None and resolved.sources["model"] == "default":
+        base = read_adapter(find_adapter(resolved.config.adapter)).base_model
+        overrides = {**overrides, "model": base or resolved.config.model}
+        resolved = resolve(files=files, overrides=overrides, recommend=advice)
     if resolved.config.fork_from is not None:
         raise ConfigError(
             f"fork_from is {resolved.config.fork_from!r} ({resolved.sources['fork_from']}); give "

@@ -19,7 +19,9 @@ from legos.records.step import BackendConfig
 from legos.remote.publish.carriers import Carrier
 from legos.remote.publish.engine import ManyPublishers
 from legos.remote.publish.http import HttpPublisher
-from legos.weights.adapter import AdapterInfo
+from legos.run.find import adapter_of, find_adapter
+from legos.run.folder import RunFolder
+from legos.weights.adapter import Adapter, AdapterInfo
 from legos.weights.base import check_base, fingerprint_of
 from legos.weights.folder import read_adapter
 from legos.wiring.arena import policies_of
@@ -32,7 +34,7 @@ from legos.wiring.references import reference_servers
 if TYPE_CHECKING:
     from legos.server.seats import SeatHost
 
-__all__ = ["Trainer", "trainer_of"]
+__all__ = ["Trainer", "start_of", "trainer_of"]
 
 
 logger = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ class Trainer(PolicyTrainer):
         generation: MakeEngine | str | None = None,
         policies: Sequence[str] = (POLICY,),
         seed: int = 0,
+        start: Adapter | None = None,
         restored: bool = False,
         tell: Callable[[str], None] | None = None,
         api_key: str | None = None,
@@ -73,6 +76,8 @@ class Trainer(PolicyTrainer):
             policies: names of the adapters to train, each with its own optimiser; an arena lists
                 its own in ``Arena.policies``.
             seed: seed of the first matrix of each LoRA pair.
+            start: adapter that every policy starts from, as version 0, with its rank and modules;
+                None: LoRA as ``config`` says, which changes nothing.
             restored: whether a checkpoint is restored next. It contains the adapter of
                 ``kl_reference``, whose folder is then not needed.
             tell: receives the memory plan before the first step; None: it is logged.
@@ -80,14 +85,17 @@ class Trainer(PolicyTrainer):
                 address.
 
         Raises:
-            AdapterError: the adapter of ``kl_reference`` does not exist, or does not fit.
+            AdapterError: the adapter of ``kl_reference`` does not exist, or does not fit, or
+                ``start`` does not.
             ConfigError: a server of ``kl_server`` cannot score tokens.
             ModelError: no engine is given and the model's device has none; or the server has
                 another model.
             EngineError: the server does not answer.
         """
         config = config or TrainingConfig()
-        if model.lora is None:
+        if start is not None:
+            _start_from(start, model)
+        elif model.lora is None:
             apply_lora(
                 model,
                 rank=config.lora_rank,
@@ -213,10 +221,39 @@ class Trainer(PolicyTrainer):
         self.model.close()
 
 
+def _start_from(adapter: Adapter, model: ModelHandle) -> None:
+    try:
+        if model.lora is None:
+            model.add_lora(adapter.shape)
+        model.set_adapter(adapter)
+    except AdapterError as error:
+        raise AdapterError(
+            f"{error}; the adapter to start from (trained on "
+            f"{adapter.base_model or 'a model it does not name'}) does not fit {model.folder}; "
+            "give its own model with --model, or another --adapter"
+        ) from error
+
+
+def start_of(config: RunConfig, run: RunFolder | None) -> Path | None:
+    """Folder of the adapter whose shape a run has; None: ``training`` has the shape.
+
+    Args:
+        config: settings of the run.
+        run: the run that is continued, or forked; it may have outlived the first adapter.
+
+    Raises:
+        CheckpointError: there is no such adapter.
+    """
+    if config.adapter is None:
+        return None
+    return find_adapter(config.adapter) if run is None else adapter_of(run)
+
+
 def trainer_of(
     config: RunConfig,
     *,
     inline: bool,
+    start: Path | None = None,
     restored: bool = False,
     tell: Callable[[str], None] | None = None,
     api_key: str | None = None,
@@ -226,6 +263,7 @@ def trainer_of(
     Args:
         config: settings of the run.
         inline: run the model and its engine on the calling thread.
+        start: folder of the adapter to start from; None: new LoRA.
         restored: whether a checkpoint is restored next.
         tell: receives the memory plan before the first step; None: it is logged.
         api_key: API key of the run's servers.
@@ -237,13 +275,18 @@ def trainer_of(
         ConfigError: ``max_tokens`` exceeds the model's context.
     """
     device = find_device(config.device)
-    policies = policies_of(config.arenas)
+    policies, training = policies_of(config.arenas), config.training
+    first = None if start is None else read_adapter(start)
+    if first is not None:
+        first.check_base(config.model)
+        if training.kl_coef and training.kl_reference is None and not training.kl_server:
+            training = training.replace(kl_reference=start)
     say = tell or logger.info
     generation = elsewhere(config, policies, api_key, say)
     model = device.load(
         model_place(config.model),
         inline=inline,
-        training=_size(config, len(policies)),
+        training=_size(config, len(policies), first),
         report=say,
     )
     longest = max(one.generation.max_tokens or 0 for one in config.arenas.values())
@@ -254,24 +297,25 @@ def trainer_of(
         )
     return Trainer(
         model=model,
-        config=config.training,
+        config=training,
         limits=config.generation.limits(config.training.memory_limit_gib),
         generation=generation,
         policies=policies,
         seed=config.seed,
+        start=first,
         restored=restored,
         tell=tell,
         api_key=api_key,
     )
 
 
-def _size(config: RunConfig, policies: int) -> TrainingSize:
+def _size(config: RunConfig, policies: int, first: Adapter | None) -> TrainingSize:
     """What the memory of training depends on."""
     training, backend = config.training, backend_config(config.training)
     return TrainingSize(
-        rank=training.lora_rank,
-        layers=training.lora_layers,
-        use_dora=training.use_dora,
+        rank=training.lora_rank if first is None else first.shape.rank,
+        layers=training.lora_layers if first is None else first.shape.num_layers,
+        use_dora=training.use_dora if first is None else first.shape.use_dora,
         micro_batch_tokens=backend.micro_batch_tokens,
         checkpointing=backend.gradient_checkpointing,
         others=bool(training.kl_coef and not training.kl_server) + bool(training.ema_kl_coef),
