@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # the public names: the one list of them, which type checkers
     from legos.credit.group import GRPOCredit as GRPOCredit
     from legos.credit.group import RLOOCredit as RLOOCredit
     from legos.credit.hierarchical import HierarchicalCredit as HierarchicalCredit
+    from legos.credit.imitated import ImitationCredit as ImitationCredit
     from legos.credit.joint import JointCredit as JointCredit
     from legos.credit.maxrl import MaxRLCredit as MaxRLCredit
     from legos.credit.overlong import OverlongPenalty as OverlongPenalty

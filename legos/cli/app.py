@@ -17,6 +17,7 @@ from legos.cli.doctor import doctor
 from legos.cli.evaluate import evaluate
 from legos.cli.export import export
 from legos.cli.help import EVERYTHING, BriefHelp
+from legos.cli.imitate import imitate
 from legos.cli.output import results_alone
 from legos.cli.play import play
 from legos.cli.runs import runs
@@ -60,7 +61,7 @@ def _make_app(*, brief: bool) -> App:
         help_epilogue=f"{EVERYTHING} lists every setting." if brief else None,
     )
     app.command(evaluate, name="eval")
-    for command in (serve, chat, play, watch, export, doctor, runs, bench, arenas):
+    for command in (imitate, serve, chat, play, watch, export, doctor, runs, bench, arenas):
         app.command(command)
     return app
 

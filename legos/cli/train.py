@@ -20,7 +20,7 @@ from legos.cli.overrides import (
 from legos.cli.run_settings import resolve_run
 from legos.config.resolve import ResolvedConfig
 
-__all__ = ["train"]
+__all__ = ["Loop", "Play", "Track", "Training", "start", "train"]
 
 
 Training = Annotated[TrainingOptions | None, Parameter(group=Group("Optimiser step", sort_key=3))]
@@ -87,10 +87,20 @@ def train(
     overrides = {**shares(mix), **dotted(groups, shorthands)}
     resolved = resolve_run(config, resume=resume, overrides=overrides)
     resume = None if resume is None else resolved.config.out  # a name is now a folder
-    return _train(resolved, resume, dry_run=dry_run)
+    return start(resolved, resume, dry_run=dry_run)
 
 
-def _train(resolved: ResolvedConfig, resume: Path | None, *, dry_run: bool) -> int | None:
+def start(resolved: ResolvedConfig, resume: Path | None, *, dry_run: bool) -> int | None:
+    """Check the settings and train, or with ``dry_run`` print them.
+
+    Args:
+        resolved: the settings.
+        resume: folder of the run to continue; None: a new run.
+        dry_run: only print the settings.
+
+    Returns:
+        Exit code; None: nothing was trained by this process.
+    """
     from legos.apps.train import check, train  # imports MLX, which takes a second
     from legos.wiring.defaults import computed
     from legos.wiring.model import follow

@@ -77,8 +77,8 @@ class EngineClient:
             use_threads: for servers: make grammars, large trees and scored tokens on threads, and
                 submit a burst of requests together, in an order that may vary.
         """
-        self._engine = engine
-        self._tokenizer = tokenizer
+        self.engine = engine
+        self.tokenizer = tokenizer
         self._tool_format = cache(tool_format)
         self.endpoints = endpoints
         self._lengths = None if context is None else LengthCheck(tokenizer, context)
@@ -171,7 +171,7 @@ class EngineClient:
     def cancel(self, number: int) -> None:
         """End a completion whose caller no longer waits; its ``done`` is not called."""
         if self._waiting.pop(number, None) is not None:
-            self._engine.cancel([number], self._receive)
+            self.engine.cancel([number], self._receive)
 
     async def stream(
         self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
@@ -213,14 +213,14 @@ class EngineClient:
 
         def rows_of() -> list[tuple[tuple[int, ...], list[tuple[int, ...]]]]:
             texts = [choice for _, choices in prompts for choice in choices]
-            ids = iter(self._tokenizer.encode_each(texts))
+            ids = iter(self.tokenizer.encode_each(texts))
             return [
-                (self._tokenizer.render(tuple(messages)), list(islice(ids, len(choices))))
+                (self.tokenizer.render(tuple(messages)), list(islice(ids, len(choices))))
                 for messages, choices in prompts
             ]
 
         rows = await asyncio.to_thread(rows_of) if self._use_threads else rows_of()
-        scores = self._engine.score(rows, end_ids=self._tokenizer.end_ids, adapter=adapter)
+        scores = self.engine.score(rows, end_ids=self.tokenizer.end_ids, adapter=adapter)
         return await asyncio.wrap_future(scores)
 
     async def _prepared(
@@ -246,7 +246,7 @@ class EngineClient:
         if limit is None:
             raise RequestError("max_tokens is None and there are no choices; give a number")
         return Request(
-            prompt_ids=self._prompt_ids(prompt, sampling),
+            prompt_ids=self.prompt_ids(prompt, sampling),
             max_tokens=limit,
             temperature=sampling.temperature,
             seed=sampling.seed,
@@ -271,7 +271,7 @@ class EngineClient:
     ) -> Completion:
         """The completion of a request."""
         token_ids = generated.token_ids
-        decode = self._short_text if len(token_ids) <= _SHORT else self._tokenizer.decode
+        decode = self._short_text if len(token_ids) <= _SHORT else self.tokenizer.decode
         text = cut_at_stop(decode(token_ids), sampling.stop)
         calls: tuple[ToolCall, ...] = ()
         if sampling.tools is not None:
@@ -339,7 +339,7 @@ class EngineClient:
                 self._waiting.pop(item[0], None)
         try:
             if waited:
-                self._engine.submit(waited, self._receive)
+                self.engine.submit(waited, self._receive)
         except Exception as error:  # raised where the request was made
             self._resolve([(number, error) for number, _ in waited])
 
@@ -372,20 +372,21 @@ class EngineClient:
             answer.set_result(result)
             tokens += len(result.token_ids)
 
-    def _prompt_ids(self, prompt: Prompt, sampling: Sampling) -> tuple[int, ...]:
+    def prompt_ids(self, prompt: Prompt, sampling: Sampling) -> tuple[int, ...]:
+        """The token ids of a prompt."""
         if self._lengths is not None:
             self._lengths.check(prompt)
         tools = self._tools(sampling.tools) if sampling.tools else ()
         if isinstance(prompt, Continuation):
-            return self._tokenizer.render(prompt, tools)
+            return self.tokenizer.render(prompt, tools)
         messages, ids = messages_or_ids(prompt)
-        return ids or self._tokenizer.render(messages, tools)
+        return ids or self.tokenizer.render(messages, tools)
 
     def _read_calls(
         self, request: Request, generated: Generated, sampling: Sampling
     ) -> tuple[str, tuple[ToolCall, ...]] | None:
         """The text of a reply without its tool calls, and the calls; None if it has no call."""
-        form, tokenizer = self._tool_format(), self._tokenizer
+        form, tokenizer = self._tool_format(), self.tokenizer
         return read_reply(
             cut_at_stop(reply_decoder(tokenizer, form)(generated.token_ids), sampling.stop),
             self._tools(sampling.tools or "[]"),
@@ -396,4 +397,4 @@ class EngineClient:
         )
 
     def _make_ends(self, stop_ids: tuple[int, ...], ignore_end: bool) -> tuple[int, ...]:
-        return tuple(sorted({*(() if ignore_end else self._tokenizer.end_ids), *stop_ids}))
+        return tuple(sorted({*(() if ignore_end else self.tokenizer.end_ids), *stop_ids}))

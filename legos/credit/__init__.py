@@ -10,6 +10,7 @@ from typing import Any
 from legos.credit.gae import GAECredit
 from legos.credit.group import DrGRPOCredit, GRPOCredit, RLOOCredit
 from legos.credit.hierarchical import HierarchicalCredit
+from legos.credit.imitated import ImitationCredit
 from legos.credit.joint import JointCredit
 from legos.credit.maxrl import MaxRLCredit
 from legos.credit.overlong import OverlongPenalty
@@ -27,6 +28,7 @@ __all__ = [
     "GAECredit",
     "GRPOCredit",
     "HierarchicalCredit",
+    "ImitationCredit",
     "JointCredit",
     "MaxRLCredit",
     "OverlongPenalty",
@@ -51,10 +53,11 @@ RULES: Mapping[str, Callable[..., CreditAssigner]] = {
     "turn": TurnCredit,
     "same_view": SameViewCredit,
     "gae": GAECredit,
+    "imitation": ImitationCredit,
 }
 """Name in ``--play.credit`` -> makes the rule."""
 
-WITHOUT_GROUPS = frozenset({"rae", "reinforce_pp", "same_view", "gae"})
+WITHOUT_GROUPS = frozenset({"rae", "reinforce_pp", "same_view", "gae", "imitation"})
 """Rules that make sense where every task is played once."""
 
 

@@ -1,0 +1,190 @@
+"""``legos imitate``: supervised training on answers, by the trainer of self-play.
+
+An arena in which nothing is sampled: each play says an answer of a file, or of an earlier run, and
+each of its tokens is credited with 1. So packing, checkpoints, evaluations and trackers are those
+of every run, and a mix can have it beside a game.
+"""
+
+import math
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, cast
+
+import msgspec
+
+from legos.arena.arena import Arena
+from legos.arena.rows import hold_out, read_tasks
+from legos.clients.recited import RecitedClient
+from legos.errors import ArenaError
+from legos.protocols import Seat
+from legos.records.episode import Task
+from legos.records.message import Message
+from legos.run.episodes import EpisodesTail, StoredEpisode, StoredMessage, StoredSeat
+from legos.run.find import find_run
+
+__all__ = ["SETTINGS", "Imitation", "num_steps"]
+
+SETTINGS: Mapping[str, object] = {
+    "arena": "legos.apps.imitate:Imitation",
+    "training.loss": "reinforce",
+    "training.kl_coef": 0.0,
+}
+"""Settings of supervised training: the loss is the negative log-likelihood of the answers."""
+
+EXPECTED = "messages, or prompt and completion"
+
+
+class Imitation(Arena):
+    """Say what is written: each assistant's message of a file, or the answers of a run.
+
+    The reward is the mean log-probability (nats) of the answer's tokens under the policy, so it
+    rises to 0; no credit is computed from it. A share of the answers is held out for evaluations.
+    """
+
+    recommended: Mapping[str, object] = {"play.credit": "imitation"}
+    tasks_per_step = 32
+    group_size = 1
+
+    def __init__(
+        self,
+        client: Any = None,
+        *,
+        data: str,
+        min_reward: float = 1.0,
+        held_out: float = 0.1,
+        **kwargs: Any,
+    ) -> None:
+        """Read the answers.
+
+        Args:
+            client: client of the policy.
+            data: a file of rows or a data set of the hub, with ``messages`` or ``prompt`` and
+                ``completion``, texts or messages; or a run, whose plays are imitated.
+            min_reward: of a run, answers of seats that earned at least this.
+            held_out: share of answers that are evaluated and never trained on.
+            kwargs: settings of every arena.
+        """
+        super().__init__(client, **kwargs)
+        self.answers, self._held_out = hold_out(_answers(data, min_reward), held_out)
+
+    @property
+    def name(self) -> str:
+        """The name in metrics."""
+        return "imitation"
+
+    def tasks(self, rng: random.Random) -> Iterable[Task]:
+        """The answers that are not held out, in random order."""
+        return rng.sample(self.answers, len(self.answers))
+
+    def held_out(self, rng: random.Random) -> Iterable[Task] | None:
+        """The answers that are held out; none: evaluate on the others."""
+        return self._held_out or None
+
+    def seats(self, task: Task) -> Mapping[str, Seat]:
+        """The policy, which says the answer."""
+        (seat,) = super().seats(task).values()
+        prompt, answer = task.data
+        if prompt and not isinstance(prompt[0], int):
+            prompt = [Message(*message) for message in prompt]
+        return {seat.role: replace(seat, client=RecitedClient(seat.client, prompt, answer))}
+
+    async def play(self, t: Any) -> Mapping[str, float]:
+        """One answer."""
+        prompt = t.task.data[0]
+        asked = prompt if prompt and isinstance(prompt[0], int) else prompt[-1][1]
+        logprobs = (await t.ask("player", asked)).completion.logprobs
+        return {"player": fmean(logprobs) if logprobs else 0.0}
+
+
+def num_steps(options: Mapping[str, Any], epochs: float, tasks_per_step: int | None) -> int:
+    """Optimiser steps that train on every answer ``epochs`` times.
+
+    Args:
+        options: arguments of the arena.
+        epochs: number of times, above 0.
+        tasks_per_step: answers of a step; None: the arena's own number.
+
+    Raises:
+        ArenaError: the data cannot be read, or nothing is left to train on.
+    """
+    arena = Imitation(**options)
+    return max(1, round(epochs * len(arena.answers) / (tasks_per_step or arena.tasks_per_step)))
+
+
+def _answers(data: str, min_reward: float) -> list[Task]:
+    """A task for each answer; its data are the prompt and the answer."""
+    path = Path(data)
+    if path.suffix or not _is_run(path):
+        rows = read_tasks(data)
+        found = [Task(id=f"{row.id}{part}", data=pair) for row in rows for part, pair in _row(row)]
+    else:
+        plays = EpisodesTail(find_run(data).episodes).read()
+        found = [
+            Task(id=f"{data}/{number}.{place}", data=pair)
+            for number, play in plays
+            for place, pair in enumerate(_of_play(play, min_reward))
+        ]
+    if not found:
+        raise ArenaError(
+            f"{data} has no answer to imitate; a row needs {EXPECTED}, and a play of a run a "
+            f"reward of at least {min_reward:g} (--play.options.min_reward)"
+        )
+    return found
+
+
+def _is_run(path: Path) -> bool:
+    return path.is_dir() or "/" not in str(path)
+
+
+def _row(row: Task) -> Iterator[tuple[str, tuple[list[list[str]], str]]]:
+    """The answers of a row, each with its place in it and its prompt."""
+    fields = cast("Mapping[str, Any]", row.data)
+    if "messages" in fields:
+        chat, given = _messages(fields["messages"], f"{row.id}: messages", "user"), 1
+    elif {"prompt", "completion"} <= fields.keys():
+        chat = _messages(fields["prompt"], f"{row.id}: prompt", "user")
+        given = len(chat)
+        chat += _messages(fields["completion"], f"{row.id}: completion", "assistant")
+    else:
+        raise ArenaError(
+            f"{row.id}: the row has {', '.join(fields) or 'no field'}; expected {EXPECTED}"
+        )
+    for number, (role, content) in enumerate(chat):
+        if role == "assistant" and number >= given:
+            yield f".{number}", (chat[:number], content)
+
+
+def _messages(given: Any, what: str, role: str) -> list[list[str]]:
+    """Roles and texts of messages; a plain text is one message of ``role``."""
+    try:
+        read = msgspec.convert(given, str | list[StoredMessage])
+    except msgspec.ValidationError as error:
+        raise ArenaError(
+            f"{what}: {error}; expected a text, or a list of messages, each with role and content"
+        ) from error
+    if isinstance(read, str):
+        return [[role, read]]
+    return [[message.role, message.content] for message in read]
+
+
+def _of_play(play: StoredEpisode, min_reward: float) -> Iterator[tuple[list[int], list[int]]]:
+    """Prompt and answer, as token ids, of the trained seats of a play that earned enough."""
+    if play.evaluation is True or play.void or play.error is not None:
+        return
+    for seat in play.seats:
+        if seat.policy is not None and play.rewards.get(seat.role, -math.inf) >= min_reward:
+            yield from _of_seat(seat)
+    for child in play.children:
+        yield from _of_play(child, min_reward)
+
+
+def _of_seat(seat: StoredSeat) -> Iterator[tuple[list[int], list[int]]]:
+    before: list[int] = []
+    for turn in seat.turns:
+        prompt = [*before[: turn.prompt_ids_kept], *turn.prompt_ids]
+        before = [*prompt, *turn.token_ids]
+        if turn.finish_reason == "stop" and prompt and turn.token_ids:
+            yield prompt, turn.token_ids

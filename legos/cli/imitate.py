@@ -1,0 +1,68 @@
+"""``legos imitate``: supervised training on answers."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from legos.cli.output import Flag
+from legos.cli.overrides import RunOptions, dotted
+from legos.cli.run_settings import resolve_run
+from legos.cli.train import Loop, Play, Track, Training, start
+
+__all__ = ["imitate"]
+
+
+def imitate(
+    data: str,
+    /,
+    *,
+    run: Annotated[RunOptions | None, Parameter(name="*")] = None,
+    epochs: float = 1.0,
+    steps: int | None = None,
+    min_reward: float | None = None,
+    config: Annotated[tuple[Path, ...], Parameter(negative="", show_default=False)] = (),
+    dry_run: Flag = False,
+    training: Training = None,
+    play: Play = None,
+    loop: Loop = None,
+    tracking: Track = None,
+) -> int | None:
+    """Train a model to give the answers of a file, or the best answers of a run.
+
+    A tenth of the answers is held out and evaluated. Continue it as any run, with legos train
+    --resume, and improve what it has learned with legos train --adapter. For example:
+
+        legos imitate chats.jsonl --model MODEL
+        legos imitate sums-1 --min-reward 1 --model MODEL
+        legos train --adapter imitation-1 --arena my_arena.py:Debate
+
+    Args:
+        data: File of rows, or a data set of the hub, with messages, or with prompt and completion;
+            or a run: its folder, or its name in runs/.
+        run: What the run trains, and where it is kept.
+        epochs: How often each answer is trained on, unless --steps is given.
+        steps: Length of the run, in optimiser steps.
+        min_reward: Of a run, imitate seats that earned at least this; by default 1.
+        config: TOML file with settings; may be repeated, later files win.
+        dry_run: Check the settings, print each with its source, and stop.
+        training: Settings of the optimiser step.
+        play: Settings of the arena.
+        loop: Settings of the run.
+        tracking: Settings of the trackers.
+    """
+    from legos.apps.imitate import SETTINGS, num_steps  # imports the arenas
+
+    groups = {"": run, "training": training, "play": play, "loop": loop, "track": tracking}
+    options: dict[str, Any] = (
+        {"data": data} if min_reward is None else {"data": data, "min_reward": min_reward}
+    )
+    overrides: dict[str, Any] = {
+        **SETTINGS,
+        **{f"play.options.{name}": value for name, value in options.items()},
+        **dotted(groups, {"--steps": ("loop.steps", steps)}),
+    }
+    if "loop.steps" not in overrides:
+        overrides["loop.steps"] = num_steps(options, epochs, overrides.get("play.tasks_per_step"))
+    resolved = resolve_run(config, resume=None, overrides=overrides)
+    return start(resolved, None, dry_run=dry_run)

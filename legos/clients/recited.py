@@ -1,0 +1,72 @@
+"""A client that says a known answer, with the probability that the policy gives it."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from legos.clients.engine import EngineClient
+from legos.records.message import Completion, Message, Prompt, Sampling
+from legos.records.names import POLICY
+from legos.records.request import Request
+
+__all__ = ["RecitedClient"]
+
+
+class RecitedClient:
+    """Says one answer to one prompt, whatever is asked: the seat of an imitated turn.
+
+    The tokens have the log-probabilities (nats, temperature 1) that the policy gives them, as if it
+    had sampled them. From another client than an engine's the answer is plain text, which is not
+    trained on.
+    """
+
+    def __init__(
+        self,
+        client: object,
+        prompt: Sequence[Message] | Sequence[int],
+        answer: str | Sequence[int],
+    ) -> None:
+        """Keep what is said.
+
+        Args:
+            client: client of the policy.
+            prompt: chat messages or token ids.
+            answer: the text of the answer, which the model's end of turn follows, or its token ids.
+        """
+        self._client = client
+        self._prompt: Sequence[Message] | Sequence[int] = prompt
+        self._answer = answer
+
+    async def complete(
+        self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
+    ) -> Completion:
+        """The answer; ``prompt`` and ``sampling`` are not read.
+
+        Raises:
+            RequestError: the engine refuses the tokens.
+            EngineError: the engine died or was closed.
+        """
+        client, answer = self._client, self._answer
+        if not isinstance(client, EngineClient):
+            return Completion(text=str(answer), adapter=adapter)
+        started, tokenizer = time.perf_counter(), client.tokenizer
+        prompt_ids = client.prompt_ids(self._prompt, Sampling())
+        if isinstance(answer, str):
+            token_ids, text = (*tokenizer.encode(answer), *tokenizer.end_ids[:1]), answer
+        else:
+            token_ids, text = tuple(answer), tokenizer.decode(answer)
+        # One sampled token tells which version is live.
+        known = Request(prompt_ids=prompt_ids[:1], max_tokens=1, adapter=adapter)
+        version = (await client.generate(known)).versions[0]
+        rows = [(prompt_ids, (token_ids,))]
+        scores = client.engine.score(rows, end_ids=(), adapter=adapter, by_token=True)
+        [logprobs] = await asyncio.wrap_future(scores)
+        return Completion(
+            text=text,
+            prompt_ids=prompt_ids,
+            token_ids=token_ids,
+            logprobs=tuple(logprobs),
+            versions=(version,) * len(token_ids),
+            adapter=adapter,
+            elapsed_s=time.perf_counter() - started,
+        )

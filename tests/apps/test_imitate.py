@@ -1,0 +1,115 @@
+"""``legos imitate``: what is read, and a loss that is the negative log-likelihood and falls."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from short_runs import NIM
+
+from legos import Message, load_model
+from legos.apps.imitate import Imitation
+from legos.cli.process import main
+from legos.errors import ArenaError
+from legos.run.episodes import EpisodesTail
+from legos.run.metrics import read_steps
+
+QUESTION, ANSWER = "Nim: 5 left, last one wins.\nMoves: 1 2 3", "1"
+ROW = {"prompt": QUESTION, "completion": ANSWER}
+
+
+def written(folder: Path, *rows: Any) -> str:
+    file = folder / "rows.jsonl"
+    file.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+    return str(file)
+
+
+def pairs(data: str, **options: Any) -> list[tuple[Any, Any]]:
+    return [task.data for task in Imitation(data=data, held_out=0.0, **options).answers]
+
+
+def imitated(data: str, out: Path, *options: str) -> Sequence[Any]:
+    assert main(["imitate", data, "--out", str(out), "--loop.deterministic", *options]) == 0
+    return read_steps(out / "metrics.jsonl")
+
+
+def test_the_loss_is_the_negative_log_likelihood_of_the_answer(tmp_path: Path) -> None:
+    steps = imitated(written(tmp_path, ROW), tmp_path / "run", "--steps", "30")
+    model = load_model()
+    prompt_ids = model.tokenizer.render((Message("user", QUESTION),))
+    said = (*model.tokenizer.encode(ANSWER), *model.tokenizer.end_ids)
+    logits = model((*prompt_ids, *said))[len(prompt_ids) - 1 : -1].astype(np.float64)
+    model.close()
+    logprobs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    likelihood = np.mean([row[token] for row, token in zip(logprobs, said, strict=True)])
+    assert steps[0]["loss"] == pytest.approx(-likelihood, abs=1e-4)
+    assert steps[0]["reward_mean"] == pytest.approx(likelihood, abs=1e-4)
+    assert steps[-1]["loss"] < 0.2 * steps[0]["loss"]
+    assert steps[-1]["logprob_gap"] < 1e-3
+
+
+def test_the_forms_of_a_row(tmp_path: Path) -> None:
+    chat = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "d"},
+    ]
+    talk = {"prompt": chat[:2], "completion": chat[2:3]}
+    system, user = ["system", "s"], ["user", "a"]
+    assert pairs(written(tmp_path, ROW, {"messages": chat}, talk)) == [
+        ([["user", QUESTION]], ANSWER),
+        ([system, user], "b"),
+        ([system, user, ["assistant", "b"], ["user", "c"]], "d"),
+        ([system, user], "b"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"text": "x"}, r":1: the row has text; expected messages, or prompt and completion"),
+        ({"messages": 5}, r":1: messages: Expected `str \| array`, got `int`; expected a text,"),
+        (
+            {"messages": [{"role": "user"}]},
+            r"missing required field `content` - at `\$\[0\]`; expected a text, or",
+        ),
+        (
+            {"prompt": "a", "completion": None},
+            r":1: completion: Expected `str \| array`, got `null`; expected a",
+        ),
+        ({"messages": [{"role": "user", "content": "a"}]}, "has no answer to imitate; a row needs"),
+        ("[1", "the row is no JSON"),
+    ],
+)
+def test_a_row_of_another_form_is_named(row: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ArenaError, match=message):
+        Imitation(data=written(tmp_path, row))
+
+
+def test_the_best_plays_of_a_run_are_imitated_token_by_token(tmp_path: Path) -> None:
+    run = tmp_path / "nim"
+    kept = ("--loop.episodes-kept-per-step", "50", "--loop.evaluate-every", "0")
+    assert main(["train", "--out", str(run), "--steps", "2", "--deterministic", *NIM, *kept]) == 0
+    plays = [play for _, play in EpisodesTail(run / "episodes.jsonl").read()]
+    trained = [play for play in plays if play.evaluation is not True]
+    won = [seat for play in trained for seat in play.seats if play.rewards[seat.role] >= 1]
+    found = pairs(str(run))
+    assert len(found) == sum(len(seat.turns) for seat in won) > 0
+    assert [list(answer) for _, answer in found] == [t.token_ids for s in won for t in s.turns]
+    assert len(pairs(str(run), min_reward=-1.0)) > len(found)
+    steps = imitated(str(run), tmp_path / "run", "--epochs", "3")
+    assert steps[0]["loss"] == pytest.approx(-steps[0]["reward_mean"], abs=0.2)  # by token, by play
+    with pytest.raises(ArenaError, match=r"reward of at least 5 \(--play.options.min_reward\)"):
+        pairs(str(run), min_reward=5.0)
+
+
+def test_a_run_that_does_not_exist_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["imitate", str(tmp_path / "missing"), "--out", str(tmp_path / "out")]) == 2
+    assert "missing" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
