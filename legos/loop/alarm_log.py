@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from legos.credit.means import with_children
 from legos.losses.alarms import PAGE, Alarm, alarms
@@ -63,12 +64,26 @@ class AlarmLog:
             return []
         where = f" in {arena}" if arena else ""
         listed = ", ".join(f"{role} {r + 0.0:g}" for role, got in together.items() for r in got)
+        said = ", ".join(f"{answer[:80]!r}" for answer in _answers(batches)) or "nothing"
         text = (
             f"all rewards of the last {EQUAL_STEPS} steps were equal{where} ({listed}), so "
-            "nothing can be learned from them; see with `legos watch` what is answered, and "
-            f"reward partial success or change the tasks, unless this is the best ({PAGE})"
+            f"nothing can be learned from them. Answers of this step: {said} (`legos watch` shows "
+            "more); reward partial success, ask for a form that can be read, imitate it first "
+            f"(`legos imitate`) or change the tasks, unless this is the best ({PAGE})"
         )
         return [Alarm(level="warning", metric=f"equal rewards {arena}", text=text)]
+
+
+def _answers(batches: Sequence[Group]) -> list[str]:
+    """The last answers of trained seats in different plays, at most three."""
+    said = (
+        rollout.turns[-1].completion.text
+        for batch in batches
+        for episode in batch.episodes
+        for rollout in episode.rollouts
+        if rollout.policy is not None and rollout.turns
+    )
+    return list(islice(dict.fromkeys(said), 3))
 
 
 def _rewards(batches: Sequence[Group]) -> Rewards:

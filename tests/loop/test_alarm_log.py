@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 
 import pytest
-from made_records import make_episode
+from made_records import make_episode, make_turn
 from msgspec.structs import replace
 
 from legos.loop.alarm_log import EQUAL_STEPS, AlarmLog
@@ -44,6 +44,15 @@ def test_equal_rewards_of_many_steps_are_reported_once_with_their_value(
     assert "docs/run/alarms.md" in told
     once = [*never[: EQUAL_STEPS - 1], [batch(plays(0.0, 1.0))], *never[: EQUAL_STEPS - 1]]
     assert logged(caplog, once) == []
+
+
+def test_the_report_shows_three_answers(caplog: pytest.LogCaptureFixture) -> None:
+    said = ("I think\nso", "no idea", "no idea", "42", "43")
+    turns = [(make_turn(token_ids=tuple(map(ord, text))),) for text in said]
+    seats = [Rollout(role="solver", seat="policy", policy=POLICY, turns=turn) for turn in turns]
+    wrong = [replace(make_episode({"solver": 0.0}), rollouts=(seat,)) for seat in seats]
+    [told] = logged(caplog, [[batch(wrong)]] * EQUAL_STEPS)
+    assert "Answers of this step: 'I think\\nso', 'no idea', '42' (`legos watch`" in told
 
 
 def test_rewards_that_are_equal_by_role_teach_nothing_either(
