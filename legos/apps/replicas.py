@@ -88,13 +88,8 @@ def replicated(
             replica.start()
         for replica in replicas:
             replica.wait()
-        made = engine_on(
-            [replica.url for replica in replicas],
-            api_key=key,
-            retries=RETRIES,
-            num_vocabulary=handle.tokenizer.vocab_size,
-            context=handle.context,
-        )
+        urls = [replica.url for replica in replicas]
+        made = engine_on(urls, api_key=key, retries=RETRIES)
         engine = stack.enter_context(closing(made))
         for adapter in adapters:
             put_on(engine, adapter, name)

@@ -1,10 +1,10 @@
 """Servers that hold the same adapters: each request goes to the least busy one that answers."""
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
-from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
 from legos.clients.busy import BusyClock
@@ -64,8 +64,8 @@ class ServerPool(Generic[ServerT]):
         self.servers = tuple(servers)
         self._waiting: list[set[asyncio.Timeout]] = [set() for _ in servers]  # requests at each
         self._load = [0] * len(self.servers)  # number of requests at each
-        # Number of requests -> the servers that have so many, those with it for longest first.
-        self._by_load: list[dict[int, None]] = [dict.fromkeys(range(len(self.servers)))]
+        self._changes = itertools.count(1)
+        self._changed = [0] * len(self.servers)  # number of the last change of each load
         self._answered = [0] * len(self.servers)
         self._down: set[int] = set()
         self._watches: dict[int, asyncio.Task[None]] = {}
@@ -133,14 +133,12 @@ class ServerPool(Generic[ServerT]):
 
     def _choose(self, fits: Callable[[int], bool], failures: Container[int]) -> int:
         """The least busy of the servers that have not failed a request; those that answer first."""
-        passed: list[int] = []  # the least busy ones first
-        for index in chain.from_iterable(self._by_load):
-            if index in failures:
-                continue
-            if index not in self._down and fits(index):
-                return index
-            passed.append(index)
-        return min(passed, key=lambda index: (index in self._down, not fits(index)))
+
+        def rank(index: int) -> tuple[bool, bool, int, int]:
+            down, load = index in self._down, self._load[index]
+            return down, not fits(index), load, self._changed[index]
+
+        return min((i for i in range(len(self.servers)) if i not in failures), key=rank)
 
     def _may_stay(self, home: int, best: int, fits: Callable[[int], bool]) -> bool:
         """Whether a server answers, and is not much busier than the best choice."""
@@ -150,12 +148,9 @@ class ServerPool(Generic[ServerT]):
     def _count(self, index: int, requests: int) -> None:
         """Count a request that a server has got (1) or has no longer (-1)."""
         before = self._load[index]
-        now = self._load[index] = before + requests
-        del self._by_load[before][index]
-        if now == len(self._by_load):
-            self._by_load.append({})
-        self._by_load[now][index] = None
-        if not min(before, now):
+        self._load[index] = before + requests
+        self._changed[index] = next(self._changes)
+        if not min(before, before + requests):
             self._clock.change(requests)
 
     def _watch(self, index: int) -> None:

@@ -14,8 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from legos.clients.pool import Pooled, ServerPool, all_done
 from legos.clients.prefix_affinity import PrefixAffinity
-from legos.clients.request_check import RequestCheck
-from legos.errors import EngineError, LegosError, RequestError
+from legos.errors import EngineError, LegosError
 from legos.protocols import Deliver
 from legos.records.names import LAG, POLICY, adapter_name
 from legos.records.request import Generated, Progress, Request, Result
@@ -87,26 +86,16 @@ class RemoteEngine:
     ``Progress``; the tokens of cancelled requests are not known, and not counted.
     """
 
-    def __init__(
-        self,
-        servers: Sequence[RemoteServer],
-        loader: AdapterLoader | None,
-        *,
-        num_vocabulary: int,
-        context: int,
-    ) -> None:
+    def __init__(self, servers: Sequence[RemoteServer], loader: AdapterLoader | None) -> None:
         """Start the engine's thread; nothing is sent yet.
 
         Args:
             servers: the servers.
             loader: loads adapters into them; None: another process does.
-            num_vocabulary: token ids must be below it.
-            context: maximum number of prompt and completion tokens together.
         """
         self._pool = ServerPool(servers)
         self._homes = PrefixAffinity()
         self._loader = loader
-        self._check = RequestCheck(num_vocabulary=num_vocabulary, context=context)
         self._waiting: dict[tuple[Deliver, int], asyncio.Task[None]] = {}
         self._results: dict[Deliver, list[tuple[int, Result]]] = {}  # of this turn of the loop
         self._live: dict[str, AdapterInfo] = {}
@@ -299,9 +288,6 @@ class RemoteEngine:
             deliver(found)
 
     async def _result(self, request: Request) -> Generated:
-        reason = self._check.refusal(request)
-        if reason is not None:
-            raise RequestError(reason)
         prompt = request.adapter, request.prompt_ids
         generated = await self._pool.ask(
             lambda server: server.answer(request),

@@ -113,14 +113,7 @@ def served_engine(
         EngineError: a server does not answer.
     """
     carrier = Carrier(adapter_folder)
-    engine = engine_on(
-        urls,
-        api_key=api_key,
-        retries=RETRIES,
-        num_vocabulary=model.num_vocabulary,
-        context=model.context,
-        carrier=carrier,
-    )
+    engine = engine_on(urls, api_key=api_key, retries=RETRIES, carrier=carrier)
     with ExitStack() as stack:
         stack.callback(carrier.close)
         stack.callback(engine.close)
@@ -133,8 +126,6 @@ def engine_on(
     *,
     api_key: str | None,
     retries: int,
-    num_vocabulary: int,
-    context: int,
     carrier: Carrier | None = None,
 ) -> RemoteEngine:
     """The engine of servers that share the work, and get every adapter.
@@ -143,8 +134,6 @@ def engine_on(
         urls: addresses of the servers (``legos serve``), which have the same model.
         api_key: their API key.
         retries: of a failed publication at one server.
-        num_vocabulary: size of the model's vocabulary.
-        context: maximum number of prompt and completion tokens together.
         carrier: brings adapters to the servers; None: over HTTP.
     """
     shared = carrier or Carrier()  # each adapter is prepared once
@@ -155,12 +144,7 @@ def engine_on(
         LegosServer(url, api_key=api_key, loaded=loaded)
         for url, loaded in zip(urls, publishers, strict=True)
     ]
-    return RemoteEngine(
-        servers,
-        Broadcaster(zip(map(server_name, urls), publishers, strict=True)),
-        num_vocabulary=num_vocabulary,
-        context=context,
-    )
+    return RemoteEngine(servers, Broadcaster(zip(map(server_name, urls), publishers, strict=True)))
 
 
 async def kind_of(url: str, *, api_key: str | None) -> Dialect:

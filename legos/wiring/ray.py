@@ -88,8 +88,6 @@ def ray_engine(
         engine = RemoteEngine(
             servers,
             broadcaster,
-            num_vocabulary=model.num_vocabulary,
-            context=model.context,
         )
         stack.callback(engine.close)
         check_same_model(engine, model, where="an engine of the Ray cluster")
@@ -140,7 +138,7 @@ def ray_players(
             places=[server.place for server in placed],
             api_key=placed[0].api_key if placed else os.environ.get("LEGOS_API_KEY"),
             seated=seated or {},
-            limits=(model.num_vocabulary, model.context),
+            context=model.context,
             tool_format=model.tool_format,
         )
         plays = config.play.concurrency * config.loop.step_concurrency
@@ -187,19 +185,18 @@ class _PlayPlace:
     api_key: str | None
     seated: Mapping[str, str]  # name of an adapter as seats have it -> its name in the engine
     tool_format: ToolFormat
-    limits: tuple[int, int]  # vocabulary and context of the model
+    context: int  # of the model, in tokens
 
     def make(self) -> "MadeArena":
         """Make the arena and its client in this process."""
         from legos.remote.ray.library import ray
 
-        config, (vocabulary, context) = self.config, self.limits
-        engine = RemoteEngine(self._servers(), None, num_vocabulary=vocabulary, context=context)
+        config, engine = self.config, RemoteEngine(self._servers(), None)
         client = EngineClient(
             engine,
             load_tokenizer(resolve_folder(model_place(config.model))),
             tool_format=lambda: self.tool_format,
-            context=context,
+            context=self.context,
         )
         arena = make_arena(
             self.arena.here(),

@@ -37,7 +37,7 @@ def reference_servers(
     if not urls:
         return None
     servers = [asyncio.run(_server(url, api_key=api_key)) for url in urls]
-    engine = RemoteEngine(servers, None, num_vocabulary=model.num_vocabulary, context=model.context)
+    engine = RemoteEngine(servers, None)
     with ExitStack() as stack:
         stack.callback(engine.close)
         check_same_model(engine, model, where="training.kl_server")

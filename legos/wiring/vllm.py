@@ -1,13 +1,11 @@
 """Make the engine of a vLLM server, which runs elsewhere or as a process of ours."""
 
-import asyncio
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +14,12 @@ from legos.builtin import EXAMPLE
 from legos.clients.remote import RemoteEngine
 from legos.clients.transport import server_name
 from legos.device import ModelHandle
-from legos.errors import EndpointError, EngineError, RequestError
 from legos.losses.softmax import log_softmax
 from legos.records.message import Message
 from legos.records.names import BASE, evaluated_name
 from legos.remote.publish.broadcast import Broadcaster
-from legos.remote.vllm.api import VllmApi
 from legos.remote.vllm.check import check_sampler
 from legos.remote.vllm.command import VllmOptions, find_vllm, vllm_command, vllm_process
-from legos.remote.vllm.live import LiveAdapters
 from legos.remote.vllm.probe import TOLERANCE, Probe
 from legos.remote.vllm.publisher import VllmPublisher
 from legos.remote.vllm.server import VllmServer
@@ -36,7 +31,6 @@ __all__ = ["probe_of", "started_vllm", "vllm_at"]
 
 PROMPT = 8  # tokens of the probe's prompt: a long one would slow every publication down
 WATCHED = 64  # tokens whose probabilities after it are compared
-T = TypeVar("T")
 WAIT_S = 600.0  # how long a run waits for a server that has failed
 
 
@@ -123,21 +117,13 @@ def _engine(
     """The engine on servers; closing it closes what is on the stack."""
     probe = probe_of(model)
     names = [*policies, *map(evaluated_name, policies), BASE]
-    apis = [VllmApi(server.url, api_key=api_key) for server in servers]
-    bases = [asyncio.run(_with(api, api.base())) for api in apis]
-    live = [LiveAdapters(base.id) for base in bases]
     publishers = [
-        VllmPublisher(server, there, probe, names=names, folder=adapter_folder, api_key=api_key)
-        for server, there in zip(servers, live, strict=True)
+        VllmPublisher(server, probe, names=names, folder=adapter_folder, api_key=api_key)
+        for server in servers
     ]
     engine = RemoteEngine(
-        [
-            VllmServer(server.url, there, api_key=api_key)
-            for server, there in zip(servers, live, strict=True)
-        ],
+        [VllmServer(publisher, api_key=api_key) for publisher in publishers],
         Broadcaster(zip((server_name(each.url) for each in servers), publishers, strict=True)),
-        num_vocabulary=model.num_vocabulary,
-        context=min([model.context, *(base.max_model_len or model.context for base in bases)]),
     )
     stack.callback(engine.close)
     for publisher in publishers:
@@ -145,30 +131,16 @@ def _engine(
     # vLLM applies LoRA of the output head to requests of its base model too, after an adapter was
     # used; an adapter that changes nothing answers as the base model does.
     engine.load_adapter(replace(model.base_adapter(), name=BASE)).result()
-    for api, there in zip(apis, live, strict=True):
+    for publisher in publishers:
         check = check_sampler(
-            api,
-            there.newest[BASE].model,
+            publisher.api,
+            publisher.live.newest[BASE].model,
             prompt=probe.prompt,
             logits=model(probe.prompt)[-1],
             tolerance=4 * TOLERANCE[_dtype(model)],  # of one token; the probe's is a mean
         )
-        asyncio.run(_with(api, check))
+        engine.call(check).result()
     return TokenEngine(engine, model, closing=stack.pop_all().close)
-
-
-async def _with(api: VllmApi, work: Awaitable[T]) -> T:
-    """Await something, and close the connections that it has used.
-
-    Raises:
-        EngineError: the server does not answer, or not as vLLM does.
-    """
-    try:
-        return await work
-    except (EndpointError, RequestError) as error:
-        raise EngineError(f"{api.url}: {error}; vLLM from 0.32 on reports token ids") from error
-    finally:
-        await api.aclose()
 
 
 def _dtype(model: ModelHandle) -> str:

@@ -190,7 +190,7 @@ def test_a_server_that_hangs_does_not_keep_an_engine_from_closing(both: Both) ->
             await asyncio.Event().wait()
 
     loader: Any = Hangs()
-    hanging = RemoteEngine([LegosServer(both.url)], loader, num_vocabulary=8, context=8)
+    hanging = RemoteEngine([LegosServer(both.url)], loader)
     began = time.monotonic()
     hanging.close()
     assert CLOSE_S <= time.monotonic() - began < CLOSE_S + 0.5

@@ -25,10 +25,10 @@ from typing import TypeVar
 import mlx.core as mx
 import mlx.nn as nn
 
-from legos.clients.request_check import RequestCheck
 from legos.errors import DeviceError, EngineError, RequestError
 from legos.mlx.generate.capabilities import Capabilities
 from legos.mlx.generate.inbox import Message, deliver_all, refuse_all, taken
+from legos.mlx.generate.request_check import RequestCheck
 from legos.mlx.generate.scheduler import Outcome, Scheduler
 from legos.mlx.generate.score import Score
 from legos.mlx.generate.sequences import SequenceState

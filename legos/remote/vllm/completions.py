@@ -146,7 +146,7 @@ def _sampled(choice: _Choice, query: Query) -> Sampled:
     if not ids or len(logprobs) != len(ids) or None in logprobs:
         raise EndpointError(
             f"the vLLM server's answer has {len(ids or ())} token ids and {len(logprobs)} "
-            "log-probabilities; expected one of each for every token"
+            "log-probabilities; expected one of each for every token, as from version 0.32 on"
         )
     exact = tuple(0.0 if query.temperature == 0.0 else value or 0.0 for value in logprobs)
     tops = (found.top_logprobs if found else None) or ()

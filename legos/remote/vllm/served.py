@@ -10,7 +10,6 @@ import tempfile
 from pathlib import Path
 
 from legos.files.atomic import write_folder
-from legos.remote.vllm.live import ServedModel
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
 from legos.weights.peft import write_peft
@@ -38,32 +37,33 @@ class AdapterFolders:
         self._folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent)).absolute()
         self._run = self._folder.name.removeprefix(PREFIX)
 
-    def served(self, adapter: Adapter) -> ServedModel:
+    def model(self, adapter: Adapter) -> str:
         """The name of an adapter at the server."""
         info = adapter.info
-        model = f"{info.name}@{info.version}+{self._run}+{info.digest}"
-        return ServedModel(model=model, adapter=info.name, version=info.version, digest=info.digest)
+        return f"{info.name}@{info.version}+{self._run}+{info.digest}"
 
-    def place(self, served: ServedModel) -> Path:
-        """Where the server reads an adapter."""
-        return self._folder / served.model
+    def place(self, model: str) -> Path:
+        """Where the server reads an adapter, from its name there."""
+        return self._folder / model
 
-    async def write(self, adapter: Adapter, served: ServedModel) -> None:
+    async def write(self, adapter: Adapter) -> None:
         """Write an adapter, unless its folder exists already.
 
         Raises:
             AdapterError: the existing folder is damaged, or PEFT has no name for an array.
             CheckpointError: the files cannot be written.
         """
-        place = self.place(served)
+        place = self.place(self.model(adapter))
         if place.exists():
-            (await asyncio.to_thread(read_adapter, place)).checked(served.digest, f"remove {place}")
+            (await asyncio.to_thread(read_adapter, place)).checked(
+                adapter.digest, f"remove {place}"
+            )
         else:
             await asyncio.to_thread(write_folder, place, lambda new: write_peft(adapter, new))
 
     def remove(self, model: str) -> None:
         """Remove the folder of an adapter that the server cannot read any more."""
-        shutil.rmtree(self._folder / model, ignore_errors=True)
+        shutil.rmtree(self.place(model), ignore_errors=True)
 
     def is_own(self, model: str) -> bool:
         """Whether a name at the server is that of an adapter of this run."""

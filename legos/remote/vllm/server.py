@@ -19,7 +19,7 @@ from legos.remote.vllm.completions import (
     query_of,
     sampled_of,
 )
-from legos.remote.vllm.live import LiveAdapters
+from legos.remote.vllm.publisher import VllmPublisher
 from legos.remote.vllm.scores import score_prompts
 
 __all__ = ["VllmServer"]
@@ -39,17 +39,16 @@ class VllmServer:
     the adapter that it began with.
     """
 
-    def __init__(self, url: str, live: LiveAdapters, *, api_key: str | None = None) -> None:
+    def __init__(self, publisher: VllmPublisher, *, api_key: str | None = None) -> None:
         """Describe a server; nothing is sent yet.
 
         Args:
-            url: its address.
-            live: the adapters that are live there.
+            publisher: loads adapters there, and brings the server back after a failure.
             api_key: bearer token.
         """
-        self._live, self._url = live, url
+        self._publisher, self._url = publisher, publisher.api.url
         self._transport = Transport(
-            api_root(url),
+            api_root(self._url),
             api_key=api_key,
             timeout_s=REQUEST_S,
             max_connections=CONNECTIONS,
@@ -126,7 +125,7 @@ class VllmServer:
         read = partial(sampled_of, query=query, count=len(prompts))
 
         async def draw() -> list[_Answer]:
-            with self._live.use(query.adapter) as served:
+            with self._publisher.live.use(query.adapter) as served:
                 body = body_of(query, prompts, model=served.model)
                 try:
                     found = await self._transport.request("POST", "/completions", read, json=body)
@@ -134,7 +133,7 @@ class VllmServer:
                     raise EndpointError(str(error)) from error
                 return [(sampled, served.version) for sampled in found]
 
-        return await self._live.recovery.persist(draw)
+        return await self._publisher.persist(draw)
 
     async def _restricted(self, query: Query, request: Request) -> Generated:
         """Sample legal tokens only, one request for each token that is not the only legal one."""

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from legos.clients.request_check import RequestCheck
 from legos.errors import EngineError, RequestError
+from legos.mlx.generate.request_check import RequestCheck
 from legos.mlx.generate.sampling.sampler import Sampler
 from legos.mlx.generate.sequences import SequenceState
 from legos.records.choices import choice_tree

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from legos.device import ModelHandle
-from legos.errors import AdapterError, EngineError
+from legos.errors import AdapterError, EndpointError, EngineError
 from legos.remote.process import ServerProcess
 from legos.remote.vllm.live import LiveAdapters
 from legos.remote.vllm.publisher import VllmPublisher
@@ -58,12 +58,11 @@ def tell(
     """Run a story with a publisher of the server."""
 
     async def go() -> None:
-        live = LiveAdapters("builtin")
-        publisher = VllmPublisher(server, live, probe_of(model), names=NAMES, folder=folder)
+        publisher = VllmPublisher(server, probe_of(model), names=NAMES, folder=folder)
         try:
             if start:
                 await publisher.start()
-            await story(publisher, live)
+            await story(publisher, publisher.live)
         finally:
             await publisher.aclose()
 
@@ -155,10 +154,9 @@ def test_what_the_server_has_no_room_for_names_the_flag(
     wide.close()
 
     async def many() -> None:
-        live = LiveAdapters("builtin")
         names = ("policy", "policy-evaluated", "a", "b")
         publisher = VllmPublisher(
-            given(vllm_server), live, probe_of(model), names=names, folder=tmp_path / "many"
+            given(vllm_server), probe_of(model), names=names, folder=tmp_path / "many"
         )
         try:
             await publisher.start()
@@ -175,19 +173,21 @@ def test_a_killed_server_is_started_again_with_its_adapters(
 ) -> None:
     prompt = [50, 60, 70, 80]
 
-    async def asked(live: LiveAdapters) -> tuple[int, int, Any]:
+    async def asked(publisher: VllmPublisher) -> tuple[int, int, Any]:
         """Ask as a client does; returns the number of attempts, the version and the answer."""
         attempts = 0
-        while True:
-            with live.use("policy") as served:
-                epoch, attempts = live.recovery.epoch, attempts + 1
+
+        async def send() -> tuple[int, int, Any]:
+            nonlocal attempts
+            attempts += 1
+            with publisher.live.use("policy") as served:
                 try:
                     choice = await sampled(vllm_server.url, served.model, prompt, 400)
                 except httpx.HTTPError as error:
-                    failure = error
-                else:
-                    return attempts, served.version, choice
-            await live.recovery.after(failure, epoch)
+                    raise EndpointError(str(error)) from error
+                return attempts, served.version, choice
+
+        return await publisher.persist(send)
 
     async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
         await publisher.publish(random_adapter(7, name="rival"))
@@ -195,7 +195,7 @@ def test_a_killed_server_is_started_again_with_its_adapters(
         guardian = psutil.Process(vllm_server.pid)
         serving, processes = guardian.children()[0], guardian.children(recursive=True)
         assert len(processes) >= 3  # vllm serve, its engine, a worker
-        requests = [asyncio.ensure_future(asked(live)) for _ in range(3)]
+        requests = [asyncio.ensure_future(asked(publisher)) for _ in range(3)]
         await asyncio.sleep(0.05)  # an answer of 400 tokens takes several times as long
         serving.kill()  # vllm serve alone: its engine is left behind
         published = await publisher.publish(random_adapter(2))
