@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from legos.remote.legos_server import LegosServer
 from legos.remote.publish.broadcast import Broadcaster
 from legos.remote.publish.carriers import Carrier
-from legos.remote.publish.http import HttpPublisher
 from legos.weights.adapter import Adapter, LoraShape
 
 __all__ = ["caught_up", "publishers", "small_adapter"]
@@ -32,7 +32,7 @@ async def caught_up(broadcaster: Broadcaster, index: int, adapter: str) -> None:
             await asyncio.sleep(0.01)
 
 
-def publishers(urls: Sequence[str], carrier: Carrier | None = None) -> list[HttpPublisher]:
+def publishers(urls: Sequence[str], carrier: Carrier | None = None) -> list[LegosServer]:
     """A publisher for each server, for which each adapter is prepared once."""
     shared = carrier or Carrier()
-    return [HttpPublisher(url, carrier=shared) for url in urls]
+    return [LegosServer(url, carrier=shared) for url in urls]

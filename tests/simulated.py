@@ -3,8 +3,6 @@
 import asyncio
 from collections.abc import Mapping
 
-from legos.clients.busy import BusyClock
-
 __all__ = ["SimulatedEngine"]
 
 
@@ -28,12 +26,12 @@ class SimulatedEngine:
         self.row_seconds = 0.0
         self._rows = asyncio.Semaphore(rows)
         self._waiting = 0
-        self._clock = BusyClock(clock=lambda: asyncio.get_running_loop().time())
+        self._worked_s = self._since = 0.0  # seconds with requests, before this time
 
     async def compute(self, seconds: float) -> None:
         """Wait for a row, and then for so many seconds."""
         if not self.inside:
-            self._clock.change(1)
+            self._since = _now()
         self.inside += 1
         self.most = max(self.most, self.inside)
         self._waiting += 1
@@ -44,13 +42,17 @@ class SimulatedEngine:
         self.answered += 1
         self.row_seconds += seconds
         if not self.inside:
-            self._clock.change(-1)
+            self._worked_s += _now() - self._since
 
     def figures(self) -> Mapping[str, float]:
         """What an engine reports; see ``legos.loop.pace``."""
         return {
-            "worked_seconds_total": self._clock.seconds,
+            "worked_seconds_total": self._worked_s + (_now() - self._since) * bool(self.inside),
             "requests_answered_total": self.answered,
             "requests_waiting": self._waiting,
             "cache_full_share": float(self._rows.locked()),
         }
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

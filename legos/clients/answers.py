@@ -26,7 +26,6 @@ __all__ = [
     "check_version",
     "completion_of",
     "dialect_of",
-    "ids_of",
     "listed_models",
     "scores_of",
     "text_of_event",
@@ -119,10 +118,6 @@ class _Scores(Struct):
     scores: list[list[float]]
 
 
-class _TokenIds(Struct):
-    tokens: tuple[int, ...]
-
-
 class _Event(Struct):
     choices: list["_EventChoice"] | None = None
     error: Any = None
@@ -194,15 +189,6 @@ def scores_of(body: bytes) -> list[list[float]]:
         EndpointError: the answer has none.
     """
     return decoded(body, _Scores).scores
-
-
-def ids_of(body: bytes) -> tuple[int, ...]:
-    """Token ids of a rendered chat.
-
-    Raises:
-        EndpointError: the answer has none.
-    """
-    return decoded(body, _TokenIds).tokens
 
 
 def text_of_event(data: str) -> tuple[str, bool]:

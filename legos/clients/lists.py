@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
-from legos.errors import LegosError, RequestError
+from legos.errors import RequestError
 
 __all__ = ["RequestLists"]
 
@@ -47,7 +47,7 @@ class RequestLists(Generic[QueryT, ItemT, AnswerT]):
 
         Raises:
             RequestError: the server refuses it.
-            LegosError: the list was not answered.
+            LegosError: the list was not answered, or what sending it raised.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[AnswerT] = loop.create_future()
@@ -87,21 +87,15 @@ class RequestLists(Generic[QueryT, ItemT, AnswerT]):
         """Send one list, and pass its answers on, or the error to each."""
         try:
             found = await self._send(query, [item for item, _ in asked])
-        except RequestError as error:
-            if len(asked) == 1:
-                _fail(asked, error)
+        except Exception as error:  # raised where the requests were made
+            if isinstance(error, RequestError) and len(asked) > 1:
+                for each in asked:  # so that only the refused one fails
+                    self._start(query, [each])
                 return
-            for each in asked:  # so that only the refused one fails
-                self._start(query, [each])
-        except LegosError as error:
-            _fail(asked, error)
+            for _, answer in asked:
+                if not answer.done():
+                    answer.set_exception(error)
         else:
             for (_, answer), one in zip(asked, found, strict=True):
                 if not answer.done():
                     answer.set_result(one)
-
-
-def _fail(asked: Sequence[tuple[ItemT, "asyncio.Future[AnswerT]"]], error: LegosError) -> None:
-    for _, answer in asked:
-        if not answer.done():
-            answer.set_exception(error)

@@ -1,31 +1,23 @@
 """The client of a model over HTTP: our server, vLLM, or any OpenAI-compatible endpoint."""
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from legos.chat.continuation import after_answer, extended, probes
 from legos.clients.answers import (
     completion_of,
     dialect_of,
-    ids_of,
     listed_models,
-    scores_of,
     text_of_event,
 )
-from legos.clients.requests import Dialect, Target, chat_fields, request_of, split_adapter
-from legos.clients.transport import DONE, Transport, api_root, server_root
+from legos.clients.requests import Dialect, Target, request_of, split_adapter
+from legos.clients.transport import DONE, Transport, api_root
 from legos.errors import AdapterError, EndpointError, RequestError
-from legos.records.message import Completion, Continuation, Message, Prompt, Sampling
+from legos.records.message import Completion, Message, Prompt, Sampling
 from legos.records.names import BASE, POLICY
 
 __all__ = ["OpenAIClient"]
-
-logger = logging.getLogger(__name__)
-PROMPTS_AT_ONCE = 256  # prompts of one request for scores
-REMEMBERED = 1024  # cached renderings of new messages
 
 
 class OpenAIClient:
@@ -84,15 +76,14 @@ class OpenAIClient:
         self._listed: tuple[str, ...] = ()
         self.base_url, self.api_key = base_url, api_key
         self._asking: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
-        self._after: dict[tuple[Message, ...], tuple[int, ...]] = {}  # new messages -> their tokens
 
     async def complete(
         self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
     ) -> Completion:
         """Sample one completion of chat messages, token ids or a continued conversation.
 
-        At our server a conversation continues from its tokens, and the server renders only the new
-        messages. Any other gets all messages.
+        At our server a conversation continues from its tokens, and only the new messages are
+        rendered. Any other gets all messages.
 
         Raises:
             RequestError: the server refuses the request, or does not support it.
@@ -101,8 +92,6 @@ class OpenAIClient:
         """
         started = time.perf_counter()
         target = await self._target(adapter)
-        if isinstance(prompt, Continuation):
-            prompt = await self._prompt(prompt, target)
         path, body = request_of(prompt, sampling, target)
 
         def read(answer: bytes) -> Completion:
@@ -136,40 +125,6 @@ class OpenAIClient:
                 "nor [DONE] at its end"
             )
 
-    async def score(
-        self, prompts: Sequence[tuple[Sequence[Message], Sequence[str]]], *, adapter: str = POLICY
-    ) -> list[list[float]]:
-        """Log-probability (nats, temperature 1) of each choice as the complete answer.
-
-        Args:
-            prompts: messages, and the choices after them.
-            adapter: the adapter that the probabilities belong to.
-
-        Raises:
-            RequestError: the server does not report them.
-            EndpointError: no server answers.
-        """
-        target = await self._target(adapter)
-        if not target.ours:
-            raise RequestError(
-                f"{self._transport.url} does not report probabilities of given answers, which "
-                "exact evaluations need; serve the model with `legos serve`"
-            )
-        scores: list[list[float]] = []
-        for start in range(0, len(prompts), PROMPTS_AT_ONCE):
-            asked = [
-                {"messages": chat_fields(messages), "choices": list(choices)}
-                for messages, choices in prompts[start : start + PROMPTS_AT_ONCE]
-            ]
-            body = {"prompts": asked, "model": target.model}
-            scores += await self._transport.request("POST", "/score", scores_of, json=body)
-        return scores
-
-    @property
-    def server_model(self) -> str:
-        """What our server calls its model, by its first answer; empty: it is no server of ours."""
-        return self._transport.model
-
     async def models(self) -> tuple[str, ...]:
         """Names of the models and adapters of the server."""
         listed = await self._transport.request("GET", "/models", listed_models)
@@ -186,44 +141,6 @@ class OpenAIClient:
     async def __aexit__(self, *_: object) -> None:
         """Close the connections."""
         await self.aclose()
-
-    async def _prompt(
-        self, prompt: Continuation, target: Target
-    ) -> Sequence[Message] | Sequence[int]:
-        """The tokens of a conversation and of its new messages, or all messages."""
-        if not target.ours:
-            return prompt.messages
-        after = self._after.get(prompt.new)
-        if after is None:
-            after = await self._rendered_after(prompt.new, target.model)
-            if len(self._after) == REMEMBERED:
-                self._after.clear()
-            self._after[prompt.new] = after
-        return extended(prompt.last, after) if after else prompt.messages
-
-    async def _rendered_after(self, new: tuple[Message, ...], model: str) -> tuple[int, ...]:
-        """The tokens that the server's chat template adds after an answer; empty if not known."""
-        reason = "its chat template does not show former answers"
-        try:
-            two = await asyncio.gather(*(self._rendered(chat, model) for chat in probes(new)))
-            if after := after_answer(*two):
-                return after
-        except RequestError as error:
-            reason = str(error)
-        logger.warning(
-            "%s cannot render what is new in a conversation (%s), so conversations are rendered "
-            "again from their messages; where that does not extend the tokens so far, a new sample "
-            "starts (arena/token_breaks)",
-            self._transport.url,
-            reason,
-        )
-        return ()
-
-    async def _rendered(self, messages: Sequence[Message], model: str) -> tuple[int, ...]:
-        """The prompt of a chat as the server renders it."""
-        body = {"model": model, "messages": chat_fields(messages)}
-        address = f"{server_root(self.base_url)}/tokenize"
-        return await self._transport.request("POST", address, ids_of, json=body)
 
     async def _kind(self) -> Dialect:
         """The kind of server; requested once, together with the model's name."""

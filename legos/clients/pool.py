@@ -7,7 +7,6 @@ import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from legos.clients.busy import BusyClock
 from legos.errors import EndpointError, EngineError, RequestError
 
 __all__ = ["Pooled", "ServerPool", "all_done"]
@@ -69,12 +68,16 @@ class ServerPool(Generic[ServerT]):
         self._answered = [0] * len(self.servers)
         self._down: set[int] = set()
         self._watches: dict[int, asyncio.Task[None]] = {}
-        self._clock = BusyClock(len(self.servers), clock=clock)
+        self._clock = clock
+        self._worked_s, self._counted = 0.0, 0.0  # and the time up to which they are counted
 
     @property
     def seconds(self) -> float:
         """Seconds in which a server had requests, as a mean over the servers."""
-        return self._clock.seconds
+        busy = sum(map(bool, self._load))
+        if not busy:
+            return self._worked_s
+        return self._worked_s + (self._clock() - self._counted) * busy / len(self.servers)
 
     async def ask(
         self,
@@ -147,11 +150,9 @@ class ServerPool(Generic[ServerT]):
 
     def _count(self, index: int, requests: int) -> None:
         """Count a request that a server has got (1) or has no longer (-1)."""
-        before = self._load[index]
-        self._load[index] = before + requests
+        self._worked_s, self._counted = self.seconds, self._clock()
+        self._load[index] += requests
         self._changed[index] = next(self._changes)
-        if not min(before, before + requests):
-            self._clock.change(requests)
 
     def _watch(self, index: int) -> None:
         """Check a server as long as requests wait there, or it is down."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from legos.clients.pool import Pooled, ServerPool, all_done
 from legos.clients.prefix_affinity import PrefixAffinity
-from legos.errors import EngineError, LegosError
+from legos.errors import EngineError
 from legos.protocols import Deliver
 from legos.records.names import LAG, POLICY, adapter_name
 from legos.records.request import Generated, Progress, Request, Result
@@ -28,7 +28,7 @@ _Row = tuple[int, ...]
 
 
 class RemoteServer(Pooled, Protocol):
-    """One server: ``clients.served.LegosServer`` and ``remote.vllm.server.VllmServer``."""
+    """One server: ``remote.legos_server.LegosServer`` and ``remote.vllm.server.VllmServer``."""
 
     async def answer(self, request: Request) -> Generated:
         """Sample one completion; the requests of one turn of the event loop travel together.
@@ -276,7 +276,7 @@ class RemoteEngine:
             results.append(generated)
         except asyncio.CancelledError:
             results.append(self._closed or Generated(finish_reason="cancelled"))
-        except LegosError as error:
+        except Exception as error:  # raised where the request was made
             results.append(error)
         if not self._results:
             self._loop.call_soon(self._deliver)

@@ -4,7 +4,6 @@ Ours (``legos serve``) reports token ids, log-probabilities and versions of ever
 legal tokens of choices. Any other reports text alone, which can be read but never trained on.
 """
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -12,12 +11,13 @@ import msgspec
 from legos.chat.fields import message_fields
 from legos.chat.tools import arguments_text
 from legos.errors import RequestError
-from legos.records.message import Filters, Message, Sampling, messages_or_ids
+from legos.records.message import Continuation, Filters, Prompt, Sampling, messages_or_ids
 
-__all__ = ["Dialect", "Target", "chat_fields", "request_of", "split_adapter"]
+__all__ = ["Dialect", "Target", "request_of", "split_adapter"]
 
 Dialect = Literal["legos", "vllm", "openai"]
 LARGEST_SEED = (1 << 63) - 1  # for servers other than ours
+_OF_ALL = ("top_p", "presence_penalty", "frequency_penalty")  # filters that every server knows
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,19 +45,23 @@ def split_adapter(adapter: str) -> tuple[str, int | None]:
     return name, int(version)
 
 
-def request_of(
-    prompt: Sequence[Message] | Sequence[int], sampling: Sampling, target: Target
-) -> tuple[str, dict[str, Any]]:
+def request_of(prompt: Prompt, sampling: Sampling, target: Target) -> tuple[str, dict[str, Any]]:
     """Path and body of a request.
 
     Args:
-        prompt: chat messages or token ids.
+        prompt: chat messages, token ids, or a conversation that goes on, of which another server
+            than ours gets all messages.
         sampling: how the completion is sampled.
         target: the model that answers.
 
     Raises:
         RequestError: this kind of server cannot do what is asked.
     """
+    continued: dict[str, Any] = {}
+    if isinstance(prompt, Continuation):
+        so_far = prompt.last.prompt_ids + prompt.last.token_ids
+        continued = {"prompt_token_ids": so_far, "num_new_messages": prompt.num_new}
+        prompt = prompt.messages
     messages, ids = messages_or_ids(prompt)
     chat = not ids or sampling.tools is not None
     needs_ours = {
@@ -74,8 +78,9 @@ def request_of(
             )
     seed = sampling.seed
     body: dict[str, Any] = {"model": target.model, "temperature": sampling.temperature}
-    if messages:
-        body["messages"] = chat_fields(messages)
+    shown = [message_fields(message, arguments_text) for message in messages]
+    if shown:
+        body |= {"messages": shown, **(continued if target.ours else {})}
     else:
         body["prompt_token_ids" if chat else "prompt"] = ids
     if sampling.tools is not None:
@@ -91,11 +96,6 @@ def request_of(
     body |= _extensions(sampling, chat=chat) if target.ours else {"seed": seed & LARGEST_SEED}
     body |= _filter_fields(sampling.filters, sampling.json_schema, ours=target.ours)
     return ("/chat/completions" if chat else "/completions"), body
-
-
-def chat_fields(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages in the format of OpenAI's API."""
-    return [message_fields(message, arguments_text) for message in messages]
 
 
 def _extensions(sampling: Sampling, *, chat: bool) -> dict[str, Any]:
@@ -117,17 +117,8 @@ def _filter_fields(
     """Fields that change the distribution besides the temperature."""
     fields: dict[str, Any] = {}
     if filters is not None:
-        fields = {
-            "top_p": filters.top_p,
-            "presence_penalty": filters.presence_penalty,
-            "frequency_penalty": filters.frequency_penalty,
-        }
-        if ours:
-            fields |= {
-                "top_k": filters.top_k,
-                "min_p": filters.min_p,
-                "repetition_penalty": filters.repetition_penalty,
-            }
+        sent = _OF_ALL if not ours else (*_OF_ALL, "top_k", "min_p", "repetition_penalty")
+        fields = {name: getattr(filters, name) for name in sent}
         if filters.logit_bias:
             fields["logit_bias"] = {str(token): bias for token, bias in filters.logit_bias}
     if json_schema is not None:

@@ -10,14 +10,13 @@ from legos.clients.answers import dialect_of, listed_models
 from legos.clients.engine import EngineClient
 from legos.clients.remote import RemoteEngine
 from legos.clients.requests import Dialect
-from legos.clients.served import RETRIES, LegosServer
-from legos.clients.transport import Transport, api_root, server_name
+from legos.clients.transport import Transport, api_root
 from legos.device import LocalEngine, ModelHandle
 from legos.errors import EndpointError, EngineError, RequestError
+from legos.remote.legos_server import RETRIES, LegosServer
 from legos.remote.publish.broadcast import Broadcaster
 from legos.remote.publish.carriers import Carrier
 from legos.remote.publish.engine import EnginePublisher
-from legos.remote.publish.http import HttpPublisher
 from legos.weights.adapter import Adapter, AdapterInfo
 from legos.wiring.same_model import check_same_model
 
@@ -137,14 +136,10 @@ def engine_on(
         carrier: brings adapters to the servers; None: over HTTP.
     """
     shared = carrier or Carrier()  # each adapter is prepared once
-    publishers = [
-        HttpPublisher(url, api_key=api_key, retries=retries, carrier=shared) for url in urls
-    ]
     servers = [
-        LegosServer(url, api_key=api_key, loaded=loaded)
-        for url, loaded in zip(urls, publishers, strict=True)
+        LegosServer(url, api_key=api_key, load_retries=retries, carrier=shared) for url in urls
     ]
-    return RemoteEngine(servers, Broadcaster(zip(map(server_name, urls), publishers, strict=True)))
+    return RemoteEngine(servers, Broadcaster((server.name, server) for server in servers))
 
 
 async def kind_of(url: str, *, api_key: str | None) -> Dialect:

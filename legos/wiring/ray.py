@@ -75,20 +75,12 @@ def ray_engine(
         placed = started(ServerActor, num, key, command, environment, use_gpus=True)
         stack.callback(end, [actor for _, actor, _ in placed])
         carrier = Carrier()  # each adapter is prepared once
-        publishers = [
-            HttpPublisher(url, api_key=key, retries=RETRIES, carrier=carrier)
-            for _, _, url in placed
-        ]
         servers = [
-            PlacedServer(place, url, api_key=key, loaded=loaded)
-            for (place, _, url), loaded in zip(placed, publishers, strict=True)
+            PlacedServer(place, url, api_key=key, carrier=carrier) for place, _, url in placed
         ]
         names = [f"engine-{number}" for number in range(num)]
-        broadcaster = Broadcaster(zip(names, publishers, strict=True))
-        engine = RemoteEngine(
-            servers,
-            broadcaster,
-        )
+        broadcaster = Broadcaster(zip(names, servers, strict=True))
+        engine = RemoteEngine(servers, broadcaster)
         stack.callback(engine.close)
         check_same_model(engine, model, where="an engine of the Ray cluster")
         for index, server in enumerate(servers):

@@ -43,8 +43,8 @@ def check_same_model(engine: RemoteEngine, model: ModelHandle, *, where: str) ->
             (found,) = engine.call(scores).result(timeout=PATIENCE_S)
         except RequestError as error:
             raise ModelError(
-                f"{at} cannot score the tokens of a fixed text: {error}; start it with the "
-                "trainer's model"
+                f"{at} cannot score the tokens of a fixed text: {error}; serve the trainer's model "
+                "there with `legos serve`"
             ) from error
         except EndpointError as error:
             raise EngineError(str(error)) from error

@@ -17,6 +17,7 @@ from legos.device import ModelHandle
 from legos.losses.softmax import log_softmax
 from legos.records.message import Message
 from legos.records.names import BASE, evaluated_name
+from legos.remote.process import ServerProcess
 from legos.remote.publish.broadcast import Broadcaster
 from legos.remote.vllm.check import check_sampler
 from legos.remote.vllm.command import VllmOptions, find_vllm, vllm_command, vllm_process
@@ -31,21 +32,20 @@ __all__ = ["probe_of", "started_vllm", "vllm_at"]
 
 PROMPT = 8  # tokens of the probe's prompt: a long one would slow every publication down
 WATCHED = 64  # tokens whose probabilities after it are compared
-WAIT_S = 600.0  # how long a run waits for a server that has failed
 
 
 def vllm_at(
-    urls: Sequence[str],
+    servers: Sequence[str | ServerProcess],
     model: ModelHandle,
     *,
     policies: Sequence[str],
     api_key: str | None = None,
     adapter_folder: Path | None = None,
 ) -> TokenEngine:
-    """The engine on running vLLM servers.
+    """The engine on vLLM servers that answer.
 
     Args:
-        urls: addresses of the servers.
+        servers: addresses of the servers, or processes of ours.
         model: the trainer's model, with LoRA that still changes nothing.
         policies: names of the trained adapters.
         api_key: API key of the servers.
@@ -57,16 +57,34 @@ def vllm_at(
         AdapterError: a server cannot serve the run's adapters.
         EngineError: a server does not answer.
     """
+    probe = probe_of(model)
+    names = [*policies, *map(evaluated_name, policies), BASE]
+    publishers = [
+        VllmPublisher(Upkeep(one), probe, names=names, folder=adapter_folder, api_key=api_key)
+        for one in servers
+    ]
+    engine = RemoteEngine(
+        [VllmServer(publisher, api_key=api_key) for publisher in publishers],
+        Broadcaster((server_name(publisher.api.url), publisher) for publisher in publishers),
+    )
     with ExitStack() as stack:
-        servers = [Upkeep(url, wait_s=WAIT_S) for url in urls]
-        return _engine(
-            servers,
-            model,
-            policies=policies,
-            api_key=api_key,
-            stack=stack,
-            adapter_folder=adapter_folder,
-        )
+        stack.callback(engine.close)
+        for publisher in publishers:
+            engine.call(publisher.start()).result()
+        # vLLM applies LoRA of the output head to requests of its base model too, after an adapter
+        # was used; an adapter that changes nothing answers as the base model does.
+        engine.load_adapter(replace(model.base_adapter(), name=BASE)).result()
+        for publisher in publishers:
+            check = check_sampler(
+                publisher.api,
+                publisher.live.newest[BASE].model,
+                prompt=probe.prompt,
+                logits=model(probe.prompt)[-1],
+                tolerance=4 * TOLERANCE[_dtype(model)],  # of one token; the probe's is a mean
+            )
+            engine.call(check).result()
+        stack.pop_all()
+    return TokenEngine(engine, model)
 
 
 def started_vllm(
@@ -102,45 +120,8 @@ def started_vllm(
         stack.callback(process.close)
         process.start()
         process.wait()
-        return _engine([Upkeep(process)], model, policies=policies, api_key=None, stack=stack)
-
-
-def _engine(
-    servers: Sequence[Upkeep],
-    model: ModelHandle,
-    *,
-    policies: Sequence[str],
-    api_key: str | None,
-    stack: ExitStack,
-    adapter_folder: Path | None = None,
-) -> TokenEngine:
-    """The engine on servers; closing it closes what is on the stack."""
-    probe = probe_of(model)
-    names = [*policies, *map(evaluated_name, policies), BASE]
-    publishers = [
-        VllmPublisher(server, probe, names=names, folder=adapter_folder, api_key=api_key)
-        for server in servers
-    ]
-    engine = RemoteEngine(
-        [VllmServer(publisher, api_key=api_key) for publisher in publishers],
-        Broadcaster(zip((server_name(each.url) for each in servers), publishers, strict=True)),
-    )
-    stack.callback(engine.close)
-    for publisher in publishers:
-        engine.call(publisher.start()).result()
-    # vLLM applies LoRA of the output head to requests of its base model too, after an adapter was
-    # used; an adapter that changes nothing answers as the base model does.
-    engine.load_adapter(replace(model.base_adapter(), name=BASE)).result()
-    for publisher in publishers:
-        check = check_sampler(
-            publisher.api,
-            publisher.live.newest[BASE].model,
-            prompt=probe.prompt,
-            logits=model(probe.prompt)[-1],
-            tolerance=4 * TOLERANCE[_dtype(model)],  # of one token; the probe's is a mean
-        )
-        engine.call(check).result()
-    return TokenEngine(engine, model, closing=stack.pop_all().close)
+        made = vllm_at([process], model, policies=policies)
+        return TokenEngine(made.engine, model, closing=stack.pop_all().close)
 
 
 def _dtype(model: ModelHandle) -> str:

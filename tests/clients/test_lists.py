@@ -29,6 +29,8 @@ class Server:
             raise RequestError("13 is refused")
         if 99 in items:
             raise EndpointError("it is down")
+        if 77 in items:
+            raise ZeroDivisionError("a bug")
         return [2 * item for item in items]
 
 
@@ -63,6 +65,8 @@ def test_only_the_refused_request_of_a_list_fails_and_a_failed_list_fails_all() 
             isinstance(found, EndpointError)
             for found in await asyncio.gather(*asked, return_exceptions=True)
         )
+        with pytest.raises(ZeroDivisionError):  # which nobody expects, and nobody waits for
+            await lists.ask("policy", 77, max_tokens=1)
 
     asyncio.run(go())
 

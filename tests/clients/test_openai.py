@@ -41,11 +41,6 @@ async def ask(
         return await client.complete(prompt, sampling or Sampling(), adapter=adapter)
 
 
-async def score(url: str) -> list[list[float]]:
-    async with OpenAIClient(f"{url}/v1") as client:
-        return await client.score([(ASK, ["1"])])
-
-
 def test_tokens_are_exactly_the_servers() -> None:
     script = ScriptedServer(lambda asked: HttpAnswer(ANSWER), models=OURS)
     sampling = Sampling(
@@ -198,8 +193,6 @@ def test_a_plain_endpoint_gives_text_and_nothing_to_train_on() -> None:
                 asyncio.run(ask(url, extra))
         with pytest.raises(RequestError, match="token ids as the prompt needs our server"):
             asyncio.run(ask(url, prompt=(1, 2)))
-        with pytest.raises(RequestError, match="exact evaluations"):
-            asyncio.run(score(url))
     assert said.text == "hi"
     assert not said.trainable
     assert (said.token_ids, said.logprobs, said.versions) == ((), (), ())

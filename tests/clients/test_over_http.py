@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import httpx
 import numpy as np
 import pytest
 from scripted_server import serving
@@ -23,12 +24,11 @@ from legos import (
 from legos.clients.engine import EngineClient
 from legos.device import LocalEngine, ModelHandle
 from legos.errors import AdapterError, RequestError
-from legos.loop.evaluation import ArenaEvaluation
 from legos.loop.trainer import Metrics
 from legos.records.group import Group
 from legos.records.message import Completion
 from legos.records.names import evaluated_name
-from legos.remote.publish.http import HttpPublisher
+from legos.remote.legos_server import LegosServer
 from legos.server.app import make_app
 from legos.server.service import Service
 from legos.weights.adapter import Adapter, AdapterInfo, shape_of
@@ -108,7 +108,7 @@ def in_process(
 
 def publish(url: str, adapter: Adapter) -> AdapterInfo:
     async def go() -> AdapterInfo:
-        publisher = HttpPublisher(url)
+        publisher = LegosServer(url)
         try:
             return await publisher.publish(adapter)
         finally:
@@ -166,15 +166,12 @@ def test_all_that_the_engine_tells_of_a_token_arrives(
 def test_each_adapter_scores_in_its_own_way(url: str, model: ModelHandle) -> None:
     publish(url, random_adapter(model, 900))
 
-    async def go() -> list[list[list[float]]]:
-        async with OpenAIClient(f"{url}/v1") as client:
-            prompts = [(ASK, ["1", "2"])]
-            return [
-                await client.score(prompts, adapter=adapter)
-                for adapter in ("base", "policy", "policy@900")
-            ]
+    def score(adapter: str) -> list[list[float]]:
+        messages = [{"role": one.role, "content": one.content} for one in ASK]
+        body = {"model": adapter, "prompts": [{"messages": messages, "choices": ["1", "2"]}]}
+        return httpx.post(f"{url}/v1/score", json=body, trust_env=False).json()["scores"]
 
-    base, policy, exact = asyncio.run(go())
+    base, policy, exact = map(score, ("base", "policy", "policy@900"))
     assert policy == exact
     assert abs(base[0][0] - policy[0][0]) > 1e-3
 
@@ -233,22 +230,6 @@ def test_a_stream_says_the_same(url: str, model: ModelHandle) -> None:
     assert len(text) > 5
 
 
-def test_an_exact_evaluation_works_over_http(
-    url: str, model: ModelHandle, engine: LocalEngine
-) -> None:
-    arena = make_arena("nim", None)
-
-    async def go() -> tuple[dict[str, object], dict[str, object]]:
-        async with OpenAIClient(f"{url}/v1") as client:
-            return (
-                await ArenaEvaluation(arena, client).figures(),
-                await ArenaEvaluation(arena, EngineClient(engine, model.tokenizer)).figures(),
-            )
-
-    theirs, ours = asyncio.run(go())
-    assert theirs["optimal_move_rate"] == pytest.approx(ours["optimal_move_rate"], abs=1e-6)
-
-
 def test_a_pinned_adapter_stays_next_to_the_policy_until_it_is_dropped(
     url: str, model: ModelHandle, engine: LocalEngine
 ) -> None:
@@ -256,7 +237,7 @@ def test_a_pinned_adapter_stays_next_to_the_policy_until_it_is_dropped(
     pinned = replace(policy, name=evaluated_name(policy.name))
 
     async def go() -> None:
-        publisher = HttpPublisher(url)
+        publisher = LegosServer(url)
         await publisher.publish(pinned)
         await publisher.publish(replace(policy, version=7))
         live = engine.versions()

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace as changed
 from typing import Any, NamedTuple
 
@@ -14,11 +14,11 @@ from scripted_server import HttpAnswer, ScriptedServer, serving
 from legos import Message, Sampling, apply_lora, load_model
 from legos.clients.engine import EngineClient
 from legos.clients.remote import CLOSE_S, RemoteEngine
-from legos.clients.served import LegosServer
 from legos.device import LocalEngine, ModelHandle
 from legos.errors import AdapterError, EngineError, RequestError
 from legos.records.message import Completion
 from legos.records.request import Request
+from legos.remote.legos_server import LegosServer
 from legos.server.app import make_app
 from legos.server.service import Service
 from legos.wiring.engines import TokenEngine, served_engine
@@ -151,29 +151,25 @@ def test_a_server_that_was_started_again_gets_its_adapters_again(
 
 
 def test_a_server_that_is_taken_away_again_and_again_ends_the_run(both: Both) -> None:
-    there = served_engine([both.url], both.model, api_key=None)
-    there.load_adapter(changed(both.model.base_adapter(), name="taken", version=2))
-
-    class Taken:
-        """Loads nothing, as if another run were faster."""
-
-        @property
-        def versions(self) -> Mapping[str, int]:
-            return {"taken": 3}
-
-        async def load_again(self) -> None:
-            pass
+    mine = changed(both.model.base_adapter(), name="taken", version=3)
 
     async def go() -> None:
-        server = LegosServer(both.url, loaded=Taken())
+        server = LegosServer(both.url)
+        await server.publish(mine)
+        other = both.engine.load_adapter(changed(mine, version=2))
+        await asyncio.wrap_future(other)
+
+        async def load_nothing(_: object) -> None:
+            """Load nothing, as if another run were faster."""
+
+        server._load = load_nothing  # pyright: ignore[reportAttributeAccessIssue]
         request = Request(prompt_ids=(1, 2), max_tokens=1, adapter="taken")
         with pytest.raises(EngineError, match=r"lost its adapters 10 times.* not 3\)"):
             await server.answer(request)
+        await server.drop("taken")
         await server.aclose()
 
     asyncio.run(go())
-    there.engine.drop_adapter("taken").result()
-    there.close()
 
 
 def test_a_closed_engine_refuses_and_the_server_goes_on(both: Both) -> None:

@@ -18,7 +18,7 @@ from tiny_folders import write_tiny_model
 from legos import GRPOCredit, TrainingConfig, load_model, make_arena, synchronous_training_loop
 from legos.clients import served
 from legos.device import ModelHandle
-from legos.errors import ConfigError, EngineError, ModelError, TrainerError
+from legos.errors import EngineError, ModelError, TrainerError
 from legos.loop.loop import batcher_of, training_loop
 from legos.loop.mix import mix_of
 from legos.records.step import BackendConfig
@@ -195,9 +195,9 @@ def test_a_server_of_another_model_is_refused(model: ModelHandle, tmp_path: Path
 
 
 def test_a_server_that_reports_no_tokens_is_refused(model: ModelHandle) -> None:
-    listed = {"data": [{"id": "gpt", "owned_by": "somebody"}]}
+    unknown = HttpAnswer({"detail": "Not Found"}, 404)
     with (
-        serving(ScriptedServer(lambda asked: HttpAnswer(listed))) as url,
-        pytest.raises(ConfigError, match="is not `legos serve`"),
+        serving(ScriptedServer(lambda asked: unknown)) as url,
+        pytest.raises(ModelError, match="serve the trainer's model there with `legos serve`"),
     ):
         servers_of(model, url)

@@ -8,7 +8,7 @@ from legos.clients.openai import OpenAIClient
 from legos.clients.pool import all_done
 from legos.errors import EngineError
 from legos.protocols import Engine, Publisher
-from legos.remote.publish.http import HttpPublisher
+from legos.remote.legos_server import LegosServer
 from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = ["EnginePublisher", "ManyPublishers", "reaching"]
@@ -76,7 +76,7 @@ async def reaching(clients: Iterable[object], publisher: Publisher) -> AsyncGene
     """
     async with AsyncExitStack() as stack:
         places = {(c.base_url, c.api_key) for c in clients if isinstance(c, OpenAIClient)}
-        servers = [HttpPublisher(url, api_key=key) for url, key in sorted(places, key=str)]
+        servers = [LegosServer(url, api_key=key) for url, key in sorted(places, key=str)]
         for server in servers:
             stack.push_async_callback(server.aclose)
         yield ManyPublishers([publisher, *servers]) if servers else publisher

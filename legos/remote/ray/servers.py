@@ -14,14 +14,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from legos.clients.served import LegosServer
 from legos.errors import LegosError
+from legos.remote.legos_server import LegosServer
 from legos.remote.process import ServerProcess
-from legos.remote.publish.http import HttpPublisher
+from legos.remote.publish.carriers import Carrier
 from legos.remote.ray.kit import check_kit
 from legos.remote.ray.library import RayError, cause_of, first_line, ray
 
-__all__ = ["RETRIES", "PlacedServer", "ServerActor"]
+__all__ = ["PlacedServer", "ServerActor"]
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class ServerActor:
 
 
 class PlacedServer:
-    """A server on the cluster, as a part of an engine; implements ``RemoteServer``.
+    """A server on the cluster; a ``LegosServer`` whose address may change.
 
     Where it does not answer, its actor is asked where it is now.
 
@@ -113,7 +113,7 @@ class PlacedServer:
     """
 
     def __init__(
-        self, place: str, url: str, *, api_key: str, loaded: HttpPublisher | None = None
+        self, place: str, url: str, *, api_key: str, carrier: Carrier | None = None
     ) -> None:
         """Describe a server; nothing is sent yet.
 
@@ -121,16 +121,14 @@ class PlacedServer:
             place: name of its Ray actor, a ``ServerActor``.
             url: its address now.
             api_key: bearer token.
-            loaded: loads adapters there; None: another process does.
+            carrier: brings adapters there.
         """
-        self.place, self.actor = place, ray.get_actor(place)
-        self.api_key, self._loaded = api_key, loaded
-        self._server = LegosServer(url, api_key=api_key, loaded=loaded, retries=RETRIES)
-        self.answer, self.score, self.aclose = (
-            self._server.answer,
-            self._server.score,
-            self._server.aclose,
+        self.place, self.actor, self.api_key = place, ray.get_actor(place), api_key
+        self._server = server = LegosServer(
+            url, api_key=api_key, retries=RETRIES, load_retries=RETRIES, carrier=carrier
         )
+        self.answer, self.score, self.aclose = server.answer, server.score, server.aclose
+        self.publish, self.drop = server.publish, server.drop
 
     @property
     def name(self) -> str:
@@ -152,11 +150,10 @@ class PlacedServer:
         Args:
             reload: loads all of them (``Broadcaster.reload``).
         """
-        assert self._loaded is not None
         while True:
             try:
                 if await self.actor.lacks_adapters.remote():
-                    self._loaded.move(await self.actor.prepare.remote())
+                    self._server.move(await self.actor.prepare.remote())
                     async with asyncio.timeout(RELOAD_S):
                         await reload()
                     await self.actor.open.remote()

@@ -11,6 +11,7 @@ __all__ = ["Upkeep"]
 
 CHECK_S = 0.5  # time between two requests
 SETTLE_S = 30.0  # for a process of ours whose engine has failed to end by itself
+WAIT_S = 600.0  # for a server that somebody else starts again
 
 
 class Upkeep:
@@ -20,17 +21,19 @@ class Upkeep:
         url: address of the server.
     """
 
-    def __init__(self, server: str | ServerProcess, *, wait_s: float = SETTLE_S) -> None:
+    def __init__(self, server: str | ServerProcess, *, wait_s: float | None = None) -> None:
         """Describe a server.
 
         Args:
             server: the address of one that somebody else has started, and may start again; or a
                 process of ours.
-            wait_s: maximum time to wait for it after a failure, seconds.
+            wait_s: maximum time to wait for it after a failure, seconds; None: ten minutes, or half
+                a minute for a process of ours, which is then started again.
         """
         self._process = None if isinstance(server, str) else server
         self.url = server if isinstance(server, str) else server.url
-        self._wait_s = wait_s
+        usual = WAIT_S if self._process is None else SETTLE_S
+        self._wait_s = usual if wait_s is None else wait_s
 
     async def come_back(self, failure: Exception) -> None:
         """Return once the server answers again; a process of ours is started again.

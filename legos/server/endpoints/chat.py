@@ -103,10 +103,22 @@ async def _asked(
     tools, forced = body.callable_tools()
     question = None if seat is None else _question(seat, body, tools)
     ids = body.prompt_token_ids
+    continuation = None if question is None else question.continuation
     if ids is not None and body.messages:
-        raise Problem(400, "give messages or prompt_token_ids, not both", param="messages")
+        if body.num_new_messages is None:
+            raise Problem(
+                400,
+                "give messages or prompt_token_ids, not both, or num_new_messages, how many of the "
+                "messages follow the token ids",
+                param="messages",
+            )
+        continuation = Continuation(
+            last=Completion(text="", prompt_ids=tuple(ids)),
+            messages=tuple(message.record() for message in body.messages),
+            num_new=body.num_new_messages,
+        )
+        ids = None
     if ids is None:
-        continuation = None if question is None else question.continuation
         # Templates may leave out other roles' texts, such as former thinking.
         user_text = "".join(message.text for message in body.messages if message.role == "user")
         await service.check_texts([user_text], param="messages")

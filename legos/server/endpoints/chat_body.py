@@ -149,7 +149,12 @@ class ChatBody(ChatPrompt, SamplingFields):
     """``POST /v1/chat/completions``."""
 
     prompt_token_ids: Ids | None = Field(
-        None, description="The prompt as token ids, in place of messages."
+        None,
+        description="The prompt as token ids, in place of messages; with num_new_messages, the "
+        "conversation's tokens so far.",
+    )
+    num_new_messages: int | None = Field(
+        None, ge=1, description="How many of the messages follow prompt_token_ids."
     )
     max_completion_tokens: int | None = Field(None, ge=1, description="Overrides max_tokens.")
     logprobs: bool | None = False

@@ -9,7 +9,7 @@ import pytest
 from openai import OpenAI
 
 from legos.device import ModelHandle
-from legos.records.message import Message
+from legos.records.message import Completion, Continuation, Message
 
 QUESTION = "Nim: 5 left, last one wins.\nMoves: 1 2 3"
 CHAT = [{"role": "user", "content": QUESTION}]
@@ -45,6 +45,21 @@ def test_an_answer_holds_its_tokens_and_their_probabilities(
     (entry,) = choice.logprobs.content
     assert (entry.token, entry.bytes) == (choice.message.content, list(entry.token.encode()))
     assert entry.logprob == choice.model_extra["token_logprobs"][0]
+
+
+def test_a_conversation_goes_on_in_its_tokens(client: OpenAI, model: ModelHandle) -> None:
+    asked, new = Message("user", QUESTION), Message("user", "Nim: 2 left")
+    chat = (asked, Message("assistant", "3"), new)
+    last = Completion(text="3", prompt_ids=model.tokenizer.render((asked,)), token_ids=())
+    expected = model.tokenizer.render(Continuation(last=last, messages=chat, num_new=1))
+    body = {"prompt_token_ids": last.prompt_ids, "num_new_messages": 1, "return_token_ids": True}
+    messages = [{"role": one.role, "content": one.content} for one in chat]
+    answer = ask(client, messages=messages, extra_body=body)
+    assert answer.model_extra["prompt_token_ids"] == list(expected)
+    assert expected[: len(last.prompt_ids)] == last.prompt_ids
+    del body["num_new_messages"]
+    with pytest.raises(openai.BadRequestError, match="num_new_messages"):
+        ask(client, messages=messages, extra_body=body)
 
 
 def test_a_seed_repeats_the_answer_and_answer_i_uses_the_seed_plus_i(client: OpenAI) -> None:

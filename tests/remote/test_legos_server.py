@@ -8,7 +8,7 @@ import pytest
 from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 
 from legos.errors import AdapterError, EngineError
-from legos.remote.publish.http import HttpPublisher
+from legos.remote.legos_server import LegosServer
 from legos.weights.adapter import Adapter, AdapterInfo, LoraShape
 from legos.weights.packed import unpack_adapter
 
@@ -22,7 +22,7 @@ POLICY = Adapter(
 
 def publish(url: str, **options: Any) -> AdapterInfo:
     async def go() -> AdapterInfo:
-        publisher = HttpPublisher(url, **options)
+        publisher = LegosServer(url, **options)
         try:
             return await publisher.publish(POLICY)
         finally:
@@ -55,7 +55,7 @@ def test_a_publisher_names_the_server_that_refuses(dead_port: int) -> None:
             publish(three)
         assert three in str(wrong.value)
         with pytest.raises(EngineError, match="no server answers"):
-            publish(f"http://127.0.0.1:{dead_port}", retries=0)
+            publish(f"http://127.0.0.1:{dead_port}", load_retries=0)
     assert good.asked[0].path == "/adapters/load"
     assert unpack_adapter(good.asked[0].body).info == POLICY.info
     assert good.asked[0].query == "name=policy&version=12"
@@ -65,7 +65,7 @@ def test_a_publisher_names_the_server_that_refuses(dead_port: int) -> None:
 def test_an_adapter_is_dropped_at_the_server(dead_port: int) -> None:
     def drop(url: str) -> None:
         async def go() -> None:
-            publisher = HttpPublisher(url, retries=0)
+            publisher = LegosServer(url, load_retries=0)
             try:
                 await publisher.drop("a name")
             finally:

@@ -1,0 +1,285 @@
+"""A server of ours (``legos serve``): it is asked with lists of token ids, and gets adapters."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
+from typing import TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from legos.clients.answers import check_version, scores_of
+from legos.clients.health import healthy
+from legos.clients.lists import RequestLists
+from legos.clients.transport import Transport, api_root, decoded, server_name, server_root
+from legos.clients.wire import MSGPACK, RequestBatch, generated_of
+from legos.errors import AdapterError, EndpointError, EngineError, NotFoundError, RequestError
+from legos.records.names import adapter_name
+from legos.records.request import Generated, Request
+from legos.remote.publish.carriers import Carrier
+from legos.weights.adapter import Adapter, AdapterInfo
+
+__all__ = ["LegosServer"]
+
+REQUEST_S = 600.0  # maximum time of one answer
+LOAD_S = 120.0  # maximum time to load an adapter
+CONNECTIONS = 256
+RETRIES = 10  # of a failed request, which take about two minutes
+MOST_LOSSES = 10  # how often a server may lose its adapters between two publications
+SCORED = 256  # prompts of one request for scores
+_OF_ADAPTERS = ("does not exist here", "not live")  # in a 404 for an adapter
+_Row = tuple[int, ...]
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+class _Live(msgspec.Struct):
+    """The adapter that a server reports as live."""
+
+    version: int
+    digest: str
+
+
+class LegosServer:
+    """Implements ``legos.clients.remote.RemoteServer``, and publishes to the server.
+
+    Requests travel as MessagePack (``legos.clients.wire``). The server's tokenizer must be that of
+    the caller: choices, stop texts and JSON schemas travel as texts. An adapter counts as live when
+    the server has confirmed the version and digest that were sent. A server that was started again
+    gets its adapters again, and the requests that found them missing are repeated; with another
+    model it is refused. All methods belong to one event loop.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        retries: int = RETRIES,
+        load_retries: int = 4,
+        timeout_s: float = REQUEST_S,
+        carrier: Carrier | None = None,
+    ) -> None:
+        """Describe a server; nothing is sent yet.
+
+        Args:
+            url: its address, such as ``http://localhost:8000``.
+            api_key: bearer token.
+            retries: maximum number of retries of a failed request.
+            load_retries: maximum number of retries of a failed publication.
+            timeout_s: maximum time of one answer, seconds.
+            carrier: brings adapters to this server, and to others; None: each publication has the
+                bytes.
+
+        Raises:
+            RequestError: the address is not an HTTP address.
+        """
+        self._url, self._carrier = url, carrier or Carrier()
+        self._live: dict[str, Adapter] = {}  # what this process has loaded there
+        self._loading = asyncio.Lock()
+        self._losses = 0  # of all adapters, since the last publication
+        self._reloads = 0  # number of times that they were loaded again
+        self._transport = Transport(
+            api_root(url),
+            api_key=api_key,
+            timeout_s=timeout_s,
+            max_connections=CONNECTIONS,
+            retries=retries,
+            model="",
+        )
+        self._loads = Transport(
+            server_root(url),
+            api_key=api_key,
+            timeout_s=LOAD_S,
+            max_connections=2,
+            retries=load_retries,
+            model="",
+        )
+        self._lists = RequestLists(self._sampled)
+
+    async def answer(self, request: Request) -> Generated:
+        """Sample one completion; see ``RemoteServer``."""
+        return await self._lists.ask(request.adapter, request, max_tokens=request.max_tokens)
+
+    async def score(
+        self,
+        prompts: Sequence[tuple[_Row, Sequence[_Row]]],
+        *,
+        end_ids: Sequence[int],
+        adapter: str,
+        by_token: bool = False,
+    ) -> list[list[float]]:
+        """Log-probability of each continuation, nats; see ``Engine.score``."""
+        given = {"model": adapter, "end_token_ids": end_ids, "by_token": by_token}
+        scores: list[list[float]] = []
+        for start in range(0, len(prompts), SCORED):
+            asked = [
+                {"prompt": prompt, "choices": answers}
+                for prompt, answers in prompts[start : start + SCORED]
+            ]
+            body = {"prompts": asked, **given}
+            ask = partial(self._transport.request, "POST", "/score", scores_of, json=body)
+            scores += await self._answered(adapter, ask)
+        return scores
+
+    async def publish(self, adapter: Adapter) -> AdapterInfo:
+        """Load an adapter; return once it is live.
+
+        Raises:
+            AdapterError: the server rejects it; the adapter that was live there stays.
+            EngineError: the server cannot be reached, has another adapter live afterwards, or
+                another model than before.
+        """
+        async with self._loading:
+            await self._load(adapter)
+            self._live[adapter.name] = adapter
+            self._losses = 0
+        return adapter.info
+
+    async def drop(self, name: str) -> None:
+        """Drop an adapter; running requests finish with it.
+
+        A server that has lost an adapter of this process has dropped it.
+
+        Raises:
+            AdapterError: no adapter of that name is live.
+            EngineError: the server cannot be reached.
+        """
+        async with self._loading:
+            known = self._live.pop(name, None) is not None
+            try:
+                await self._loads.request("DELETE", f"/adapters/{quote(name)}", bytes)
+            except EndpointError as error:
+                raise EngineError(str(error)) from error
+            except RequestError as error:
+                if not (known and isinstance(error, NotFoundError)):
+                    raise AdapterError(f"adapter {name!r} is not dropped: {error}") from error
+
+    @property
+    def name(self) -> str:
+        """Its host and port."""
+        return server_name(self._url)
+
+    def move(self, url: str) -> None:
+        """Ask at another address, where the server was started again."""
+        self._url = url
+        self._loads.move(server_root(url))
+        self._transport.move(api_root(url))
+
+    async def healthy(self) -> bool:
+        """Whether it answers within some seconds; see ``Pooled``."""
+        return await healthy(self._url)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._transport.aclose()
+        await self._loads.aclose()
+
+    async def _sampled(self, adapter: str, asked: Sequence[Request]) -> Sequence[Generated]:
+        """The answers to requests for one adapter."""
+        send = partial(
+            self._transport.request,
+            "POST",
+            "/engine/generate",
+            partial(generated_of, count=len(asked)),
+            content=msgspec.msgpack.encode(RequestBatch.of(asked)),
+            headers={"content-type": MSGPACK},
+        )
+
+        async def post() -> Sequence[Generated]:
+            try:
+                return await send()
+            except NotFoundError as error:
+                if any(words in str(error) for words in _OF_ADAPTERS):
+                    raise
+                raise EngineError(
+                    f"{self._url} has no POST /v1/engine/generate: it runs an earlier version of "
+                    f"legos; install this version there and start it again ({error})"
+                ) from error
+
+        found = await self._answered(adapter, post, versions=_versions)
+        check_version(adapter, _versions(found))
+        return found
+
+    async def _answered(
+        self,
+        adapter: str,
+        ask: Callable[[], Awaitable[T]],
+        *,
+        versions: Callable[[T], Collection[int]] = lambda _: (),
+    ) -> T:
+        """Send a request, and again where the server had lost the adapter.
+
+        Args:
+            adapter: name of the adapter, or ``NAME@VERSION``.
+            ask: sends the request.
+            versions: the versions of the adapter in an answer, where it reports them.
+
+        Raises:
+            RequestError: the server refuses the request.
+            EngineError: the server loses the adapters again and again.
+        """
+        name = adapter_name(adapter)
+        while True:
+            live, reloads = self._live.get(name), self._reloads
+            if live is None or adapter not in (name, f"{name}@{live.version}"):
+                return await ask()
+            try:
+                found = await ask()
+            except NotFoundError as error:
+                failure = str(error)
+            else:
+                older = min(versions(found), default=live.version)
+                if older >= live.version:
+                    return found
+                failure = f"{adapter} is at version {older} there, not {live.version}"
+            async with self._loading:
+                if reloads != self._reloads:  # another request has found it missing too
+                    continue
+                self._losses += 1
+                if self._losses > MOST_LOSSES:
+                    raise EngineError(
+                        f"{self._url} has lost its adapters {MOST_LOSSES} times since the last one "
+                        f"was published ({failure}); does another run publish there? Give each run "
+                        "a server"
+                    )
+                for one in self._live.values():
+                    await self._load(one)
+                self._reloads += 1
+                names = ", ".join(f"{one.name}@{one.version}" for one in self._live.values())
+                logger.warning("%s has lost its adapters; loaded again: %s", self._url, names)
+
+    async def _load(self, adapter: Adapter) -> None:
+        info, server = adapter.info, self._loads
+        path = "/adapters/load?" + urlencode({"name": info.name, "version": info.version})
+        try:
+            async with self._carrier.carried(adapter) as content:
+                live = await server.request(
+                    "POST",
+                    path,
+                    partial(decoded, kind=_Live),
+                    content=content.body,
+                    headers={"content-type": content.kind},
+                )
+        except EndpointError as error:  # without the policy's server the run must end
+            raise EngineError(str(error)) from error
+        except NotFoundError as error:  # a file system may show a new folder late
+            raise EngineError(
+                f"{server.url} does not see {info.name}@{info.version}: {error}; its "
+                "--adapter-folder must be the adapter_folder of this run"
+            ) from error
+        except RequestError as error:
+            raise AdapterError(
+                f"adapter {info.name}@{info.version} is not published: {error}"
+            ) from error
+        if (live.version, live.digest) != (info.version, info.digest):
+            raise EngineError(
+                f"{info.name}@{info.version} with digest {info.digest} was sent to {server.url}, "
+                f"but version {live.version} with digest {live.digest} is live there"
+            )
+
+
+def _versions(found: Sequence[Generated]) -> set[int]:
+    return {version for one in found for version in one.versions}
