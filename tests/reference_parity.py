@@ -8,10 +8,10 @@ import pytest
 from backend_steps import Arrays, compute, saved
 from random_samples import random_samples
 
-from legos.clients.references import ReferenceServers
 from legos.losses.objective import Objective
 from legos.records.sample import Sample
 from legos.records.step import PassResult, Update
+from legos.remote.references import ReferenceServers
 
 __all__ = ["check_equal_steps", "mixed_samples", "moved_backend"]
 

@@ -43,7 +43,7 @@ class _Live(msgspec.Struct):
 
 
 class LegosServer:
-    """Implements ``legos.clients.remote.RemoteServer``, and publishes to the server.
+    """Implements ``legos.remote.engine.RemoteServer``, and publishes to the server.
 
     Requests travel as MessagePack (``legos.clients.wire``). The server's tokenizer must be that of
     the caller: choices, stop texts and JSON schemas travel as texts. An adapter counts as live when

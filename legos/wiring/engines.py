@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from legos.clients.answers import dialect_of, listed_models
 from legos.clients.engine import EngineClient
-from legos.clients.remote import RemoteEngine
 from legos.clients.requests import Dialect
 from legos.clients.transport import Transport, api_root
 from legos.device import LocalEngine, ModelHandle
 from legos.errors import EndpointError, EngineError, RequestError
+from legos.remote.engine import RemoteEngine
 from legos.remote.legos_server import RETRIES, LegosServer
 from legos.remote.publish.broadcast import Broadcaster
 from legos.remote.publish.carriers import Carrier

@@ -20,16 +20,15 @@ from legos.arena.registry import is_arena_file
 from legos.chat.tokenizer import load_tokenizer
 from legos.chat.tools import ToolFormat
 from legos.clients.engine import EngineClient
-from legos.clients.remote import RemoteEngine, RemoteServer
-from legos.clients.served import LegosServer
 from legos.config.schema import RunConfig
 from legos.device import ModelHandle
 from legos.errors import ConfigError
 from legos.machine import blas_environment, quiet_collector
+from legos.remote.engine import RemoteEngine, RemoteServer
+from legos.remote.legos_server import LegosServer
 from legos.remote.process import serve_command
 from legos.remote.publish.broadcast import Broadcaster
 from legos.remote.publish.carriers import Carrier
-from legos.remote.publish.http import HttpPublisher
 from legos.remote.ray.arena_file import TravellingArena
 from legos.weights.model_folder import resolve_folder
 from legos.wiring.arena import make_arena

@@ -2,12 +2,12 @@
 
 from contextlib import ExitStack
 
-from legos.clients.references import ReferenceServers
-from legos.clients.remote import RemoteEngine
 from legos.clients.transport import server_name
 from legos.config.objective import ObjectiveSettings
 from legos.device import ModelHandle
+from legos.remote.engine import RemoteEngine
 from legos.remote.legos_server import LegosServer
+from legos.remote.references import ReferenceServers
 from legos.wiring.same_model import check_same_model
 
 __all__ = ["reference_servers"]

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from legos.builtin import EXAMPLE
-from legos.clients.remote import RemoteEngine
 from legos.device import ModelHandle
 from legos.errors import EndpointError, EngineError, ModelError, RequestError
 from legos.losses.softmax import log_softmax
 from legos.records.message import Message
 from legos.records.names import BASE
+from legos.remote.engine import RemoteEngine
 
 __all__ = ["check_same_model", "fixed_text", "gap", "tolerance"]
 

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legos.builtin import EXAMPLE
-from legos.clients.remote import RemoteEngine
 from legos.clients.transport import server_name
 from legos.device import ModelHandle
 from legos.losses.softmax import log_softmax
 from legos.records.message import Message
 from legos.records.names import BASE, evaluated_name
+from legos.remote.engine import RemoteEngine
 from legos.remote.process import ServerProcess
 from legos.remote.publish.broadcast import Broadcaster
 from legos.remote.vllm.check import check_sampler

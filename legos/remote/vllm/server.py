@@ -33,7 +33,7 @@ _Answer = tuple[Sampled, int]
 
 
 class VllmServer:
-    """Implements ``legos.clients.remote.RemoteServer``; it belongs to one event loop.
+    """Implements ``legos.remote.engine.RemoteServer``; it belongs to one event loop.
 
     Differences from an engine in this process: seeds have no effect, and a running request keeps
     the adapter that it began with.

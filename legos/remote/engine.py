@@ -18,9 +18,10 @@ from legos.errors import EngineError
 from legos.protocols import Deliver
 from legos.records.names import LAG, POLICY, adapter_name
 from legos.records.request import Generated, Progress, Request, Result
+from legos.remote.publish.broadcast import Broadcaster
 from legos.weights.adapter import Adapter, AdapterInfo
 
-__all__ = ["AdapterLoader", "RemoteEngine", "RemoteServer"]
+__all__ = ["RemoteEngine", "RemoteServer"]
 
 CLOSE_S = 0.5  # maximum time to unload the adapters at the end; a next run unloads what is left
 T = TypeVar("T")
@@ -28,7 +29,7 @@ _Row = tuple[int, ...]
 
 
 class RemoteServer(Pooled, Protocol):
-    """One server: ``remote.legos_server.LegosServer`` and ``remote.vllm.server.VllmServer``."""
+    """One server: ``LegosServer``, ``VllmServer`` or, on a Ray cluster, ``PlacedServer``."""
 
     async def answer(self, request: Request) -> Generated:
         """Sample one completion; the requests of one turn of the event loop travel together.
@@ -55,30 +56,6 @@ class RemoteServer(Pooled, Protocol):
         ...
 
 
-class AdapterLoader(Protocol):
-    """Loads adapters into the servers; ``legos.remote.publish.broadcast.Broadcaster`` does."""
-
-    async def publish(self, adapter: Adapter) -> AdapterInfo:
-        """Load an adapter; return once it is live."""
-        ...
-
-    async def drop(self, name: str) -> None:
-        """Drop an adapter."""
-        ...
-
-    def holds(self, index: int, adapter: str) -> bool:
-        """Whether a server has the version of an adapter that requests expect."""
-        ...
-
-    def lags(self) -> Mapping[str, int]:
-        """Name of each server -> by how many versions it is behind."""
-        ...
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        ...
-
-
 class RemoteEngine:
     """Implements ``LocalEngine`` on one server or several, which hold the same adapters.
 
@@ -86,7 +63,7 @@ class RemoteEngine:
     ``Progress``; the tokens of cancelled requests are not known, and not counted.
     """
 
-    def __init__(self, servers: Sequence[RemoteServer], loader: AdapterLoader | None) -> None:
+    def __init__(self, servers: Sequence[RemoteServer], loader: Broadcaster | None) -> None:
         """Start the engine's thread; nothing is sent yet.
 
         Args:
@@ -236,7 +213,7 @@ class RemoteEngine:
         return self._pool.servers
 
     @property
-    def _loads(self) -> AdapterLoader:
+    def _loads(self) -> Broadcaster:
         assert self._loader is not None, "adapters are published by the process of the trainer"
         return self._loader
 

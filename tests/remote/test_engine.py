@@ -13,11 +13,11 @@ from scripted_server import HttpAnswer, ScriptedServer, serving
 
 from legos import Message, Sampling, apply_lora, load_model
 from legos.clients.engine import EngineClient
-from legos.clients.remote import CLOSE_S, RemoteEngine
 from legos.device import LocalEngine, ModelHandle
 from legos.errors import AdapterError, EngineError, RequestError
 from legos.records.message import Completion
 from legos.records.request import Request
+from legos.remote.engine import CLOSE_S, RemoteEngine
 from legos.remote.legos_server import LegosServer
 from legos.server.app import make_app
 from legos.server.service import Service

@@ -10,11 +10,11 @@ from concurrent.futures import Future
 import numpy as np
 from msgspec.structs import replace
 
-from legos.clients.remote import RemoteEngine
 from legos.errors import EngineError, RequestError, TrainerError
 from legos.losses.softmax import log_softmax
 from legos.records.names import BASE
 from legos.records.sample import Sample
+from legos.remote.engine import RemoteEngine
 
 __all__ = ["ReferenceServers"]
 
