@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from legos.clients.pool import all_done
 from legos.errors import AdapterError, EndpointError, EngineError
@@ -34,27 +34,16 @@ class Reader(Publisher, Protocol):
         ...
 
 
-class _Version(NamedTuple):
-    """A version of a name; ``adapter`` None drops the name."""
-
-    number: int  # how many versions of the name were published before it
-    adapter: Adapter | None
-
-
 class _Server:
     """One server: what it has and what it lacks."""
 
     def __init__(self, name: str, reader: Reader) -> None:
         self.name, self.reader = name, reader
-        self.has: dict[str, _Version] = {}
-        self.lacks: dict[str, _Version] = {}
+        self.has: dict[str, Adapter] = {}
+        self.lacks: dict[str, Adapter | None] = {}  # None: the name is to be dropped
         self.has_loaded = False  # whether it has ever loaded anything
         self.failure: Exception | None = None  # of its newest attempt
         self.task: asyncio.Task[None] | None = None
-
-    def up_to(self, name: str, number: int) -> bool:
-        """Whether it has this version of a name, or a newer one."""
-        return name in self.has and self.has[name].number >= number
 
 
 class Broadcaster:
@@ -78,9 +67,8 @@ class Broadcaster:
                 for the lags and the log.
         """
         self._servers = [_Server(*each) for each in readers]
-        self._newest: dict[str, _Version] = {}
-        self._numbers: dict[str, int] = {}  # of the newest version of each name, dropped ones too
-        self._settled: dict[str, int] = {}  # name -> number of the version that requests expect
+        self._newest: dict[str, Adapter] = {}
+        self._settled: dict[str, Adapter] = {}  # what requests expect of each name
         self._changed = asyncio.Condition()
         self._refusal: Exception | None = None
 
@@ -91,14 +79,13 @@ class Broadcaster:
             AdapterError: a server refuses it, or one published before.
             EngineError: no server answers, or one does not at the first adapter.
         """
-        info = adapter.info
-        former = self._newest.get(adapter.name)
-        if former is None or former.adapter is None or former.adapter.info != info:
-            self._newest[adapter.name] = _Version(self._number(adapter.name), adapter)
-        version = self._newest[adapter.name]
-        await self._spread(adapter.name, version, lambda s: s.up_to(adapter.name, version.number))
-        self._settled[adapter.name] = version.number
-        return info
+        name, former = adapter.name, self._newest.get(adapter.name)
+        if former is not None and former.info == adapter.info:
+            adapter = former
+        self._newest[name] = adapter
+        await self._spread(name, adapter, lambda s: self._is_newest(s, name, adapter))
+        self._settled[name] = adapter
+        return adapter.info
 
     async def drop(self, name: str) -> None:
         """Drop an adapter everywhere; running requests finish with it.
@@ -111,8 +98,7 @@ class Broadcaster:
             raise AdapterError(f"adapter {name!r} is not live, so it cannot be dropped")
         del self._newest[name]
         self._settled.pop(name, None)
-        dropped = _Version(self._number(name), None)
-        await self._spread(name, dropped, lambda s: name not in s.has and name not in s.lacks)
+        await self._spread(name, None, lambda s: name not in s.has and name not in s.lacks)
 
     async def reload(self, index: int) -> None:
         """Load everything into a server that was started again; return once it has it.
@@ -130,15 +116,11 @@ class Broadcaster:
         if server.task is not None:
             server.task.cancel()
         server.has.clear()
-        server.failure, wanted = None, dict(self._newest)
-        server.lacks = dict(wanted)
+        server.failure, server.lacks, wanted = None, dict(self._newest), dict(self._newest)
         server.task = asyncio.create_task(self._serve(server))
 
         def loaded() -> bool:
-            return all(
-                server.up_to(name, version.number) or name not in self._newest
-                for name, version in wanted.items()
-            )
+            return all(self._is_newest(server, *each) for each in wanted.items())
 
         async with self._changed:
             await self._changed.wait_for(lambda: self._refusal or server.failure or loaded())
@@ -156,22 +138,22 @@ class Broadcaster:
         expected, has = self._settled.get(name), self._servers[index].has.get(name)
         if expected is None:
             return True  # not published here: the base model, or an adapter of the server's own
-        if has is None or has.adapter is None:
-            return False
         wanted = adapter.partition("@")[2]
-        return str(has.adapter.version) == wanted if wanted else has.number >= expected
+        if has is not None and wanted:
+            return str(has.version) == wanted
+        return has is not None and self._is_newest(self._servers[index], name, expected)
 
     def lags(self) -> dict[str, int]:
         """Name of each server -> by how many versions it is behind, of the name where most."""
         newest = dict(self._newest)
+
+        def lag(server: _Server, name: str) -> int:
+            has = server.has.get(name)
+            behind = 1 if has is None else max(1, newest[name].version - has.version)
+            return 0 if has is newest[name] else behind
+
         return {
-            server.name: max(
-                (
-                    version.number - (has.number if (has := server.has.get(name)) else -1)
-                    for name, version in newest.items()
-                ),
-                default=0,
-            )
+            server.name: max((lag(server, name) for name in newest), default=0)
             for server in self._servers
         }
 
@@ -183,18 +165,20 @@ class Broadcaster:
         await asyncio.gather(*tasks, return_exceptions=True)
         await all_done(server.reader.aclose() for server in self._servers)
 
-    def _number(self, name: str) -> int:
-        """The number of the next version of a name."""
-        self._numbers[name] = self._numbers.get(name, -1) + 1
-        return self._numbers[name]
+    def _is_newest(self, server: _Server, name: str, adapter: Adapter) -> bool:
+        """Whether a server has this version of a name, or the one that has replaced it."""
+        has = server.has.get(name)
+        return has is adapter or has is self._newest.get(name)
 
-    async def _spread(self, name: str, version: _Version, done: Callable[[_Server], bool]) -> None:
-        """Give every server something, and wait for those that keep up."""
+    async def _spread(
+        self, name: str, adapter: Adapter | None, done: Callable[[_Server], bool]
+    ) -> None:
+        """Give every server an adapter, or have it dropped, and wait for those that keep up."""
         up_to_date = [server for server in self._servers if not server.lacks]
         new = [server for server in up_to_date if not server.has_loaded]
         for server in self._servers:
             if not done(server) or server.lacks:
-                server.lacks[name] = version
+                server.lacks[name] = adapter
                 if server.task is None or server.task.done():
                     server.task = asyncio.create_task(self._serve(server))
         loop = asyncio.get_running_loop()
@@ -227,30 +211,30 @@ class Broadcaster:
     async def _serve(self, server: _Server) -> None:
         """Give a server what it lacks until it has everything."""
         while server.lacks:
-            name, version = next(iter(server.lacks.items()))
+            name, adapter = next(iter(server.lacks.items()))
             try:
-                await self._give(server, name, version)
+                await self._give(server, name, adapter)
             except (EngineError, EndpointError) as error:
                 logger.warning("%s misses %r, and is asked again: %s", server.name, name, error)
                 server.failure = error
                 server.has.clear()  # it may have started again, without adapters
-                server.lacks = dict(self._newest)
+                server.lacks = {**self._newest}
             except Exception as error:  # raised where the next adapter is published
                 self._refusal = error
                 server.lacks.clear()
             else:
                 server.has_loaded, server.failure = True, None
-                if server.lacks.get(name) is version:
+                if name in server.lacks and server.lacks[name] is adapter:
                     del server.lacks[name]
             async with self._changed:
                 self._changed.notify_all()
             if server.failure is not None:
                 await asyncio.sleep(AGAIN_S)
 
-    async def _give(self, server: _Server, name: str, version: _Version) -> None:
-        if version.adapter is not None:
-            await server.reader.publish(version.adapter)
-            server.has[name] = version
+    async def _give(self, server: _Server, name: str, adapter: Adapter | None) -> None:
+        if adapter is not None:
+            await server.reader.publish(adapter)
+            server.has[name] = adapter
         elif name in server.has:
             await server.reader.drop(name)
             del server.has[name]
