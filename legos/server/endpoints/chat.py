@@ -105,19 +105,7 @@ async def _asked(
     ids = body.prompt_token_ids
     continuation = None if question is None else question.continuation
     if ids is not None and body.messages:
-        if body.num_new_messages is None:
-            raise Problem(
-                400,
-                "give messages or prompt_token_ids, not both, or num_new_messages, how many of the "
-                "messages follow the token ids",
-                param="messages",
-            )
-        continuation = Continuation(
-            last=Completion(text="", prompt_ids=tuple(ids)),
-            messages=tuple(message.record() for message in body.messages),
-            num_new=body.num_new_messages,
-        )
-        ids = None
+        continuation, ids = body.continuation(ids), None
     if ids is None:
         # Templates may leave out other roles' texts, such as former thinking.
         user_text = "".join(message.text for message in body.messages if message.role == "user")

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints
 
 from legos.chat.tools import arguments_of
 from legos.errors import did_you_mean
-from legos.records.message import MAX_ALTERNATIVES, Message, ToolCall
+from legos.records.message import MAX_ALTERNATIVES, Completion, Continuation, Message, ToolCall
 from legos.server.bodies import ONE_ERROR, Body, Ids, without_nulls
 from legos.server.endpoints.sampling import SamplingFields
 from legos.server.problems import Problem
@@ -162,6 +162,25 @@ class ChatBody(ChatPrompt, SamplingFields):
     tool_choice: Literal["none", "auto", "required"] | Tool | None = None
     parallel_tool_calls: bool | None = Field(None, description="Ignored.")
     modalities: list[Literal["text"]] | None = None
+
+    def continuation(self, ids: Sequence[int]) -> Continuation:
+        """The messages as a conversation that continues these tokens.
+
+        Raises:
+            Problem: it is not said which messages are new.
+        """
+        if self.num_new_messages is None:
+            raise Problem(
+                400,
+                "give messages or prompt_token_ids, or num_new_messages too, how many of the "
+                "messages follow the token ids",
+                param="messages",
+            )
+        return Continuation(
+            last=Completion(text="", prompt_ids=tuple(ids)),
+            messages=tuple(message.record() for message in self.messages),
+            num_new=self.num_new_messages,
+        )
 
     def callable_tools(self) -> tuple[Sequence[Mapping[str, Any]], bool]:
         """The tools that may be called, and whether one of them must be.
