@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 
 from legos.chat.tools import arguments_text, with_ids
 from legos.clients.requests import Dialect, Target, split_adapter
-from legos.clients.transport import decoded
+from legos.clients.responses import decoded
 from legos.errors import AdapterError, EndpointError, RequestError
 from legos.records.message import (
     Alternatives,

@@ -2,11 +2,9 @@
 
 import asyncio
 import random
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from email.utils import parsedate_to_datetime
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 from weakref import WeakKeyDictionary
 
@@ -15,7 +13,8 @@ import msgspec
 from httpx_sse import EventSource
 
 from legos.clients.concurrency_limit import ConcurrencyLimit
-from legos.errors import EndpointError, EngineError, LegosError, NotFoundError, RequestError
+from legos.clients.responses import refusal, retry_after
+from legos.errors import EndpointError, EngineError, LegosError, RequestError
 from legos.records.names import MODEL_HEADER
 
 __all__ = [
@@ -23,8 +22,6 @@ __all__ = [
     "LOOPBACK",
     "Transport",
     "api_root",
-    "decoded",
-    "retry_after",
     "server_name",
     "server_root",
 ]
@@ -53,21 +50,6 @@ def server_root(url: str) -> str:
 def server_name(url: str) -> str:
     """Host and port of a server, and its path if it is not at the root: for metrics."""
     return server_root(url).partition("://")[2] or url
-
-
-def decoded(answer: bytes | str, kind: type[T]) -> T:
-    """Read an answer in JSON; for ``Transport.request``, with its kind bound.
-
-    Raises:
-        EndpointError: it is no JSON, or has other fields than expected.
-    """
-    try:
-        return msgspec.json.decode(answer, type=kind)
-    except msgspec.MsgspecError as error:
-        shown = _message(answer.encode() if isinstance(answer, str) else answer)
-        raise EndpointError(
-            f"the server's answer cannot be read: {error}; it is {shown!r}"
-        ) from error
 
 
 class _Pool(NamedTuple):
@@ -239,7 +221,7 @@ class Transport:
                 pool.http.stream("POST", address, content=body) as answer,
             ):
                 if answer.status_code >= 300:
-                    raise _refusal(answer.status_code, await answer.aread(), address)
+                    raise refusal(answer.status_code, await answer.aread(), address)
                 if "json" in answer.headers.get("content-type", ""):
                     yield (await answer.aread()).decode(errors="replace")
                     return
@@ -289,7 +271,7 @@ class Transport:
                 return read(found)
             except EndpointError as error:
                 raise _AgainError(error) from error
-        failure = _refusal(status, found, address)
+        failure = refusal(status, found, address)
         busy = status == 429
         if status < 500 and not (busy and answer.headers.get("x-should-retry") != "false"):
             raise failure
@@ -375,46 +357,7 @@ def _address(base_url: str) -> httpx.URL:
     return url
 
 
-def _refusal(status: int, body: bytes, address: str) -> RequestError | EndpointError:
-    """The server's own message as an error of the right kind."""
-    message = _message(body) or f"status {status} without a message"
-    if status == 401:
-        return RequestError(f"{address} refuses the API key: {message}; give api_key=...")
-    refused = NotFoundError if status == 404 else RequestError
-    if status in (404, 405) and "{" not in body[:1].decode(errors="replace"):
-        return refused(f"{address} does not exist ({status}); is the base_url right?")
-    if status < 500:
-        return refused(f"{address} refuses the request ({status}): {message}")
-    return EndpointError(f"{address} cannot answer ({status}): {message}")
-
-
 def _model(named: str) -> str:
     """The model of our server in a message."""
     name, _, fingerprint = named.partition(" ")
     return f"model {unquote(name)!r} ({fingerprint})" if named else "another kind of server"
-
-
-def retry_after(answer: httpx.Response) -> float | None:
-    """Seconds that a server asks to wait, also where it gives a date; None: it does not say."""
-    text = answer.headers.get("retry-after", "")
-    try:
-        return max(0.0, float(text))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    except ValueError:
-        return None
-
-
-def _message(body: bytes) -> str:
-    """The message in ``{"error": {"message"}}``, ``{"detail"}``, ``{"message"}`` or text."""
-    try:
-        found = msgspec.json.decode(body)
-    except msgspec.DecodeError:
-        return body[:300].decode(errors="replace").strip()
-    for key in ("error", "detail", "message"):
-        if not isinstance(found, dict):
-            break
-        found = cast("dict[str, Any]", found).get(key, cast("Any", found))
-    return found if isinstance(found, str) else msgspec.json.encode(found).decode()[:300]

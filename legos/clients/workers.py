@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 from legos.clients.health import healthy
 from legos.clients.openai import OpenAIClient
 from legos.clients.pool import ServerPool, all_done
-from legos.clients.transport import Transport, decoded, server_name, server_root
+from legos.clients.responses import decoded
+from legos.clients.transport import Transport, server_name, server_root
 from legos.errors import ConfigError, EndpointError, EngineError
 from legos.records.message import Completion, Prompt, Sampling
 from legos.records.names import POLICY

@@ -12,7 +12,8 @@ import msgspec
 from legos.clients.answers import check_version, scores_of
 from legos.clients.health import healthy
 from legos.clients.lists import RequestLists
-from legos.clients.transport import Transport, api_root, decoded, server_name, server_root
+from legos.clients.responses import decoded
+from legos.clients.transport import Transport, api_root, server_name, server_root
 from legos.clients.wire import MSGPACK, RequestBatch, generated_of
 from legos.errors import AdapterError, EndpointError, EngineError, NotFoundError, RequestError
 from legos.records.names import adapter_name

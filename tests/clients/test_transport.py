@@ -13,7 +13,8 @@ import pytest
 from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 
 from legos.clients.openai import OpenAIClient
-from legos.clients.transport import Transport, retry_after
+from legos.clients.responses import retry_after
+from legos.clients.transport import Transport
 from legos.errors import EndpointError, RequestError
 from legos.records.message import Completion, Message, Sampling
 

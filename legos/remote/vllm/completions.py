@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from legos.clients.transport import decoded
+from legos.clients.responses import decoded
 from legos.errors import EndpointError, RequestError
 from legos.records.choices import ChoiceNode
 from legos.records.message import Alternatives, Filters, FinishReason
