@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from legos.builtin import EXAMPLE
 from legos.clients.transport import server_name
 from legos.device import ModelHandle
+from legos.errors import ModelError
 from legos.losses.softmax import log_softmax
 from legos.records.message import Message
 from legos.records.names import BASE, evaluated_name
 from legos.remote.engine import RemoteEngine
 from legos.remote.process import ServerProcess
 from legos.remote.publish.broadcast import Broadcaster
-from legos.remote.vllm.check import check_sampler
 from legos.remote.vllm.command import VllmOptions, find_vllm, vllm_command, vllm_process
 from legos.remote.vllm.probe import TOLERANCE, Probe
 from legos.remote.vllm.publisher import VllmPublisher
@@ -32,6 +32,7 @@ __all__ = ["probe_of", "started_vllm", "vllm_at"]
 
 PROMPT = 8  # tokens of the probe's prompt: a long one would slow every publication down
 WATCHED = 64  # tokens whose probabilities after it are compared
+COOL = 0.5  # temperature of a sample; at 1, a server's kinds of log-probabilities are the same
 
 
 def vllm_at(
@@ -75,14 +76,8 @@ def vllm_at(
         # was used; an adapter that changes nothing answers as the base model does.
         engine.load_adapter(replace(model.base_adapter(), name=BASE)).result()
         for publisher in publishers:
-            check = check_sampler(
-                publisher.api,
-                publisher.live.newest[BASE].model,
-                prompt=probe.prompt,
-                logits=model(probe.prompt)[-1],
-                tolerance=4 * TOLERANCE[_dtype(model)],  # of one token; the probe's is a mean
-            )
-            engine.call(check).result()
+            logits, most = model(probe.prompt)[-1], 4 * TOLERANCE[_dtype(model)]
+            engine.call(_check_sampler(publisher, probe.prompt, logits, most)).result()
         stack.pop_all()
     return TokenEngine(engine, model)
 
@@ -122,6 +117,35 @@ def started_vllm(
         process.wait()
         made = vllm_at([process], model, policies=policies)
         return TokenEngine(made.engine, model, closing=stack.pop_all().close)
+
+
+async def _check_sampler(
+    publisher: VllmPublisher, prompt: Sequence[int], logits: NDArray[np.floating], tolerance: float
+) -> None:
+    """Compare what a server reports of a token that it samples with the trainer's model.
+
+    Args:
+        publisher: publisher of the server, which has an adapter that changes nothing as ``base``.
+        prompt: token ids of a fixed prompt.
+        logits: [V] logits of the token after it, as the trainer's model computes them without LoRA.
+        tolerance: largest difference, nats; of one token, where the probe's is a mean.
+
+    Raises:
+        ModelError: they differ; the message names the flags.
+        EndpointError, RequestError: the server does not answer, or reports no token ids.
+    """
+    served = publisher.live.newest[BASE].model
+    sampled = await publisher.api.sample(served, prompt, temperature=COOL)
+    token, found = sampled.token_ids[0], sampled.logprobs[0]
+    logprobs = log_softmax(np, logits.astype(np.float64) / COOL)
+    own = logprobs[token] if token < len(logprobs) else -np.inf
+    if not abs(found - own) <= tolerance:
+        raise ModelError(
+            f"{publisher.api.url} gives token {token} after a fixed prompt a log-probability of "
+            f"{found:.4f} at temperature {COOL:g}, and the trainer's model {own:.4f}; start the "
+            "server with the trainer's model, the same --dtype, --generation-config vllm and "
+            "--logprobs-mode processed_logprobs"
+        )
 
 
 def _dtype(model: ModelHandle) -> str:
