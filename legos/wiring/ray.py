@@ -58,7 +58,7 @@ def ray_engine(
         ModelError: a server has another model.
     """
     from legos.remote.ray.cluster import end, started
-    from legos.remote.ray.servers import RETRIES, PlacedServer, ServerActor
+    from legos.remote.ray.servers import PlacedServer, ServerActor
 
     with ExitStack() as stack:
         nodes = _connected(config, stack)
