@@ -93,9 +93,7 @@ class StandIn:
         if name != self.base and name not in self.loaded:
             return NOT_FOUND
         if "messages" in asked.body:
-            event = {"choices": [{"delta": {"content": f"{name} answers"}}]}
-            body = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n".encode()
-            return HttpAnswer(body, 200, [("content-type", "text/event-stream")])
+            return HttpAnswer({"choices": [{"message": {"content": f"{name} answers"}}]})
         adapter = None if self.ignores else self.loaded.get(name)
         watched = asked.body["logprob_token_ids"]
         values = zip(watched, logprobs(adapter, watched), strict=True)

@@ -3,7 +3,6 @@
 import asyncio
 import random
 import sys
-from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TextIO
@@ -41,7 +40,7 @@ class Chat:
     """One conversation.
 
     Attributes:
-        client: answers; a server in pieces, an engine of this process at once.
+        client: answers.
         adapter: name of the adapter that is asked.
         sampling: temperature and token limit of the answers.
         rng: generator of the seeds of the answers.
@@ -56,14 +55,14 @@ class Chat:
     system: str = ""
     history: list[Message] = field(default_factory=list[Message])
 
-    async def answer(self, question: str) -> AsyncGenerator[str]:
-        """Yield the answer in pieces; only a complete answer enters the history.
+    async def answer(self, question: str) -> str:
+        """The answer, which enters the history.
 
         The position of a game is asked without the history, as arenas ask it, and the answer is a
         legal move.
 
         Raises:
-            LegosError: the question is refused, or the answer breaks off.
+            LegosError: the question is refused, or the answer fails.
         """
         game = split_position(question)
         prompt = Message("user", position(*game) if game else question)
@@ -76,19 +75,10 @@ class Chat:
         messages = [] if game else list(self.history)
         if self.system:
             messages.insert(0, Message("system", self.system))
-        pieces: list[str] = []
-        async for piece in self._pieces([*messages, prompt], sampling):
-            pieces.append(piece)
-            yield piece
+        said = await self.client.complete([*messages, prompt], sampling, adapter=self.adapter)
         if game is None:
-            self.history += (prompt, Message("assistant", "".join(pieces)))
-
-    async def _pieces(self, messages: Sequence[Message], sampling: Sampling) -> AsyncGenerator[str]:
-        if isinstance(self.client, EngineClient):
-            yield (await self.client.complete(messages, sampling, adapter=self.adapter)).text
-            return
-        async for piece in self.client.stream(messages, sampling, adapter=self.adapter):
-            yield piece
+            self.history += (prompt, Message("assistant", said.text))
+        return said.text
 
     def command(self, line: str) -> str | None:
         """Execute a line that begins with a slash; the message to show, or None to end."""
@@ -201,12 +191,7 @@ def _turn(talk: Chat, line: str, runner: asyncio.Runner, console: Console) -> bo
             _show(console, message)
         return message is not None
 
-    async def answer() -> None:
-        async for piece in talk.answer(line):
-            console.out(piece, end="", highlight=False)
-        console.out("", highlight=False)
-
-    runner.run(answer())
+    console.out(runner.run(talk.answer(line)), highlight=False)
     return True
 
 

@@ -28,7 +28,6 @@ __all__ = [
     "dialect_of",
     "listed_models",
     "scores_of",
-    "text_of_event",
 ]
 
 _REASONS: Mapping[str | None, FinishReason] = {
@@ -72,8 +71,11 @@ class _Part(Struct):
     text: str | None = None
 
 
-class _Said(Struct):
+class _Message(Struct):
     content: str | list[_Part] | None = None
+    reasoning_content: Any = None
+    reasoning: Any = None  # what newer versions of vLLM call it
+    tool_calls: list[_Call] | None = None
 
     @property
     def text(self) -> str | None:
@@ -81,12 +83,6 @@ class _Said(Struct):
         if isinstance(self.content, list):
             return "".join(part.text or "" for part in self.content)
         return self.content
-
-
-class _Message(_Said):
-    reasoning_content: Any = None
-    reasoning: Any = None  # what newer versions of vLLM call it
-    tool_calls: list[_Call] | None = None
 
     @property
     def thinking(self) -> str | None:
@@ -116,17 +112,6 @@ class _Answer(Struct):
 
 class _Scores(Struct):
     scores: list[list[float]]
-
-
-class _Event(Struct):
-    choices: list["_EventChoice"] | None = None
-    error: Any = None
-
-
-class _EventChoice(Struct):
-    delta: _Said | None = None  # tool calls come in pieces without names, and are left out
-    message: _Said | None = None  # of a server that does not stream
-    finish_reason: str | None = None  # in the last event
 
 
 def listed_models(body: bytes) -> list[ListedModel]:
@@ -189,26 +174,6 @@ def scores_of(body: bytes) -> list[list[float]]:
         EndpointError: the answer has none.
     """
     return decoded(body, _Scores).scores
-
-
-def text_of_event(data: str) -> tuple[str, bool]:
-    """The new text of one event of a streamed chat, or the text of a whole answer.
-
-    Returns:
-        The text, and whether the answer ends with it.
-
-    Raises:
-        EndpointError: the event reports a failure, or cannot be read.
-    """
-    event = decoded(data, _Event)
-    if event.error is not None:
-        raise EndpointError(f"the answer broke off: {event.error}")
-    if not event.choices:
-        return "", False
-    first = event.choices[0]
-    message = first.delta or first.message
-    ended = first.finish_reason is not None or first.message is not None
-    return (message and message.text) or "", ended
 
 
 def _text(choice: _Choice) -> str:

@@ -2,19 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 
 from legos.clients.answers import (
     completion_of,
     dialect_of,
     listed_models,
-    text_of_event,
 )
 from legos.clients.requests import Dialect, Target, request_of, split_adapter
-from legos.clients.transport import DONE, Transport, api_root
-from legos.errors import AdapterError, EndpointError, RequestError
-from legos.records.message import Completion, Message, Prompt, Sampling
+from legos.clients.transport import Transport, api_root
+from legos.errors import AdapterError, RequestError
+from legos.records.message import Completion, Prompt, Sampling
 from legos.records.names import BASE, POLICY
 
 __all__ = ["OpenAIClient"]
@@ -99,31 +96,6 @@ class OpenAIClient:
             return completion_of(answer, sampling, target, elapsed_s=elapsed_s)
 
         return await self._transport.request("POST", path, read, json=body)
-
-    async def stream(
-        self, messages: Sequence[Message], sampling: Sampling, *, adapter: str = POLICY
-    ) -> AsyncGenerator[str]:
-        """The text of one answer, in pieces as they are sampled.
-
-        Raises:
-            RequestError: the server refuses the request.
-            EndpointError: no server answers, or the answer breaks off.
-        """
-        path, body = request_of(messages, sampling, await self._target(adapter))
-        ended = False
-        async with aclosing(self._transport.events(path, {**body, "stream": True})) as events:
-            async for event in events:
-                if event == DONE:
-                    return
-                piece, last = text_of_event(event)
-                ended |= last
-                if piece:
-                    yield piece
-        if not ended:
-            raise EndpointError(
-                f"the answer of {self._transport.url} broke off: it has neither a finish_reason "
-                "nor [DONE] at its end"
-            )
 
     async def models(self) -> tuple[str, ...]:
         """Names of the models and adapters of the server."""

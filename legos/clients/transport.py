@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -10,7 +10,6 @@ from weakref import WeakKeyDictionary
 
 import httpx
 import msgspec
-from httpx_sse import EventSource
 
 from legos.clients.concurrency_limit import ConcurrencyLimit
 from legos.clients.responses import refusal, retry_after
@@ -18,7 +17,6 @@ from legos.errors import EndpointError, EngineError, LegosError, RequestError
 from legos.records.names import MODEL_HEADER
 
 __all__ = [
-    "DONE",
     "LOOPBACK",
     "Transport",
     "api_root",
@@ -30,7 +28,6 @@ T = TypeVar("T")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _TOO_SLOW = (httpx.ReadTimeout, TimeoutError)  # no byte came in time, or not the last one
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
-DONE = "[DONE]"  # the last event of a stream
 IDLE_S = 2.0  # an unused connection is closed then; uvicorn, of our server and vLLM, does after 5 s
 
 
@@ -201,36 +198,6 @@ class Transport:
                     pool.gate.answered()
                     return found
             await asyncio.sleep(pause_s)
-
-    async def events(self, path: str, json: Any) -> AsyncGenerator[str]:
-        """Post a request, and yield the data of each event of its answer, also of the last one.
-
-        It is sent once.
-
-        A server that does not stream gives its whole answer as one event.
-
-        Raises:
-            RequestError: the server refuses it (4xx), with the server's own message.
-            EndpointError: no server answers, or it fails (5xx).
-        """
-        address, pool = f"{self.url}{path}", self._pool()
-        body = msgspec.json.encode(json)
-        try:
-            async with (
-                pool.gate.admitted(),
-                pool.http.stream("POST", address, content=body) as answer,
-            ):
-                if answer.status_code >= 300:
-                    raise refusal(answer.status_code, await answer.aread(), address)
-                if "json" in answer.headers.get("content-type", ""):
-                    yield (await answer.aread()).decode(errors="replace")
-                    return
-                answer.headers["content-type"] = "text/event-stream"  # whatever it is called
-                async for event in EventSource(answer).aiter_sse():
-                    if data := event.data.strip():
-                        yield data
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
 
     async def aclose(self) -> None:
         """Close this event loop's connections."""

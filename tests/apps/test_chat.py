@@ -21,18 +21,16 @@ from tiny_folders import write_tiny_model
 from legos.apps.chat import chat
 from legos.builtin import EXAMPLE
 from legos.cli.process import main
-from legos.errors import EndpointError, RequestError
+from legos.errors import RequestError
 from legos.run.folder import RunFolder
 from legos.wiring.model import apply_lora, load_model
 
 MODELS = {"data": [{"id": "policy", "owned_by": "legos"}]}
 
 
-def events(*pieces: str) -> HttpAnswer:
-    told = "".join(
-        f'data: {{"choices": [{{"delta": {{"content": "{piece}"}}}}]}}\n\n' for piece in pieces
-    )
-    return HttpAnswer(f"{told}data: [DONE]\n\n".encode())
+def said(text: str) -> HttpAnswer:
+    tokens = {"token_ids": [], "token_logprobs": [], "versions": []}
+    return HttpAnswer({"choices": [{"message": {"content": text}, **tokens}]})
 
 
 def talk(url: str, text: str, **options: Any) -> int:
@@ -50,13 +48,13 @@ def talk(url: str, text: str, **options: Any) -> int:
 
 
 def test_a_pipe_is_answered_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
-    server = ScriptedServer(lambda asked: events("it ", "[is] it"), models=MODELS)
+    server = ScriptedServer(lambda asked: said("it [is] it"), models=MODELS)
     with serving(server) as url:
         code = talk(url, "one\n\ntwo\n/adapter rival@3\n/reset\nthree\n/quit\nfour\n", api_key="k")
     assert code == 0
     assert capsys.readouterr().out == "it [is] it\n" * 3
-    said = [[m["content"] for m in asked.body["messages"]] for asked in server.asked]
-    assert said == [["one"], ["one", "it [is] it", "two"], ["three"]]
+    asked_for = [[m["content"] for m in asked.body["messages"]] for asked in server.asked]
+    assert asked_for == [["one"], ["one", "it [is] it", "two"], ["three"]]
     assert [asked.body["model"] for asked in server.asked] == ["policy", "policy", "rival@3"]
     first = server.asked[0]
     assert first.headers["authorization"] == "Bearer k"
@@ -65,7 +63,7 @@ def test_a_pipe_is_answered_line_by_line(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_seed_repeats_the_chat_and_a_system_message_comes_first() -> None:
-    server = ScriptedServer(lambda asked: events("x"), models=MODELS)
+    server = ScriptedServer(lambda asked: said("x"), models=MODELS)
     with serving(server) as url:
         talk(url, "one\n", system="be brief")
         talk(url, "one\n", system="be brief")
@@ -83,12 +81,6 @@ def test_what_goes_wrong_in_a_pipe_ends_it() -> None:
         pytest.raises(RequestError, match="too long"),
     ):
         talk(url, "one\n")
-    broken = HttpAnswer(b'data: {"error": {"message": "died"}}\n\n')
-    with (
-        serving(ScriptedServer(lambda asked: broken, models=MODELS)) as url,
-        pytest.raises(EndpointError, match="died"),
-    ):
-        talk(url, "one\n")
 
 
 def test_without_a_url_a_model_of_this_process_answers(
@@ -101,7 +93,7 @@ def test_without_a_url_a_model_of_this_process_answers(
 
 
 def test_a_position_is_asked_as_games_ask_it_and_by_itself() -> None:
-    server = ScriptedServer(lambda asked: events("2"), models=MODELS)
+    server = ScriptedServer(lambda asked: said("2"), models=MODELS)
     with serving(server) as url:
         talk(url, "Hello\nNim: 5 left, last one wins. Moves: 1 2 3\nMoves: none\n")
     first, second, third = (asked.body for asked in server.asked)
@@ -188,7 +180,7 @@ def test_ctrl_c_stops_an_answer_and_at_the_prompt_ends_the_chat() -> None:
     def reply(question: str) -> HttpAnswer | None:
         if question == "refuse":
             return HttpAnswer({"error": {"message": "too long"}}, 400)
-        return None if question == "hang" else events("well")
+        return None if question == "hang" else said("well")
 
     server = answering(reply)
     with serving(server) as url:

@@ -1,7 +1,6 @@
 """The client over HTTP against servers that follow a script: what is sent, understood, retried."""
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 
 from legos.clients.openai import OpenAIClient
 from legos.clients.requests import split_adapter
-from legos.errors import AdapterError, EndpointError, RequestError
+from legos.errors import AdapterError, RequestError
 from legos.records.message import Completion, Filters, Message, Sampling
 
 ASK = (Message("user", "hello"),)
@@ -213,32 +212,6 @@ def test_an_adapter_of_vllm_is_asked_for_by_its_name_and_gives_text() -> None:
             asyncio.run(ask(url))
     assert [asked.body["model"] for asked in script.asked] == ["nim", "nim@7", "tiny"]
     assert (plain.text, plain.finish_reason, plain.trainable) == ("ab", "length", False)
-
-
-@pytest.mark.parametrize(
-    ("events", "whole"),
-    [
-        ([{"delta": {"content": "hi"}}, "[DONE]"], True),
-        ([{"delta": {"content": "hi"}}, {"delta": {}, "finish_reason": "stop"}], True),
-        ([{"delta": {"content": "hi"}}], False),
-        ([], False),
-    ],
-)
-def test_a_stream_without_an_end_is_broken(events: list[Any], *, whole: bool) -> None:
-    lines = [e if isinstance(e, str) else json.dumps({"choices": [e]}) for e in events]
-    body = "".join(f"data: {line}\n\n" for line in lines).encode()
-    script = ScriptedServer(lambda asked: HttpAnswer(body), models=OURS)
-
-    async def go(url: str) -> list[str]:
-        async with OpenAIClient(url) as client:
-            return [piece async for piece in client.stream(ASK, Sampling())]
-
-    with serving(script) as url:
-        if whole:
-            assert asyncio.run(go(url)) == ["hi"]
-        else:
-            with pytest.raises(EndpointError, match="broke off: it has neither"):
-                asyncio.run(go(url))
 
 
 def test_one_client_serves_several_event_loops() -> None:

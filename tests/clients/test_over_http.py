@@ -216,20 +216,6 @@ def test_token_ids_go_as_they_are(url: str, model: ModelHandle) -> None:
     assert told(as_ids) == told(as_chat)
 
 
-def test_a_stream_says_the_same(url: str, model: ModelHandle) -> None:
-    publish(url, random_adapter(model, 8))  # the built-in model itself is soon done
-
-    async def go() -> tuple[list[str], str]:
-        async with OpenAIClient(f"{url}/v1") as client:
-            sampling = Sampling(seed=9, max_tokens=20, temperature=2.0)
-            pieces = [piece async for piece in client.stream(ASK, sampling)]
-            return pieces, (await client.complete(ASK, sampling)).text
-
-    pieces, text = asyncio.run(go())
-    assert "".join(pieces) == text
-    assert len(text) > 5
-
-
 def test_a_pinned_adapter_stays_next_to_the_policy_until_it_is_dropped(
     url: str, model: ModelHandle, engine: LocalEngine
 ) -> None:

@@ -116,7 +116,8 @@ class Broadcaster:
         if server.task is not None:
             server.task.cancel()
         server.has.clear()
-        server.failure, server.lacks, wanted = None, dict(self._newest), dict(self._newest)
+        server.failure, wanted = None, dict(self._newest)
+        server.lacks = {**wanted}
         server.task = asyncio.create_task(self._serve(server))
 
         def loaded() -> bool:

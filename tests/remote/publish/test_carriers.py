@@ -61,7 +61,7 @@ def test_one_copy_serves_all_and_the_newest_stay(tmp_path: Path) -> None:
                 written |= set(copies(tmp_path))
             assert written == {f"policy@{version}" for version in range(6)}
             assert copies(tmp_path) == ["policy@3", "policy@4", "policy@5"][-SLOTS:]
-            await readers[0].load_again()
+            await broadcaster.reload(0)
             assert servers[0].loaded[-1] == 5
         finally:
             await broadcaster.aclose()
