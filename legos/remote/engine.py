@@ -75,7 +75,6 @@ class RemoteEngine:
         self._loader = loader
         self._waiting: dict[tuple[Deliver, int], asyncio.Task[None]] = {}
         self._results: dict[Deliver, list[tuple[int, Result]]] = {}  # of this turn of the loop
-        self._live: dict[str, AdapterInfo] = {}
         self._tokens: Counter[str] = Counter()
         self._requests = 0
         self._closed: EngineError | None = None
@@ -104,20 +103,13 @@ class RemoteEngine:
 
         async def load() -> AdapterInfo:
             await asyncio.to_thread(lambda: adapter.digest)  # 2 ms a MB, in which requests go on
-            await self._loads.publish(adapter)
-            self._live[adapter.name] = adapter.info
-            return adapter.info
+            return await self._loads.publish(adapter)
 
         return self.call(load())
 
     def drop_adapter(self, name: str) -> "Future[None]":
         """Drop a named adapter in every server; see ``Engine``."""
-
-        async def drop() -> None:
-            await self._loads.drop(name)
-            self._live.pop(name, None)
-
-        return self.call(drop())
+        return self.call(self._loads.drop(name))
 
     def versions(self) -> Mapping[str, int]:
         """Live adapters: name -> policy version."""
@@ -125,7 +117,7 @@ class RemoteEngine:
 
     def adapters(self) -> Mapping[str, AdapterInfo]:
         """Live adapters that this engine has loaded: name -> version and digest."""
-        return dict(self._live)
+        return {} if self._loader is None else self._loader.live()
 
     def stats(self) -> Mapping[str, float]:
         """Counts since the start, and by how many versions each server is behind.

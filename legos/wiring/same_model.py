@@ -1,7 +1,5 @@
 """Check that servers have the model of the trainer: the same log-probabilities of a fixed text."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from legos.builtin import EXAMPLE
@@ -12,11 +10,10 @@ from legos.records.message import Message
 from legos.records.names import BASE
 from legos.remote.engine import RemoteEngine
 
-__all__ = ["check_same_model", "fixed_text", "gap", "tolerance"]
+__all__ = ["check_same_model"]
 
 PATIENCE_S = 180.0  # how long a server may take to score the text
 TOLERANCE, TOLERANCE_16_BITS = 1e-3, 0.3  # nats a token
-Tokens = tuple[int, ...]
 
 
 def check_same_model(engine: RemoteEngine, model: ModelHandle, *, where: str) -> None:
@@ -31,14 +28,16 @@ def check_same_model(engine: RemoteEngine, model: ModelHandle, *, where: str) ->
         ModelError: a server has another model.
         EngineError: a server does not answer.
     """
-    asked = fixed_text(model)
-    ((prompt, (answer,)),) = asked
+    row = (*model.tokenizer.render((Message("user", EXAMPLE),)), model.num_vocabulary - 1)
+    prompt, answer = row[:1], row[1:]  # which has the last token of the vocabulary
+    most = TOLERANCE if model.dtype == "float32" else TOLERANCE_16_BITS
     with model.without_lora():
         logits = model((*prompt, *answer))[len(prompt) - 1 : -1].astype(np.float64)
     own = log_softmax(np, logits)[np.arange(len(answer)), list(answer)].tolist()
     for server in engine.servers:
         at = f"{where} {server.name}"
         try:
+            asked = [(prompt, [answer])]
             scores = server.score(asked, end_ids=(), adapter=BASE, by_token=True)
             (found,) = engine.call(scores).result(timeout=PATIENCE_S)
         except RequestError as error:
@@ -52,26 +51,11 @@ def check_same_model(engine: RemoteEngine, model: ModelHandle, *, where: str) ->
             raise EngineError(
                 f"{at} has not scored a fixed text within {PATIENCE_S:g} s; start it again"
             ) from error
-        if not gap(found, own) <= tolerance(model):
+        gap = np.abs(np.subtract(found, own)).mean()
+        if not gap <= most:
             raise ModelError(
                 f"{at} has another model than the trainer ({model.folder}): the log-probabilities "
-                f"of a fixed text differ by {gap(found, own):.3g} nats a token, more than "
-                f"{tolerance(model):g}; start the server with the trainer's model, or give its own "
+                f"of a fixed text differ by {gap:.3g} nats a token, more than "
+                f"{most:g}; start the server with the trainer's model, or give its own "
                 "with --model"
             )
-
-
-def fixed_text(model: ModelHandle) -> list[tuple[Tokens, list[Tokens]]]:
-    """A text's first token, and the others with the vocabulary's last one, to be scored."""
-    row = (*model.tokenizer.render((Message("user", EXAMPLE),)), model.num_vocabulary - 1)
-    return [(row[:1], [row[1:]])]
-
-
-def gap(one: Sequence[float], other: Sequence[float]) -> float:
-    """Mean difference of log-probabilities, nats."""
-    return float(np.abs(np.subtract(one, other)).mean())
-
-
-def tolerance(model: ModelHandle) -> float:
-    """Largest mean difference, in nats, between two programs that compute the same model."""
-    return TOLERANCE if model.dtype == "float32" else TOLERANCE_16_BITS

@@ -144,6 +144,10 @@ class Broadcaster:
             return str(has.version) == wanted
         return has is not None and self._is_newest(self._servers[index], name, expected)
 
+    def live(self) -> dict[str, AdapterInfo]:
+        """Name of each adapter that was published -> the version that requests expect."""
+        return {name: adapter.info for name, adapter in dict(self._settled).items()}
+
     def lags(self) -> dict[str, int]:
         """Name of each server -> by how many versions it is behind, of the name where most."""
         newest = dict(self._newest)
