@@ -31,16 +31,15 @@ class ReferenceServers:
     each of its positions, and normalised at its temperature.
     """
 
-    def __init__(self, engine: RemoteEngine, *, names: Sequence[str], num_vocabulary: int) -> None:
+    def __init__(self, engine: RemoteEngine, *, num_vocabulary: int) -> None:
         """Take over the servers.
 
         Args:
             engine: asks them.
-            names: their addresses, for messages.
             num_vocabulary: samples with larger token ids are left as they are, and the trainer
                 leaves them out.
         """
-        self._engine, self._names = engine, ", ".join(names)
+        self._engine, self._names = engine, ", ".join(server.name for server in engine.servers)
         self._num_vocabulary = num_vocabulary
 
     def __call__(self, samples: Sequence[Sample]) -> "Future[list[Sample]]":

@@ -2,7 +2,6 @@
 
 from contextlib import ExitStack
 
-from legos.clients.transport import server_name
 from legos.config.objective import ObjectiveSettings
 from legos.device import ModelHandle
 from legos.remote.engine import RemoteEngine
@@ -38,6 +37,4 @@ def reference_servers(
         stack.callback(engine.close)
         check_same_model(engine, model, where="training.kl_server")
         stack.pop_all()
-    return ReferenceServers(
-        engine, names=list(map(server_name, urls)), num_vocabulary=model.num_vocabulary
-    )
+    return ReferenceServers(engine, num_vocabulary=model.num_vocabulary)
