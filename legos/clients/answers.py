@@ -44,7 +44,6 @@ class ListedModel(Struct):
     owned_by: str | None = None  # "legos", "vllm" or somebody else
     root: str | None = None
     parent: str | None = None  # base model of an adapter
-    max_model_len: int | None = None
 
 
 class _Models(Struct):

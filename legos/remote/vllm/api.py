@@ -1,21 +1,19 @@
 """The part of a vLLM server's HTTP interface that is about adapters."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from legos.clients.answers import ListedModel, listed_models
+from legos.clients.answers import listed_models
 from legos.clients.transport import Transport, server_root
 from legos.errors import AdapterError, EndpointError, ModelError, RequestError
 from legos.remote.vllm.completions import Query, Sampled, body_of, sampled_of
 
 __all__ = ["VllmApi"]
 
-T = TypeVar("T")
 REQUEST_S = 120.0  # maximum time of one request
 _SLOTS = re.compile(r'^vllm:lora_requests_info\{[^}]*max_lora="([0-9]{1,9})"', re.MULTILINE)
 _FLAGS = (  # text of vLLM's refusal -> what mends it
@@ -49,17 +47,18 @@ class VllmApi:
 
     async def listed(self) -> Mapping[str, str]:
         """Name of each model at the server -> its path; the base model comes first."""
-        return {model.id: model.root or "" for model in await self._models()}
+        models = await self._transport.request("GET", "/v1/models", listed_models)
+        return {model.id: model.root or "" for model in models}
 
-    async def base(self) -> ListedModel:
-        """The base model.
+    async def base(self) -> str:
+        """The server's name of the base model.
 
         Raises:
             ModelError: the server lists none.
         """
-        for model in await self._models():
+        for model in await self._transport.request("GET", "/v1/models", listed_models):
             if model.parent is None:
-                return model
+                return model.id
         raise ModelError(f"{self.url} lists no base model")
 
     async def load(self, name: str, place: str, *, base_model: str) -> None:
@@ -75,7 +74,7 @@ class VllmApi:
         """
         body = {"lora_name": name, "lora_path": place}
         try:
-            await self._request("POST", "/v1/load_lora_adapter", bytes, json=body)
+            await self._transport.request("POST", "/v1/load_lora_adapter", bytes, json=body)
         except (RequestError, EndpointError) as error:
             if (await self.listed()).get(name) == place:
                 return
@@ -89,7 +88,9 @@ class VllmApi:
     async def unload(self, name: str) -> None:
         """Unload an adapter, unless it is not loaded."""
         try:
-            await self._request("POST", "/v1/unload_lora_adapter", bytes, json={"lora_name": name})
+            await self._transport.request(
+                "POST", "/v1/unload_lora_adapter", bytes, json={"lora_name": name}
+            )
         except RequestError:
             if name in await self.listed():
                 raise
@@ -119,24 +120,16 @@ class VllmApi:
         query = Query(adapter=name, max_tokens=1, temperature=temperature, watched=tuple(watched))
         body = body_of(query, [tuple(prompt)], model=name)
         read = partial(sampled_of, query=query, count=1)
-        (sampled,) = await self._request("POST", "/v1/completions", read, json=body)
+        (sampled,) = await self._transport.request("POST", "/v1/completions", read, json=body)
         return sampled
 
     async def slots(self) -> int | None:
         """Number of adapters that can answer at the same time; None: the server does not say."""
-        return await self._request("GET", "/metrics", _slots)
+        return await self._transport.request("GET", "/metrics", _slots)
 
     async def aclose(self) -> None:
         """Close this event loop's connections."""
         await self._transport.aclose()
-
-    async def _models(self) -> Sequence[ListedModel]:
-        return await self._request("GET", "/v1/models", listed_models)
-
-    async def _request(
-        self, method: str, path: str, read: Callable[[bytes], T], *, json: Any = None
-    ) -> T:
-        return await self._transport.request(method, path, read, json=json)
 
 
 def _slots(answer: bytes) -> int | None:

@@ -83,7 +83,7 @@ class VllmPublisher:
         served = ServedModel(model=self._folders.model(first), adapter=first)
         await self._folders.write(first)
         try:
-            self._base = (await self.api.base()).id
+            self._base = await self.api.base()
             self.live.announce(ServedModel(model=self._base, adapter=None))
             await self._load(served)
             self._slots = await self.api.slots()
