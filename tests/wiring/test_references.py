@@ -4,6 +4,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,14 @@ from scripted_server import HttpAnswer, ScriptedServer, serving
 from tiny_folders import write_tiny_model
 
 from legos import GRPOCredit, TrainingConfig, load_model, make_arena, synchronous_training_loop
-from legos.clients import served
 from legos.device import ModelHandle
 from legos.errors import EngineError, ModelError, TrainerError
 from legos.loop.loop import batcher_of, training_loop
 from legos.loop.mix import mix_of
 from legos.records.step import BackendConfig
+from legos.remote.legos_server import LegosServer
 from legos.remote.process import ServerProcess
+from legos.wiring import references
 from legos.wiring.model import apply_lora
 from legos.wiring.references import reference_servers
 from legos.wiring.trainer import Trainer
@@ -134,7 +136,7 @@ def test_a_sample_that_cannot_be_scored_says_why(model: ModelHandle, server: Ser
 def test_a_dead_server_is_left_out_and_the_last_one_ends_the_run(
     model: ModelHandle, server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served, "RETRIES", 2)  # ten take two minutes
+    monkeypatch.setattr(references, "LegosServer", partial(LegosServer, retries=2))  # not minutes
     second = started(tmp_path)
     both, alone = servers_of(model, second.url, server.url), servers_of(model, second.url)
     try:
@@ -155,7 +157,7 @@ def test_a_dead_server_is_left_out_and_the_last_one_ends_the_run(
 def test_a_run_ends_with_its_account_balanced_where_the_only_server_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served, "RETRIES", 2)
+    monkeypatch.setattr(references, "LegosServer", partial(LegosServer, retries=2))
     server = started(tmp_path)
     trainer = Trainer(
         model=load_model("builtin"),
