@@ -14,9 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from legos.losses.objective import Objective
 from legos.records.episode import Episode, Task
 from legos.records.message import Completion, Message, Prompt, Sampling
@@ -261,18 +258,6 @@ class Backend(Protocol):
 
     def optim_step(self, update: Update, *, policy: str = POLICY) -> "Future[int]":
         """Apply the gradients of the last ``forward_backward``; returns the new version."""
-        ...
-
-    def logprobs(
-        self, samples: Sequence[Sample], *, policy: str = POLICY, reference: bool = False
-    ) -> "Future[Sequence[NDArray[np.float32]]]":
-        """[S][A] nats of each sample's chosen tokens, at its temperature, computed in float32.
-
-        Args:
-            samples: any number of samples; they need not fit into one step.
-            policy: name of the policy that computes the log-probabilities.
-            reference: use the reference of this policy's KL divergence instead.
-        """
         ...
 
     def adapter(self, policy: str = POLICY) -> Adapter:

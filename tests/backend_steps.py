@@ -14,10 +14,11 @@ from legos.losses.metrics import skip_reason, step_metrics
 from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
 from legos.protocols import Backend
+from legos.records.names import POLICY
 from legos.records.sample import Sample
 from legos.records.step import PassResult, Stop, Update, never
 
-__all__ = ["Arrays", "Stepped", "check_stops", "compute", "optimiser_step", "saved"]
+__all__ = ["Arrays", "Stepped", "check_stops", "compute", "logprobs_of", "optimiser_step", "saved"]
 
 Arrays = Mapping[str, NDArray[np.float32]]
 
@@ -28,6 +29,33 @@ def compute(
     """The forward and backward pass over samples."""
     weights = normalisation_weights(samples, "sample")
     return backend.forward_backward(samples, weights, objective, stop=stop).result()
+
+
+def logprobs_of(
+    backend: Any, samples: Sequence[Sample], *, policy: str = POLICY, reference: bool = False
+) -> Sequence[NDArray[np.float32]]:
+    """[S][A] log-probabilities of chosen tokens under a policy or its reference; drops gradients.
+
+    The reference takes the policy's place for one forward pass.
+    """
+    backend.adapter(policy)
+    own, weights = backend._policies[policy], [1.0] * len(samples)
+    before = own.arrays
+    if reference:
+        lora = own.reference.lora()
+        at = lora.scale / backend._shape.scale if lora is not None else 0.0
+        arrays = before if lora is None else lora.arrays
+        own.arrays = {
+            name: array * at if name.endswith(".lora_b") else array
+            for name, array in arrays.items()
+        }
+    try:
+        reinforce = Objective(loss="reinforce")
+        step = backend.forward_backward(samples, weights, reinforce, policy=policy)
+        return step.result().logprobs
+    finally:
+        own.arrays = before
+        backend._device.install(before)
 
 
 def check_stops(backend: Any, samples: Sequence[Sample], objective: Objective) -> int:

@@ -244,16 +244,6 @@ class TableBackend:
         )
 
     @answered
-    def logprobs(
-        self, samples: Sequence[Sample], *, policy: str = POLICY, reference: bool = False
-    ) -> Sequence[NDArray[np.float32]]:
-        """[S][A] log-probabilities (nats) of the chosen tokens."""
-        batch = _batch_of(samples, [0.0] * len(samples))
-        table = self._parts["reference" if reference else "table"]
-        logits = _logits(table, _contexts(batch), self._num_vocabulary)
-        return _by_sample(batch, _chosen(batch, logits))
-
-    @answered
     def optim_step(self, update: Update, *, policy: str = POLICY) -> int:
         """Apply the last step's gradients by gradient descent, whatever their norm."""
         gradients, self._gradients = self._gradients, None

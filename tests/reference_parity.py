@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend_steps import Arrays, compute, saved
+from backend_steps import Arrays, compute, logprobs_of, saved
 from random_samples import random_samples
 
 from legos.losses.objective import Objective
@@ -50,8 +50,8 @@ def check_equal_steps(references: ReferenceServers, backend: Any, folder: Path) 
     """
     samples = mixed_samples()
     filled = references(samples).result(timeout=120)
-    expected = backend.logprobs(samples, reference=True).result()
-    policy = backend.logprobs(samples).result()
+    expected = logprobs_of(backend, samples, reference=True)
+    policy = logprobs_of(backend, samples)
     found = [np.array(sample.reference_logprobs) for sample in filled]
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-5)

@@ -5,7 +5,7 @@ snapshots stay as they are.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from legos.device.gradients import Arrays, DeviceGradients, StepResult
 from legos.device.leader import Leader
@@ -25,7 +24,7 @@ from legos.records.packing import StepSamples, check_token_ids, per_sample
 from legos.records.sample import Sample
 from legos.records.step import BackendConfig, PassResult, Stop, Update, never
 from legos.weights.adapter import Adapter, LoraShape
-from legos.weights.fits import check_finite, check_shapes
+from legos.weights.fits import check_finite
 from legos.weights.policy_state import (
     PolicyState,
     policy_folder,
@@ -106,12 +105,6 @@ class LoraBackend:
         """
         return self._call(self._optim_step, update, policy)
 
-    def logprobs(
-        self, samples: Sequence[Sample], *, policy: str = POLICY, reference: bool = False
-    ) -> "Future[Sequence[NDArray[np.float32]]]":
-        """[S][A] log-probabilities (nats) of chosen tokens under the policy or its reference."""
-        return self._call(self._logprobs, samples, policy, reference)
-
     def adapter(self, policy: str = POLICY) -> Adapter:
         """A policy's newest adapter; later steps do not change its arrays.
 
@@ -119,16 +112,6 @@ class LoraBackend:
             TrainerError: no policy of that name is trained here.
         """
         return self._find(policy).adapter
-
-    def load(self, adapter: Adapter, *, policy: str = POLICY) -> None:
-        """Set a policy and its EMA to an adapter; the optimiser keeps its state.
-
-        Raises:
-            AdapterError: the adapter does not fit.
-            TrainerError: no policy of that name is trained here.
-        """
-        arrays = adapter.at_scale(self._shape.scale).arrays
-        self._call(self._load, policy, arrays, adapter.version).result()
 
     def snapshot(self) -> "Future[Snapshot]":
         """Adapters, EMAs, references and optimisers as they are now.
@@ -214,21 +197,6 @@ class LoraBackend:
             peak_bytes=found.peak_bytes,
         )
 
-    def _logprobs(
-        self, samples: Sequence[Sample], name: str, reference: bool
-    ) -> Sequence[NDArray[np.float32]]:
-        if not samples:
-            return []
-        policy = self._use(name, samples)
-        lora = policy.reference.lora() if reference else Lora(arrays=policy.arrays)
-        step = StepSamples(samples=samples, weights=[0.0] * len(samples))
-        passes = partial(self._device.logprobs, step, lora)
-        if self._leader is not None and self._leader.sharded:
-            order = "logprobs", self._sent(policy.arrays), step, self._sent(lora)
-            passes = partial(self._together, passes, *order)
-        found = self._device.computed(passes)
-        return per_sample(found, [len(sample.positions) for sample in samples])
-
     def _together(self, compute: Callable[[], T], *order: Any) -> T:
         """Compute something, alone or with the other processes."""
         return compute() if self._leader is None else self._leader.together(compute, *order)
@@ -287,14 +255,6 @@ class LoraBackend:
         self._device.evaluate(after, moments, ema)
         return after, moments, ema
 
-    def _load(self, name: str, arrays: Mapping[str, Any], version: int) -> None:
-        policy = self._find(name)
-        check_shapes(arrays, _shapes(policy.arrays), name=f"v{version}")
-        check_finite(arrays, name=f"v{version}")
-        policy.arrays = policy.ema = {k: self._device.array(array) for k, array in arrays.items()}
-        policy.adapter = self._adapter(name, version, policy.arrays)
-        self._device.install(policy.arrays)
-
     def _snapshot(self) -> Snapshot:
         host = self._device.host
         states: list[tuple[PolicyState, Lora | None]] = []
@@ -324,9 +284,12 @@ class LoraBackend:
             place = policy_folder(folder, name)
             state = read_policy_state(place, name, _shapes(policy.arrays))
             check_finite(state.ema, name="EMA")
+            check_finite(state.adapter, name=f"v{state.version}")
             policy.reference.restore(place)
-            self._load(name, state.adapter, state.version)
             array = self._device.array
+            policy.arrays = {key: array(values) for key, values in state.adapter.items()}
+            policy.adapter = self._adapter(name, state.version, policy.arrays)
+            self._device.install(policy.arrays)
             policy.ema = {key: array(values) for key, values in state.ema.items()}
             policy.moments = {key: array(values) for key, values in state.moments.items()}
             policy.updates = state.updates

@@ -57,10 +57,6 @@ class DeviceGradients(Protocol):
         """Loss, sums, log-probabilities and gradients by name, of the installed arrays."""
         ...
 
-    def logprobs(self, step: StepSamples, other: Lora | None) -> NDArray[np.float32]:
-        """[N] log-probabilities (nats) of the chosen tokens under another LoRA."""
-        ...
-
     def computed(self, compute: Callable[[], T]) -> T:
         """Run a computation to its end; after an error of the device, perhaps once more."""
         ...

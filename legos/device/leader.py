@@ -53,12 +53,10 @@ class Leader:
 
     Attributes:
         group: the processes.
-        sharded: whether every pass, also without gradient, needs all of them.
     """
 
-    def __init__(self, group: Group, *, sharded: bool = False) -> None:
+    def __init__(self, group: Group) -> None:
         self.group = group
-        self.sharded = sharded
         self._agreed = True
 
     def together(self, compute: Callable[[], T], *order: Any) -> T:
@@ -128,21 +126,13 @@ def follow(
         arrays = {name: device.array(array) for name, array in lora.arrays.items()}
         return Lora(arrays=arrays, scale=lora.scale)
 
-    def install(arrays: Arrays) -> None:
-        device.install({name: device.array(array) for name, array in arrays.items()})
-
     def of_step(arrays: Arrays, step: StepSamples, objective: Objective, others: Others) -> None:
-        install(arrays)
+        device.install({name: device.array(array) for name, array in arrays.items()})
         device.of_step(step, objective, {name: on_device(lora) for name, lora in others.items()})
-
-    def logprobs(arrays: Arrays, step: StepSamples, other: Lora | None) -> None:
-        install(arrays)
-        device.logprobs(step, on_device(other))
 
     known: Mapping[str, Callable[..., object]] = {
         "begin": begin,
         "of_step": of_step,
-        "logprobs": logprobs,
         **orders,
     }
     with _explained(group):

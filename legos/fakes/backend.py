@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from legos.errors import CheckpointError, Stopped
 from legos.fakes.futures import answered
@@ -82,13 +81,6 @@ class FakeBackend:
         self._digest(f"{update}")
         self._version += 1
         return self._version
-
-    @answered
-    def logprobs(
-        self, samples: Sequence[Sample], *, policy: str = POLICY, reference: bool = False
-    ) -> Sequence[NDArray[np.float32]]:
-        """The samples' own log-probabilities."""
-        return [np.array(sample.logprobs, np.float32) for sample in samples]
 
     def _digest(self, text: str) -> None:
         self.trail = hashlib.sha256(f"{self.trail} {text}".encode()).hexdigest()

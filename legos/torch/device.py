@@ -141,7 +141,7 @@ class TorchModel:
         self.device = choose_device()
         self._executor = None if inline else ThreadPoolExecutor(1, "legos-trainer")
         self._ranks: Ranks | None = self.call(_as_first, self.device).result()
-        self._leader = None if self._ranks is None else Leader(self._ranks, sharded=True)
+        self._leader = None if self._ranks is None else Leader(self._ranks)
         self.causal = self.call(load_model, folder, self.device, self._ranks).result()
         self.modules: Modules = {}
         self._first: Mapping[str, torch.Tensor] = {}  # LoRA arrays before the first update

@@ -11,13 +11,11 @@ sample.
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -35,7 +33,6 @@ from legos.torch.lora import LoraLinear, Modules, install, other_lora
 from legos.torch.model import CausalModel
 from legos.torch.passes import Pass, pass_batch, plan_passes
 from legos.torch.ranks import Ranks
-from legos.weights.reference import Lora
 
 __all__ = ["TorchGradients"]
 
@@ -124,18 +121,27 @@ class TorchGradients:
         Raises:
             Stopped: ``stop`` returned True before a pass, here or in another process.
         """
-        xp = self._losses
+        rows = step_rows(step.samples)
+        ends = list(accumulate(len(sample.positions) for sample in step.samples))
+        totals, logprobs = np.zeros(1 + len(SUMS)), np.zeros(ends[-1], np.float32)
+        plan = self._plan(rows)
+        rank, size = (0, 1) if self._ranks is None else (self._ranks.rank, self._ranks.size)
         leaves = {name: array.detach().requires_grad_() for name, array in self._arrays.items()}
-
-        def of_pass(batch: Batch, one: Pass) -> tuple[Tensor, Tensor, Tensor]:
-            terms = self._terms(one, batch, objective, others)
-            loss, sums = token_loss(xp, terms, BatchArrays(xp, batch), objective)
-            loss.backward()
-            return loss.detach(), sums.detach(), terms["logprob"].detach()
-
         install(self._modules, leaves)
         try:
-            found = self._of_passes(step, of_pass, stop)
+            for one in plan[rank::size]:
+                self._check(stop)
+                batch, members = pass_batch(step, rows, one)
+                value, counted, logprob = self._of_pass(batch, one, objective, others)
+                totals[0] += value.item()
+                totals[1:] += counted.double().cpu().numpy()
+                found = logprob.cpu().numpy()
+                for index, row, mask in zip(members, found, batch.mask, strict=True):
+                    logprobs[ends[index] - mask.sum() : ends[index]] = row[mask]
+            if rank >= len(plan) % size > 0:  # the others need this one's shards for one more pass
+                self._check(stop)
+                idle = StepSamples(samples=step.samples, weights=[0.0] * len(step.samples))
+                self._of_pass(pass_batch(idle, rows, plan[-1])[0], plan[-1], objective, others)
         finally:
             install(self._modules, self._arrays)
         gradients = {
@@ -143,49 +149,26 @@ class TorchGradients:
             for name, leaf in leaves.items()
         }
         if self._ranks is not None:
-            self._ranks.add(list(gradients.values()))
-        on_gpu = self._model.device.type == "cuda"
-        peak = torch.cuda.max_memory_allocated() if on_gpu else None
-        return replace(found, gradients=gradients, peak_bytes=peak)
-
-    def logprobs(self, step: StepSamples, other: Lora | None) -> NDArray[np.float32]:
-        """[N] log-probabilities (nats) of the chosen tokens under another LoRA."""
-        nothing = torch.zeros(()), torch.zeros(len(SUMS))
-
-        def of_pass(batch: Batch, one: Pass) -> tuple[Tensor, Tensor, Tensor]:
-            return *nothing, self._terms(one, batch, Objective(), {})["logprob"]
-
-        with torch.no_grad(), other_lora(self._modules, other):
-            return self._of_passes(step, of_pass).logprobs
-
-    def _of_passes(
-        self,
-        step: StepSamples,
-        of_pass: Callable[[Batch, Pass], tuple[Tensor, Tensor, Tensor]],
-        stop: Stop = never,
-    ) -> StepResult:
-        """The sum of loss and sums over all passes, and the log-probabilities of all samples."""
-        rows = step_rows(step.samples)
-        ends = list(accumulate(len(sample.positions) for sample in step.samples))
-        totals, logprobs = np.zeros(1 + len(SUMS)), np.zeros(ends[-1], np.float32)
-        plan = self._plan(rows)
-        rank, size = (0, 1) if self._ranks is None else (self._ranks.rank, self._ranks.size)
-        for one in plan[rank::size]:
-            self._check(stop)
-            batch, members = pass_batch(step, rows, one)
-            value, counted, logprob = of_pass(batch, one)
-            totals[0] += value.item()
-            totals[1:] += counted.double().cpu().numpy()
-            for index, row, mask in zip(members, logprob.cpu().numpy(), batch.mask, strict=True):
-                logprobs[ends[index] - mask.sum() : ends[index]] = row[mask]
-        if rank >= len(plan) % size > 0:  # the others need this one's shards for one more pass
-            self._check(stop)
-            idle = StepSamples(samples=step.samples, weights=[0.0] * len(step.samples))
-            of_pass(pass_batch(idle, rows, plan[-1])[0], plan[-1])
-        if self._ranks is not None:
             self._ranks.add([torch.from_numpy(totals)])
             self._ranks.add([torch.from_numpy(logprobs)])
-        return StepResult(loss=float(totals[0]), sums=totals[1:], gradients={}, logprobs=logprobs)
+            self._ranks.add(list(gradients.values()))
+        on_gpu = self._model.device.type == "cuda"
+        return StepResult(
+            loss=float(totals[0]),
+            sums=totals[1:],
+            gradients=gradients,
+            logprobs=logprobs,
+            peak_bytes=torch.cuda.max_memory_allocated() if on_gpu else None,
+        )
+
+    def _of_pass(
+        self, batch: Batch, one: Pass, objective: Objective, others: Others
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss, sums and [S, A] log-probabilities of a pass, after its backward pass."""
+        terms = self._terms(one, batch, objective, others)
+        loss, sums = token_loss(self._losses, terms, BatchArrays(self._losses, batch), objective)
+        loss.backward()
+        return loss.detach(), sums.detach(), terms["logprob"].detach()
 
     def _check(self, stop: Stop) -> None:
         if stop() if self._ranks is None else any(self._ranks.gathered(stop())):

@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from backend_steps import logprobs_of
 from msgspec.structs import replace
 from tiny_folders import write_tiny_model
 
@@ -81,7 +82,7 @@ def test_in_16_bits_the_rounding_of_a_gpu_is_corrected_and_clips_nothing(
         trainer = Trainer(model=load_model(models["bfloat16"], inline=True), config=config)
         rng = np.random.default_rng(0)
         drawn = [make_sample(rng.integers(1, 40, 30).tolist(), positions=range(5, 30))] * 8
-        exact = trainer.backend.logprobs(drawn).result()
+        exact = logprobs_of(trainer.backend, drawn)
         noisy = [
             replace(sample, logprobs=tuple((own + rng.normal(0, 0.1, len(own))).tolist()))
             for sample, own in zip(drawn, exact, strict=True)

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pytest
-from backend_steps import Arrays, compute, saved
+from backend_steps import Arrays, compute, logprobs_of, saved
 from made_records import make_episode, make_turn
 from objectives import EVERY_OBJECTIVE
 from random_samples import random_samples
@@ -231,7 +231,7 @@ def test_log_probabilities_of_the_policy_and_of_its_reference(pair: Pair) -> Non
     values: list[Any] = []
     for reference in (False, True):
         expected, found = (
-            np.concatenate(each.logprobs(samples, reference=reference).result())
+            np.concatenate(logprobs_of(each, samples, reference=reference))
             for each in (pair.mlx, pair.torch)
         )
         assert found == pytest.approx(expected, abs=1e-4)

@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx_lm
 import numpy as np
 import pytest
+from backend_steps import logprobs_of
 from mlx_lm import lora
 from short_runs import NIM
 from starlette.testclient import TestClient
@@ -170,10 +171,9 @@ def test_a_model_uses_it_as_it_is(written: Path, folder: Path, expected: np.ndar
         close(log_probabilities(mx.array(handle(IDS, adapter=adapter))), expected)
         handle.set_adapter(adapter)
         close(log_probabilities(mx.array(handle(IDS))), expected)
-        backend: Any = handle.make_backend(BackendConfig())
-        backend.load(adapter)
+        backend = handle.make_backend(BackendConfig())
         sample = make_sample(IDS, positions=range(1, len(IDS)))
-        close(backend.logprobs([sample]).result()[0], chosen(expected))
+        close(logprobs_of(backend, [sample])[0], chosen(expected))
 
 
 def test_a_run_evaluates_it_and_starts_with_it_as_reference(

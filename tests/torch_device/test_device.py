@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend_steps import check_stops
+from backend_steps import check_stops, logprobs_of
 from pydantic import ValidationError
 from random_samples import random_samples
 from safetensors.numpy import load_file, save_file
@@ -64,12 +64,12 @@ def test_what_is_rewarded_gets_likelier_on_the_models_own_thread() -> None:
     sample = make_sample(TOKENS, logprobs=-3.0)
     with pytest.raises(TrainerError, match="call forward_backward first"):
         backend.optim_step(UPDATE, policy="a").result()
-    before = float(backend.logprobs([sample], policy="a").result()[0][0])
+    before = float(logprobs_of(backend, [sample], policy="a")[0][0])
     for _ in range(3):
         backend.forward_backward([sample], [1.0], Objective(), policy="a").result()
         backend.optim_step(UPDATE, policy="a").result()
-    assert float(backend.logprobs([sample], policy="a").result()[0][0]) > before + 0.1
-    assert float(backend.logprobs([sample], policy="b").result()[0][0]) == pytest.approx(before)
+    assert float(logprobs_of(backend, [sample], policy="a")[0][0]) > before + 0.1
+    assert float(logprobs_of(backend, [sample], policy="b")[0][0]) == pytest.approx(before)
     assert (backend.adapter("a").version, backend.adapter("b").version) == (3, 0)
     model.close()
 

@@ -52,14 +52,12 @@ def train(model: Path, out: Path) -> None:
         folder = out / f"{number}"
         folder.mkdir(parents=True)
         backend.snapshot().result()(folder)  # with a first beta of 0, the moment is the gradient
-        logprobs = np.concatenate(backend.logprobs(samples, reference=bool(number)).result())
         np.savez(
             folder / "found.npz",
             loss=found.loss,
             sums=found.sums,
             norm=found.grad_norm,
             own=np.concatenate(found.logprobs),
-            logprobs=logprobs,
             logits=handle(TOKENS),
         )
     handle.close()

@@ -8,7 +8,6 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
-from numpy.typing import NDArray
 
 from legos.device.backend import LoraBackend
 from legos.device.gradients import Arrays, Others, StepResult
@@ -16,7 +15,7 @@ from legos.device.leader import Leader
 from legos.losses.objective import Objective
 from legos.mlx.model.faults import recovered
 from legos.mlx.model.load import num_token_ids
-from legos.mlx.model.lora import lora_arrays, other_lora, set_lora_arrays
+from legos.mlx.model.lora import lora_arrays, set_lora_arrays
 from legos.mlx.model.worker import Worker
 from legos.mlx.train.processes import MlxProcesses
 from legos.mlx.train.step_gradients import StepGradients
@@ -24,7 +23,6 @@ from legos.records.names import POLICY
 from legos.records.packing import StepSamples
 from legos.records.step import BackendConfig, Stop, never
 from legos.weights.adapter import Adapter, LoraShape
-from legos.weights.reference import Lora
 
 __all__ = ["MlxGradients", "mlx_backend"]
 
@@ -97,10 +95,6 @@ class MlxGradients:
             row_limit=self._steps.row_limit,
             peak_bytes=mx.get_peak_memory(),
         )
-
-    def logprobs(self, step: StepSamples, other: Lora | None) -> NDArray[np.float32]:
-        """[N] log-probabilities (nats) of the chosen tokens under another LoRA."""
-        return self._steps.logprobs(step.samples, partial(other_lora, self._model, other))
 
     def computed(self, compute: Callable[[], T]) -> T:
         """Run a computation to its end; alone, once more after an error of the device."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from legos.losses.metrics import SUMS
 from legos.losses.objective import Objective
 from legos.mlx.model.forward import CausalModel
-from legos.mlx.train.fused_logprob.head_loss import head_logprobs, head_loss
+from legos.mlx.train.fused_logprob.head_loss import head_loss
 from legos.mlx.train.prefix_sharing.kv import Outputs, run_pass
 from legos.mlx.train.prefix_sharing.plan import Pass, pass_of_carried
 from legos.mlx.train.prefix_sharing.trie import Trie
@@ -135,22 +135,6 @@ class PassGradients:
             _add(cotangents, one, back)
             mx.eval(gradients, list(cotangents.values()))
         return PassesResult(loss, sums, gradients, logprobs)
-
-    def logprobs(self, passes: Sequence[Pass]) -> NDArray[np.float32]:
-        """[N] log-probabilities (nats) of the chosen tokens, sample by sample, without gradient."""
-        self._carry(sorted({number for one in passes for number in one.carried}))
-        found = np.zeros(self._ends[-1], np.float32)
-        runner = self._runner
-        for one in passes:
-            batch, indices = pass_batch(self._step, self._rows, self._trie, one)
-            with self._policy.within():
-                hidden = self._hidden(one, batch, _given(one, self._policy))
-                logprob = head_logprobs(
-                    runner.forward, hidden, batch, num_positions=runner.max_places
-                )
-                mx.eval(logprob)
-            self._put(found, batch, indices, logprob)
-        return found
 
     def _put(
         self, logprobs: NDArray[np.float32], batch: Batch, indices: Sequence[int], found: mx.array

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -11,7 +11,6 @@ import mlx.nn as nn
 import msgspec
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
-from numpy.typing import NDArray
 
 from legos.errors import Stopped, TrainerError
 from legos.losses.objective import Objective
@@ -33,7 +32,6 @@ from legos.mlx.train.prefix_sharing.trie import Trie, token_trie
 from legos.mlx.train.processes import MlxProcesses
 from legos.records.limits import TrainingSize
 from legos.records.packing import StepRows, StepSamples, step_rows
-from legos.records.sample import Sample
 from legos.records.step import Stop, never
 from legos.weights.reference import Lora
 
@@ -158,24 +156,6 @@ class StepGradients:
         self.memory = self._corrected(plan, passes)
         return found if self._group.size == 1 else _sum_of(found, self._group)
 
-    def logprobs(
-        self,
-        samples: Sequence[Sample],
-        within: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> NDArray[np.float32]:
-        """[N] log-probabilities (nats) of the chosen tokens, sample by sample, without gradient.
-
-        Args:
-            samples: at least one sample.
-            within: context in which the tree computes; by default with its own LoRA.
-        """
-        step = StepSamples(samples=samples, weights=[0.0] * len(samples))
-        rows, trie, work = self._prepared(step, Objective(), Policy(within=within), {})
-        budget = self._max_tokens
-        if self.memory is not None:
-            budget = self._planned(max(map(len, rows.tokens))).max_tokens(budget)
-        return work.logprobs(plan_passes(trie, max_tokens=budget))
-
     def halve(self) -> None:
         """Compute fewer tokens at once from now on, after the device has failed."""
         self._max_tokens = max(self._max_tokens // 2, 1)
@@ -190,12 +170,12 @@ class StepGradients:
         )
         return rows, trie, work
 
-    def _planned(self, longest: int, *, others: int | None = None) -> MemoryPlan:
+    def _planned(self, longest: int, *, others: int) -> MemoryPlan:
         """The memory plan: made at the first step, and again where rows are much longer."""
         before, held = self.memory, mx.get_active_memory()
         if before is not None and longest <= LONGER * before.longest:
             return replace(before, held_bytes=max(before.held_bytes, held))
-        size = self._size if others is None else msgspec.structs.replace(self._size, others=others)
+        size = msgspec.structs.replace(self._size, others=others)
         plan = MemoryPlan(
             forecast=TrainingForecast(self._sizes, size),
             held_bytes=held,

@@ -236,18 +236,6 @@ def test_the_checkpoint_of_another_lora_is_named(tmp_path: Path) -> None:
     assert step(tree, backend).reason is None  # and goes on as it was
 
 
-def test_the_average_starts_from_the_adapter_that_is_loaded(tmp_path: Path) -> None:
-    folder = write_any_model(tmp_path / "model")
-    tree, other = make_backend(folder)
-    step(tree, other)
-    _, backend = make_backend(folder)
-    backend.load(other.adapter())
-    assert backend.adapter().version == 1
-    average = saved(backend, tmp_path / "saved", "ema.safetensors")
-    for name, array in other.adapter().arrays.items():
-        np.testing.assert_array_equal(average[name], np.array(array))
-
-
 FAULT = "[METAL] Command buffer execution failed: Insufficient Memory (OutOfMemory)"
 
 
@@ -335,20 +323,6 @@ def test_a_device_that_keeps_failing_leaves_the_last_good_state(
         assert all(np.array_equal(ours[key], array) for key, array in theirs.items())
     step_on(backend, sample)
     assert backend.adapter().version == 2
-
-
-def test_log_probabilities_of_a_device_that_fails_late_are_computed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree, backend = make_backend(write_any_model(tmp_path / "model"))
-    samples = [sample_of(logprob(tree))]
-    step_on(backend, samples[0])
-    for reference in (False, True):
-        (expected,) = backend.logprobs(samples, reference=reference).result()
-        with monkeypatch.context() as patch:
-            failing_at(1, patch, late=True)
-            (found,) = backend.logprobs(samples, reference=reference).result()
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_a_step_can_be_stopped_before_each_pass(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from backend_steps import optimiser_step
+from backend_steps import logprobs_of, optimiser_step
 from msgspec.structs import replace as changed
 from random_samples import random_samples
 
@@ -81,30 +81,14 @@ def test_they_are_those_of_a_plain_forward_pass(
         runner = steps._runner
         steps._runner = replace(runner, max_places=max_places)
     samples = [changed(sample, temperature=0.7) for sample in group(0)]
-    own = backend.logprobs(samples).result()
-    base = backend.logprobs(samples, reference=True).result()
+    own = logprobs_of(backend, samples)
+    base = logprobs_of(backend, samples, reference=True)
     assert [row.dtype for row in own] == [np.float32] * 4
     for sample, of_policy, of_base in zip(samples, own, base, strict=True):
         np.testing.assert_allclose(of_policy, by_hand(tree, sample), atol=1e-5)
         with without_lora(tree):
             np.testing.assert_allclose(of_base, by_hand(tree, sample), atol=1e-5)
     assert np.abs(own[0] - base[0]).max() > 1e-2
-
-
-def test_they_are_those_of_the_next_step_and_nothing_changes(
-    tiny_models: Mapping[str, Path],
-) -> None:
-    _, backend = moved(tiny_models["llama"])
-    samples, before = some(5), backend.adapter().digest
-    told = backend.logprobs(samples).result()
-    weights = normalisation_weights(samples, "token")
-    found = backend.forward_backward(samples, weights, Objective()).result()
-    backend.logprobs(samples).result()
-    backend.optim_step(Update(learning_rate=0.0)).result()  # the gradients are still there
-    for one, other in zip(told, found.logprobs, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
-    assert backend.adapter().digest == before
-    assert backend.logprobs([]).result() == []
 
 
 def step(backend: LoraBackend, samples: list[Sample], objective: Objective) -> PassResult:
@@ -119,7 +103,7 @@ def test_a_reference_from_elsewhere_gives_the_same_step(
     objective = Objective(kl_coef=0.5, kl_estimator="k3")
     _, backend = moved(tiny_models["llama"])
     samples = some(7)
-    given = backend.logprobs(samples, reference=True).result()
+    given = logprobs_of(backend, samples, reference=True)
     told = [
         changed(sample, reference_logprobs=tuple(np.minimum(row, 0.0).tolist()))
         if number < share * len(samples)
@@ -183,8 +167,8 @@ def test_each_policy_is_trained_as_if_it_were_alone(tiny_models: Mapping[str, Pa
         for key, array in own.arrays.items():
             np.testing.assert_array_equal(np.asarray(mine.arrays[key]), np.asarray(array))
     for name in alone:
-        told = both.logprobs(some(99), policy=name, reference=True).result()
-        expected = alone[name].logprobs(some(99), reference=True).result()
+        told = logprobs_of(both, some(99), policy=name, reference=True)
+        expected = logprobs_of(alone[name], some(99), reference=True)
         np.testing.assert_array_equal(np.concatenate(told), np.concatenate(expected))
     assert both.adapter().version == 3
 
@@ -227,7 +211,7 @@ def test_an_unknown_policy_is_named(tiny_models: Mapping[str, Path]) -> None:
     _, backend = made(tiny_models["llama"])
     for call in (
         lambda: backend.optim_step(Update(learning_rate=0.1), policy="rival").result(),
-        lambda: backend.logprobs(some(0), policy="rival").result(),
+        lambda: logprobs_of(backend, some(0), policy="rival"),
         lambda: backend.adapter("rival"),
     ):
         with pytest.raises(TrainerError, match=r"no policy 'rival' .* known: \['policy'\]"):

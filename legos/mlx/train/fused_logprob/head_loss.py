@@ -22,7 +22,7 @@ from legos.mlx.train.fused_logprob.open_terms import open_terms
 from legos.records.batch import Batch
 from legos.records.chunks import Chunk, chunks_of
 
-__all__ = ["OtherLogits", "head_logprobs", "head_loss"]
+__all__ = ["OtherLogits", "head_loss"]
 
 OtherLogits = Callable[[mx.array], mx.array]
 """[C] positions -> [C, V] logits of another policy, without gradient."""
@@ -62,13 +62,6 @@ def head_loss(
     return value, value, sums, terms["logprob"]
 
 
-def head_logprobs(
-    forward: CausalModel, hidden: mx.array, batch: Batch, *, num_positions: int
-) -> mx.array:
-    """[S, A] float32 log-probabilities (nats) of the chosen tokens; see ``head_loss``."""
-    return _Chunked(forward, batch, Objective(), {}, num_positions).logprobs(hidden)
-
-
 class _Chunk:
     """Some tokens of a batch as MLX arrays.
 
@@ -85,7 +78,7 @@ class _Chunk:
 
 
 class _Chunked:
-    """Computes the loss or the log-probabilities one chunk after the other.
+    """Computes the loss one chunk after the other.
 
     A chunk starts after all results of the chunk before it are computed. Otherwise MLX may evaluate
     the chunks' graphs breadth first, or one result may keep its chunk's logits until the end.
@@ -111,15 +104,6 @@ class _Chunked:
         chunks, number = chunks_of(batch, num_positions)
         self._chunks = [_Chunk(chunk) for chunk in chunks]
         self._number = mx.array(number)  # [S, A] index of each token in the order of the chunks
-
-    def logprobs(self, hidden: mx.array) -> mx.array:
-        """See ``head_logprobs``; each chunk is evaluated before the next one is made."""
-        module, parts = self._forward.head_module, list[mx.array]()
-        parameters: Any = module.trainable_parameters() if module is not None else {}
-        for chunk in self._chunks:
-            parts.append(self._terms(parameters, hidden[chunk.positions], chunk)["logprob"])
-            mx.eval(parts[-1])
-        return mx.concatenate(parts)[self._number, 0]
 
     def loss(self, hidden: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
         """See ``head_loss``."""
