@@ -16,7 +16,6 @@ from legos.records.names import BASE
 from legos.weights.tensors import pack_tensors
 
 __all__ = [
-    "BASE_WEIGHT",
     "HEADER_ENTRY",
     "MAX_RANK",
     "MAX_SCALE",
@@ -26,7 +25,6 @@ __all__ = [
     "LoraShape",
     "check_scale",
     "checked_name",
-    "is_base_weight",
     "is_number",
     "model_name",
     "pack_adapter",
@@ -37,12 +35,10 @@ MAX_RANK = 1024
 """The largest rank that a run can train; more costs memory in every batch, and is a mistake."""
 MAX_SCALE = 1e4
 """Trained adapters have scales up to some hundreds; larger ones overflow float16."""
-BASE_WEIGHT = ".base_layer.weight"
-"""End of the name of a base weight, after the module."""
 HEADER_ENTRY = "legos"  # key of the safetensors header whose JSON value this kit writes
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_ARRAY_NAME = re.compile(r"(?P<module>.+)\.(?P<part>lora_a|lora_b|m|base_layer\.weight)")
+_ARRAY_NAME = re.compile(r"(?P<module>.+)\.(?P<part>lora_a|lora_b|m)")
 _IN_LAYER = re.compile(r".*?\b(?:layers|blocks|h)\.(?P<layer>[0-9]{1,6})\.(?P<rest>.+)")
 
 
@@ -109,8 +105,7 @@ class Adapter:
 
     ``arrays`` maps ``<module>.lora_a`` [in, rank], ``<module>.lora_b`` [rank, out] and, in DoRA,
     ``<module>.m`` [out] to float32 arrays of the device that made them (any arrays that NumPy can
-    read without a copy). ``<module>.base_layer.weight`` [out, in] is a base weight that the
-    adapter's file holds as well: an engine compares it with its own, and nothing else takes it.
+    read without a copy).
     """
 
     name: str
@@ -123,21 +118,11 @@ class Adapter:
     def digest(self) -> str:
         """BLAKE2 of names, shapes and bytes: equal digests mean equal adapters."""
         state = hashlib.blake2b(digest_size=16)
-        for name in sorted(self.trained):
+        for name in sorted(self.arrays):
             array = np.ascontiguousarray(np.asarray(self.arrays[name], np.float32))
             state.update(f"{name}{array.shape}".encode())
             state.update(array.data)
         return state.hexdigest()
-
-    @property
-    def trained(self) -> Mapping[str, Any]:
-        """The arrays without base weights."""
-        return {k: array for k, array in self.arrays.items() if not is_base_weight(k)}
-
-    def without_base(self) -> "Adapter":
-        """This adapter without base weights; its digest is the same."""
-        trained = self.trained
-        return self if len(trained) == len(self.arrays) else replace(self, arrays=trained)
 
     def at_scale(self, scale: float) -> "Adapter":
         """The same adapter for a model whose LoRA has another scale."""
@@ -196,11 +181,6 @@ class Adapter:
                 f"{otherwise}"
             )
         return self
-
-
-def is_base_weight(name: str) -> bool:
-    """Whether an array of an adapter is a weight of its base model."""
-    return name.endswith(BASE_WEIGHT)
 
 
 def is_number(value: object) -> bool:
@@ -270,8 +250,6 @@ def shape_of(arrays: Mapping[str, Any], scale: float) -> LoraShape:
                 f"array {name} has an unknown name; expected <module>.lora_a, <module>.lora_b or "
                 "<module>.m"
             )
-        if is_base_weight(name):
-            continue
         inside = _IN_LAYER.match(found["module"])
         if inside is not None:
             layers.add(int(inside["layer"]))

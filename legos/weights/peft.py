@@ -5,13 +5,9 @@
     MoE   X.switch_mlp.M.lora_a [E, r, in]     base_model.model.X.experts.e.M.lora_A.weight [r, in]
           X.switch_mlp.M.lora_b [E, out, r]    base_model.model.X.experts.e.M.lora_B.weight [out, r]
     DoRA  <module>.m [out]                base_model.model.<module>.lora_magnitude_vector [out]
-    base  <module>.base_layer.weight      base_model.model.<module>.base_layer.weight [out, in]
 
     y = W x + scale * B A x, with scale = lora_alpha / r, or lora_alpha / sqrt(r) with rsLoRA;
     with DoRA times m / |W + scale * B A|, row by row
-
-PEFT writes the base weights W of an adapted output head as well; an engine compares them with its
-own.
 
 Source: PEFT's ``LoraConfig`` and checkpoint names; rsLoRA: arXiv:2312.03732; DoRA:
 arXiv:2402.09353.
@@ -19,7 +15,6 @@ arXiv:2402.09353.
 
 import json
 import re
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,13 +23,7 @@ from typing import Any
 import numpy as np
 
 from legos.errors import AdapterError
-from legos.weights.adapter import (
-    BASE_WEIGHT,
-    Adapter,
-    check_scale,
-    is_base_weight,
-    shape_of,
-)
+from legos.weights.adapter import Adapter, check_scale, shape_of
 from legos.weights.peft_config import CONFIG_FILE, PeftConfig
 from legos.weights.tensors import Floats, pack_tensors
 
@@ -58,8 +47,6 @@ _TENSOR = re.compile(
     r"|lora_magnitude_vector(?:\.default)?(?:\.weight)?"
     r"|(?P<base>base)_layer\.weight)"
 )
-_MOST_MATCHING_S = 60.0  # a thousand patterns and modules take some seconds
-_MOST_PADDING_BYTES = 1 << 30  # zeros that bring all modules to the largest rank
 _EXPERT = re.compile(r"(?P<block>.+)\.experts\.(?P<number>[0-9]{1,6})\.(?P<projection>\w+)")
 _SWITCH = re.compile(r"(?P<block>.+)\.switch_mlp\.(?P<projection>\w+)")
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # names in block_sparse_moe
@@ -91,9 +78,6 @@ def to_peft(adapter: Adapter, *, base_model: str = "") -> PeftFiles:
         if name.endswith(".m"):
             tensors[f"{_PREFIX}{name.removesuffix('.m')}.{_MAGNITUDE}"] = array
             continue
-        if is_base_weight(name):
-            tensors[f"{_PREFIX}{name}"] = array
-            continue
         module, letter = name.rsplit(".lora_", 1)
         parts = {module: array.T} if array.ndim == 2 else _experts(module, array)
         for part, matrix in parts.items():
@@ -122,9 +106,6 @@ def from_peft(
 ) -> Adapter:
     """Convert PEFT's tensors and configuration to an adapter.
 
-    Modules of other ranks or scales (``rank_pattern``, ``alpha_pattern``) are padded with zeros
-    and scaled, which changes no output.
-
     Args:
         tensors: PEFT name -> array, with or without the prefix ``base_model.model.``.
         config: content of adapter_config.json.
@@ -134,34 +115,20 @@ def from_peft(
     Raises:
         AdapterError: a tensor or setting is not plain LoRA or DoRA; the message names it.
     """
-    read, latest = PeftConfig.read(config), time.monotonic() + _MOST_MATCHING_S
+    read = PeftConfig.read(config)
+    scale = read.scale
     pairs: dict[str, dict[str, Floats]] = {}
-    arrays: dict[str, Floats] = {}
-    ranks_and_scales: dict[str, tuple[int, float]] = {}
     for key in sorted(tensors):
         theirs, part = _module_and_part(key)
         module = f"model.{theirs}" if theirs.startswith("layers.") else theirs
-        array = np.asarray(tensors[key], np.float32)
-        if part == "base":
-            arrays[f"{module}{BASE_WEIGHT}"] = array
-            continue
-        pairs.setdefault(module, {})[part] = array
-        if module not in ranks_and_scales:
-            _check_time(latest)
-            ranks_and_scales[module] = read.rank_and_scale(theirs)
+        pairs.setdefault(module, {})[part] = np.asarray(tensors[key], np.float32)
     if not pairs:
         raise AdapterError("the PEFT adapter holds no tensor of LoRA")
+    arrays: dict[str, Floats] = {}
     for module, pair in pairs.items():
-        _check_pair(module, pair, ranks_and_scales[module][0])
-        _check_magnitude(module, pair, use_dora=read.settings.use_dora)
-    ranks, scales = map(set, zip(*ranks_and_scales.values(), strict=True))
-    rank, scale = max(ranks), scales.pop() if len(scales) == 1 else 1.0
-    _check_padding(pairs, rank)
-    for module, pair in pairs.items():
-        own_rank, own_scale = ranks_and_scales[module]
-        factor, missing = own_scale / scale, rank - own_rank
-        arrays[f"{module}.lora_a"] = np.pad(pair["A"].T, ((0, 0), (0, missing)))
-        arrays[f"{module}.lora_b"] = np.pad(pair["B"].T * factor, ((0, missing), (0, 0)))
+        _check_pair(module, pair, read.r)
+        _check_magnitude(module, pair, use_dora=read.use_dora)
+        arrays |= {f"{module}.lora_a": pair["A"].T, f"{module}.lora_b": pair["B"].T}
         if "m" in pair:
             arrays[f"{module}.m"] = pair["m"]
     whole = _switched(arrays)
@@ -205,7 +172,7 @@ def implied_config(tensors: Mapping[str, Any], scale: float | None) -> dict[str,
 
 
 def _module_and_part(key: str) -> tuple[str, str]:
-    """Module and part of a PEFT tensor's name: A, B, m for DoRA's magnitudes, base for W."""
+    """Module and part of a PEFT tensor's name: A, B, or m for DoRA's magnitudes."""
     found = _TENSOR.fullmatch(key)
     if found is None:
         raise AdapterError(
@@ -218,16 +185,12 @@ def _module_and_part(key: str) -> tuple[str, str]:
             f"tensor {key} adapts all experts fused in one parameter; export it with one pair "
             "per expert (<block>.experts.<number>.<projection>)"
         )
-    return module, found["letter"] or found["base"] or "m"
-
-
-def _check_time(latest: float) -> None:
-    """Refuse so many patterns and modules that a thread would match them for hours."""
-    if time.monotonic() > latest:
+    if found["base"]:
         raise AdapterError(
-            f"matching the patterns in {CONFIG_FILE} with the modules takes longer than "
-            f"{_MOST_MATCHING_S:g} s; join patterns of equal values into one"
+            f"tensor {key} is a weight of the base model, which the adapter may have changed; "
+            "write the adapter with PEFT's save_pretrained(save_embedding_layers=False)"
         )
+    return module, found["letter"] or "m"
 
 
 def _check_pair(module: str, pair: Mapping[str, Floats], rank: int) -> None:
@@ -263,17 +226,6 @@ def _check_magnitude(module: str, pair: Mapping[str, Floats], *, use_dora: bool)
     have, want = pair["m"].shape, pair["B"].shape[:1]
     if have != want:
         raise AdapterError(f"tensor {name} has shape {have}; expected {want}, as many as outputs")
-
-
-def _check_padding(pairs: Mapping[str, Mapping[str, Floats]], rank: int) -> None:
-    """Refuse ranks so different that zeros would fill the memory; all modules get the largest."""
-    sides = [matrix.shape for pair in pairs.values() for matrix in (pair["A"].T, pair["B"])]
-    padding = 4 * sum(side * (rank - own) for side, own in sides)
-    if padding > _MOST_PADDING_BYTES:
-        raise AdapterError(
-            f"the ranks differ by module up to {rank}, and padding them to one rank would take "
-            f"{padding} bytes; at most {_MOST_PADDING_BYTES} are taken: train with one rank"
-        )
 
 
 def _experts(module: str, array: Floats) -> dict[str, Floats]:

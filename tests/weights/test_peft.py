@@ -105,23 +105,6 @@ def test_other_spellings_mean_the_same(rename: Any) -> None:
     assert from_peft(renamed, config, name="x", version=3).digest == expected.digest
 
 
-def test_patterns_of_rank_and_alpha_keep_every_delta() -> None:
-    tensors, config = plain(rank_pattern={"k_proj": 3}, alpha_pattern={"k_proj": 12})
-    k = "model.layers.2.self_attn.k_proj"
-    rng = np.random.default_rng(2)
-    a, b = rng.standard_normal((3, 5), np.float32), rng.standard_normal((4, 3), np.float32)
-    tensors |= {
-        f"base_model.model.{k}.lora_A.weight": a,
-        f"base_model.model.{k}.lora_B.weight": b,
-    }
-    adapter = from_peft(tensors, config, name="x", version=3)
-    assert adapter.shape.rank == 3
-    np.testing.assert_allclose(delta(adapter, k), 4 * b @ a, rtol=1e-6)
-    np.testing.assert_allclose(
-        delta(adapter, Q), peft_delta(tensors, config, Q), rtol=1e-5, atol=1e-6
-    )
-
-
 def test_a_folder_comes_back_the_same(tmp_path: Path) -> None:
     adapter = dense()
     write_peft(adapter, tmp_path)

@@ -1,7 +1,5 @@
 """Settings of strangers: each is known to leave the arithmetic as it is, or refused by name."""
 
-import random
-import re
 from contextlib import suppress
 from typing import Any
 
@@ -23,81 +21,17 @@ PLAIN = {"r": 8, "lora_alpha": 16}
 
 def refused(config: dict[str, Any], *named: str) -> None:
     with pytest.raises(AdapterError) as error:
-        PeftConfig.read({**PLAIN, **config}).rank_and_scale(Q)
+        _ = PeftConfig.read({**PLAIN, **config}).scale
     for name in named:
         assert name in str(error.value)
     assert len(str(error.value)) < 600
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        r"(\w*\.*)*x",
-        r"((\w|\.)*)*x",
-        r"(.*)(.*)(.*)(.*)(.*)(.*)(.*)(.*)(.*)(.*)(.*)(.*)x",
-        ".*" * 500 + "x",
-        r"\w" * 200,
-    ],
-)
-def test_a_pattern_that_backtracks_takes_no_time(pattern: str) -> None:
-    """Python's own engine does not end on the first of them, and holds the interpreter's lock."""
-    config = {**PLAIN, "rank_pattern": {pattern: 2}, "alpha_pattern": {pattern: 2}}
-    assert PeftConfig.read(config).rank_and_scale(Q * 20) == (8, 2.0)
-
-
-@pytest.mark.timeout(20)
-def test_names_and_patterns_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine gives up its fast way for this pattern, and would take a minute for the name."""
-    pattern = "(a|b)*a" + "(a|b)" * 1500
-    name = "".join(random.Random(1).choices("ab", k=10_000)) + ".lora_A.weight"
-    config = {**PLAIN, "rank_pattern": {"(a|b)*a" + "(a|b)" * 200: 2}}
-    for tensor, more, reason in (
-        (name, config, "a name of 10014 characters; expected at most 256"),
-        ("q.lora_A.weight", {"rank_pattern": {pattern: 2}}, "longer than 1024 characters"),
-        ("q.lora_A.weight", config, "takes longer than -1 s"),
-    ):
-        monkeypatch.setattr("legos.weights.peft._MOST_MATCHING_S", -1.0)
-        with pytest.raises(AdapterError, match=reason):
-            unpack_adapter(
-                pack_tensors({tensor: np.ones((8, 2))}, {}), version=1, config={**PLAIN, **more}
-            )
-
-
-@pytest.mark.parametrize(
-    ("pattern", "matches"),
-    [
-        ("q_proj", True),
-        ("proj", False),
-        ("self_attn.q_proj", True),
-        ("31.self_attn.q_proj", True),
-        ("1.self_attn.q_proj", False),
-        (f"^{Q}", True),
-        ("^layers.31.self_attn.q_proj", False),
-        (r".*\.(30|31)\..*", True),
-        (r"model\.layers\.\d+\.self_attn\.[qv]_proj", True),
-        (r"k_proj|q_proj", True),
-        (r"q_proj$", True),
-        (r"(?:.*)q_pro", False),
-    ],
-)
-def test_patterns_match_what_peft_matches(pattern: str, matches: bool) -> None:
-    assert bool(re.match(rf"(.*\.)?({pattern})$", Q)) == matches  # as PEFT decides it
-    config = PeftConfig.read({**PLAIN, "rank_pattern": {"k_proj": 3, pattern: 2, ".*": 4}})
-    assert config.rank_and_scale(Q)[0] == (2 if matches else 4)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "reason"),
-    [
-        ("(", "unclosed group"),
-        ("a{3}", "count in braces"),
-        (r"(a)\1", "backreferences are not supported"),
-        ("(?=a)a", "look-around"),
-    ],
-)
-def test_a_pattern_that_cannot_be_used_is_named(pattern: str, reason: str) -> None:
-    refused({"alpha_pattern": {pattern: 2}}, "alpha_pattern", repr(pattern), reason)
+def test_names_are_bounded() -> None:
+    tensor = "a" * 10_000 + ".lora_A.weight"
+    with pytest.raises(AdapterError, match="a name of 10014 characters; expected at most 256"):
+        unpack_adapter(pack_tensors({tensor: np.ones((8, 2))}, {}), version=1, config=PLAIN)
 
 
 @pytest.mark.parametrize(
@@ -119,14 +53,6 @@ def test_a_pattern_that_cannot_be_used_is_named(pattern: str, reason: str) -> No
         ("lora_alpha", float("inf")),
         ("use_dora", "false"),
         ("use_rslora", 1),
-        ("rank_pattern", [1]),
-        ("rank_pattern", "q_proj"),
-        ("rank_pattern", {"q_proj": None}),
-        ("rank_pattern", {"q_proj": 4.5}),
-        ("rank_pattern", {"k_proj": 0}),
-        ("alpha_pattern", {"k_proj": -1}),
-        ("alpha_pattern", {"k_proj": None}),
-        ("alpha_pattern", {"x" * 40_000: 1}),
     ],
 )
 def test_a_value_of_a_wrong_type_or_range_is_named(field: str, value: Any) -> None:
@@ -136,7 +62,6 @@ def test_a_value_of_a_wrong_type_or_range_is_named(field: str, value: Any) -> No
 def test_a_scale_out_of_range_is_named() -> None:
     refused({"lora_alpha": 1e6}, "scale is 125000.0", "at most 10000")
     refused({"lora_alpha": 1e38}, "lora_alpha 1e+38")
-    refused({"alpha_pattern": {"q_proj": 10**400}}, "alpha_pattern")
 
 
 @pytest.mark.parametrize(
@@ -161,6 +86,8 @@ def test_a_scale_out_of_range_is_named() -> None:
         ("modules_to_save", ["lm_head"]),
         ("monteclora_config", {"num_samples": 8}),
         ("peft_type", "IA3"),
+        ("rank_pattern", {"q_proj": 2}),
+        ("alpha_pattern", {r"((\w|\.)*)*x": 2}),
         ("target_parameters", ["mlp.experts.gate_up_proj"]),
         ("trainable_token_indices", [3]),
         ("use_bdlora", {"nblocks": 2}),
@@ -193,7 +120,7 @@ def values() -> st.SearchStrategy[Any]:
 )
 def test_no_configuration_raises_another_error(config: dict[str, Any]) -> None:
     with suppress(AdapterError):
-        PeftConfig.read(PLAIN | config).rank_and_scale(Q)
+        _ = PeftConfig.read(PLAIN | config).scale
 
 
 def pair(module: str = Q, rank: int = 2, inputs: int = 5) -> dict[str, np.ndarray]:
@@ -226,11 +153,3 @@ def test_numbers_in_names_cost_nothing(number: str) -> None:
             from_peft(experts, config, name="x", version=1)
     else:  # a name as any other, which no model has
         assert from_peft(experts, config, name="x", version=1).shape.rank == 2
-
-
-def test_padding_to_one_rank_does_not_fill_the_memory() -> None:
-    wide = {n: pair(f"model.layers.{n}.q_proj", rank=1, inputs=30_000) for n in range(20)}
-    tensors = {name: array for one in wide.values() for name, array in one.items()}
-    config = {**PLAIN, "r": 1, "rank_pattern": {"v_proj": 1024}}
-    with pytest.raises(AdapterError, match=r"padding them .* would take 2455\d+ bytes"):
-        from_peft(tensors | pair("model.v_proj", rank=1024), config, name="x", version=1)

@@ -87,7 +87,7 @@ class AdapterTable:
         else:
             live = LiveAdapter(name, adapter.info, slot=slot, epoch=next(self._epochs))
             self._by_name[name] = live
-        self._show({**self.loaded, name: adapter.without_base()})  # whose weights were compared
+        self._show({**self.loaded, name: adapter})
         return live
 
     def drop(self, name: str) -> None:

@@ -204,10 +204,8 @@ def test_a_body_that_is_no_adapter(
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"rank_pattern": {r"((\w|\.)*)*x": 1}, "r": 7}, "r = 7"),
-        ({"rank_pattern": {"(": 4}}, "rank_pattern"),
-        ({"rank_pattern": {"q_proj": None}}, "rank_pattern"),
-        ({"alpha_pattern": {"q_proj": None}}, "alpha_pattern"),
+        ({"rank_pattern": {r"((\w|\.)*)*x": 1}}, "rank_pattern"),
+        ({"alpha_pattern": {"q_proj": 8}}, "alpha_pattern"),
         ({"r": 4.5}, "r 4.5"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights"),
         ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),

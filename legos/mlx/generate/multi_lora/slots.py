@@ -20,7 +20,7 @@ from legos.mlx.generate.multi_lora.slot_layers import (
 )
 from legos.mlx.model.dora import SWITCH, check_dora, gain_of, squared_lengths
 from legos.mlx.model.lora import pair_shapes
-from legos.weights.adapter import BASE_WEIGHT, Adapter
+from legos.weights.adapter import Adapter
 
 __all__ = ["BASE", "AdapterSlots"]
 
@@ -28,7 +28,6 @@ BASE = 0
 """The slot of the base model, which is always there."""
 
 LINEAR = (nn.Linear, nn.QuantizedLinear)
-_ROWS = 4096  # of a base weight that are compared at once
 
 
 class AdapterSlots:
@@ -134,13 +133,10 @@ class AdapterSlots:
         Pairs that have no effect, such as all pairs before the first step, are left out.
         """
         title, shape = f"adapter {adapter.name!r} v{adapter.version}", adapter.shape
-        trained = adapter.trained
-        if not trained:
+        if not adapter.arrays:
             raise AdapterError(f"{title} has 0 arrays; expected pairs of lora_a and lora_b")
-        for key in sorted(adapter.arrays.keys() - trained.keys()):
-            self._check_base(key, adapter.arrays[key], title)
         parts = ("lora_a", "lora_b", "m") if shape.use_dora else ("lora_a", "lora_b")
-        arrays = {key: _on_device(trained[key]) for key in sorted(trained)}
+        arrays = {key: _on_device(adapter.arrays[key]) for key in sorted(adapter.arrays)}
         names = dict.fromkeys(self._module_name(key, parts, title) for key in arrays)
         taken: dict[int, str] = {}
         found: dict[str, list[mx.array]] = {}
@@ -158,22 +154,6 @@ class AdapterSlots:
             for name, (a, b, *_) in found.items()
             if _on_host(b).any() or (name in gains and (_on_host(gains[name]) != 1).any())
         }
-
-    def _check_base(self, key: str, weight: Any, title: str) -> None:
-        """Refuse a base weight of an adapter's file that is not the model's own.
-
-        What bfloat16 rounds away makes no difference: the file may have another type.
-        """
-        module, given = self._modules.get(key.removesuffix(BASE_WEIGHT)), np.asarray(weight)
-        own: Any = module.weight if isinstance(module, nn.Linear) else None
-        if getattr(own, "shape", None) != given.shape or not all(
-            np.allclose(given[at : at + _ROWS], _on_host(own[at : at + _ROWS]), rtol=2**-8, atol=0)
-            for at in range(0, len(given), _ROWS)
-        ):
-            raise AdapterError(
-                f"{title}: {key} is not the weight that this model has there; serve the adapter "
-                "with the model that it was trained on, not quantised, or merge it with PEFT"
-            )
 
     def _gains(self, found: Mapping[str, Sequence[mx.array]], scale: float) -> dict[str, mx.array]:
         """Module name -> [out] DoRA's gain, computed once for each load."""
