@@ -26,7 +26,7 @@ __all__ = ["SMALL", "Report", "examine", "try_architectures"]
 
 SMALL = "small"  # a model with random weights
 _ENVIRONMENT = ("LD_PRELOAD", "OPENBLAS_NUM_THREADS", "HF_HOME", "MLX_")  # beginnings of names
-_COLUMNS = {"architecture": 21, "trains": 9, "checkpointing": 13, "serves": 6, "adapters": 8}
+_COLUMNS = {"architecture": 21, "trains": 9, "checkpointing": 13, "serves": 6}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

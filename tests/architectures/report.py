@@ -22,7 +22,6 @@ class ArchitectureReport:
     cpu_only: bool = False  # whether it is known that it does not train on the GPU of a Mac
     checkpoints: bool | None = None  # whether gradient checkpointing is accepted
     serves: bool | None = None
-    adapters: bool | None = None  # whether several adapters are served in one batch
     prefixes: Prefixes | None = None  # prompts that use the prefix cache; None: no prompt does
     bfloat16: bool | None = None  # whether weights in bfloat16 can be served and trained as well
     reasons: tuple[str, ...] = ()  # the refusals, or why it was not tried

@@ -9,7 +9,7 @@ from legos.apps.markdown import table_head, table_line
 __all__ = ["HEAD", "table_row"]
 
 _COLUMNS = (
-    "architecture", "trains", "checkpointing", "serves", "adapters", "prefix cache", "bfloat16",
+    "architecture", "trains", "checkpointing", "serves", "prefix cache", "bfloat16",
 )  # fmt: skip
 _WIDTHS = (21, 9, *map(len, _COLUMNS[2:]))
 
@@ -24,7 +24,6 @@ def table_row(report: ArchitectureReport) -> str:
         "yes (CPU)" if report.cpu_only else _word(report.trains),
         _word(report.checkpoints) if report.trains else "-",
         _word(report.serves),
-        _word(report.adapters) if report.serves else "-",
         (report.prefixes or "no") if report.serves else "-",
         _word(report.bfloat16) if report.serves or report.trains else "-",
     )))  # fmt: skip

@@ -36,4 +36,4 @@ def test_an_architecture_is_right_or_refused(name: str) -> None:
     assert report.errors == ()
     if mx.default_device().type == mx.DeviceType.cpu:
         assert table_row(report) in PAGE.read_text(), report
-    assert report.reasons or (report.adapters and report.checkpoints and report.bfloat16)
+    assert report.reasons or (report.serves and report.checkpoints and report.bfloat16)

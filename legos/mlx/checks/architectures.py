@@ -12,10 +12,9 @@ from legos.errors import LegosError
 from legos.mlx.checks.small_models import architectures, small_model
 from legos.mlx.generate.capabilities import probe
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
-from legos.mlx.model.forward import WAY_OUT, CausalModel, architecture
+from legos.mlx.model.forward import WAY_OUT, CausalModel
 from legos.mlx.model.load import REFUSED
 from legos.mlx.model.lora import add_lora, lora_shape
-from legos.mlx.train.gradient_check import untrainable_on_metal
 from legos.mlx.train.step_gradients import StepGradients
 
 __all__ = ["architectures", "try_architecture"]
@@ -25,9 +24,9 @@ def try_architecture(name: str) -> dict[str, str]:
     """Serve and train a small random model of one of ``architectures``, which takes a second.
 
     Returns:
-        ``architecture``, its name; ``trains``, ``checkpointing`` (of gradients), ``serves`` and
-        ``adapters``: "yes", "yes (CPU)" where a Mac's GPU cannot, "no" where legos refuses it,
-        "error", or "-" where it was not tried; ``reasons``, for what is no or an error.
+        ``architecture``, its name; ``trains``, ``checkpointing`` (of gradients) and ``serves``:
+        "yes", "no" where legos refuses it, "error", or "-" where it was not tried; ``reasons``, for
+        what is no or an error.
     """
     row = {"architecture": name}
     reasons: dict[str, None] = {}
@@ -53,23 +52,17 @@ def try_architecture(name: str) -> dict[str, str]:
 
     def engine() -> None:
         tree = small_model(name)
-        no_adapters = probe(CausalModel(tree), AdapterSlots(tree)).no_adapters
-        row["adapters"] = "yes" if no_adapters is None else "no"
-        if no_adapters is not None:
-            reasons[no_adapters.removeprefix(f"{name} ").removesuffix(f"; {WAY_OUT}")] = None
+        probe(CausalModel(tree), AdapterSlots(tree))
 
     if name in REFUSED:
         return {**row, "reasons": f"refused: {REFUSED[name]}"}
     try:
         with redirect_stdout(StringIO()):
-            model_type = architecture(small_model(name))
+            small_model(name)
     except (Exception, SystemExit) as error:
         reason = f"no small model can be built: {type(error).__name__}: {error}"
         return {**row, "reasons": reason}
     if tried("trains", lambda: trainer(checkpointing=False)):
         tried("checkpointing", lambda: trainer(checkpointing=True))
-        if (on_metal := untrainable_on_metal(model_type)) is not None:
-            row["trains"] = "yes (CPU)"
-            reasons[on_metal] = None
     tried("serves", engine)
     return {**row, "reasons": "; ".join(reasons)}

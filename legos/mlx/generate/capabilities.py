@@ -25,7 +25,6 @@ class Capabilities:
     caches: tuple[str, ...]  # class names of the layers' caches, sorted
     sizes: Sizes  # what its memory depends on
     prompt_step: int  # a prompt is processed in chunks of a multiple of this many tokens
-    no_adapters: str | None = None  # why adapters cannot be served; None where they can
 
     def cache_bytes(self, num_rows: int, num_tokens: int) -> int:
         """Upper bound of the device memory of a batch's cache, in bytes.
@@ -65,10 +64,10 @@ def probe(forward: CausalModel, slots: AdapterSlots) -> Capabilities:
                 f"{WAY_OUT}"
             )
     step = STATE_STEP if any(isinstance(leaf, ArraysCache) for leaf in leaves) else 1
+    check_serving(forward, slots, step=step)
     return Capabilities(
         architecture=name,
         caches=tuple(sorted({type(leaf).__name__ for leaf in leaves})),
         sizes=Sizes.of(model),
         prompt_step=step,
-        no_adapters=check_serving(forward, slots, step=step),
     )

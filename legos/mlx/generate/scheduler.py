@@ -19,7 +19,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from legos.errors import AdapterError, LegosError, RequestError
+from legos.errors import LegosError, RequestError
 from legos.mlx.generate.adapter_table import AdapterTable
 from legos.mlx.generate.batch_cache import extract_rows
 from legos.mlx.generate.capabilities import Capabilities, probe
@@ -144,11 +144,8 @@ class Scheduler:
         All steps must be read.
 
         Raises:
-            AdapterError: the model cannot be served with adapters, or this one does not fit;
-                nothing is changed.
+            AdapterError: it does not fit; nothing is changed.
         """
-        if self.capabilities.no_adapters is not None:
-            raise AdapterError(self.capabilities.no_adapters)
         self.waiting.interrupt(self.adapters.load(adapter))
         self.tidy(inside)
 

@@ -15,7 +15,7 @@ import numpy as np
 from mlx_lm.models.cache import can_trim_prompt_cache
 from numpy.typing import NDArray
 
-from legos.errors import AdapterError, LegosError, ModelError
+from legos.errors import AdapterError, ModelError
 from legos.mlx.generate.batch_cache import extract_rows, select_rows
 from legos.mlx.generate.multi_lora.slots import BASE, AdapterSlots
 from legos.mlx.generate.prefill import Prefill
@@ -39,7 +39,7 @@ class _GapError(Exception):
     """A distribution that differs from that of the row alone; its text says by how much."""
 
 
-def check_serving(forward: CausalModel, slots: AdapterSlots, *, step: int) -> str | None:
+def check_serving(forward: CausalModel, slots: AdapterSlots, *, step: int) -> None:
     """Run the check; call it on the thread that owns the module tree.
 
     Args:
@@ -47,41 +47,28 @@ def check_serving(forward: CausalModel, slots: AdapterSlots, *, step: int) -> st
         slots: its adapters; none is loaded afterwards.
         step: prompts are processed in chunks of a multiple of this many tokens.
 
-    Returns:
-        Why adapters cannot be served; None where they can.
-
     Raises:
-        ModelError: the engine cannot serve the model, also without adapters.
+        ModelError: the engine cannot serve the model with adapters.
     """
-    name = architecture(forward.model)
-    with in_float32(forward.model):
-        try:
+    try:
+        with in_float32(forward.model):
             slot = slots.load(_adapter(forward.model))
-        except LegosError as error:
-            reason = f"{error}"
-        else:
             try:
                 _check(forward, slots, step, (slot, BASE))
-            except Exception as error:  # of mlx-lm's code for this architecture, whatever it is
-                reason = _reason(error)
-            else:
-                if not slots.uncalled:
-                    return None
-                reason = (
-                    f"{slots.uncalled[0]} is computed without a call of its module, so LoRA on it "
-                    "has no effect"
-                )
+                for name in slots.uncalled:
+                    raise AdapterError(
+                        f"{name} is computed without a call of its module, so LoRA on it has no "
+                        "effect"
+                    )
             finally:
                 slots.free(slot)
-        try:
-            _check(forward, slots, step, (BASE, BASE))
-        except Exception as error:
-            raise ModelError(f"{name} cannot be served: {_reason(error)}; {WAY_OUT}") from error
-    return f"{name} cannot be served with adapters: {reason}; {WAY_OUT}"
-
-
-def _reason(error: Exception) -> str:
-    return f"{error}" if isinstance(error, _GapError) else f"{type(error).__name__}: {error}"
+    except Exception as error:  # of mlx-lm's code for this architecture, whatever it is
+        reason = f"{error}"
+        if not isinstance(error, _GapError | AdapterError):
+            reason = f"{type(error).__name__}: {reason}"
+        raise ModelError(
+            f"{architecture(forward.model)} cannot be served: {reason}; {WAY_OUT}"
+        ) from error
 
 
 def _check(forward: CausalModel, slots: AdapterSlots, step: int, used: tuple[int, int]) -> None:

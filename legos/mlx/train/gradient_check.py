@@ -1,19 +1,20 @@
 """Checks on a few tokens that a model can be trained, and by which of the trainer's methods.
 
 Three rows are computed in turn as whole rows, with their common prefixes computed once, and with
-gradient checkpointing. All must give the same outputs and the same gradients, in float32. This
-takes at most four forward and backward passes of about twenty tokens.
+gradient checkpointing. All must give the same hidden states and the same gradients, in float32.
+Only the last layers are differentiated, as many as show every kind among them, and one row at a
+time, so that the check needs little memory beside the weights.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from legos.errors import TrainerError
@@ -25,13 +26,14 @@ from legos.mlx.train.prefix_sharing.plan import Pass, make_block
 from legos.mlx.train.prefix_sharing.trie import NO_PARENT, Segment, Trie
 from legos.mlx.train.rematerialisation import rematerialise_layers
 
-__all__ = ["check_gradients", "untrainable_on_metal"]
+__all__ = ["check_gradients"]
 
 logger = logging.getLogger(__name__)
 Outputs = Callable[[], list[mx.array]]
-Results = list[tuple[str, mx.array]]
+Results = list[mx.array]
+"""Hidden states of each row, and the gradient of each differentiated array."""
 
-_KERNELS = {"rwkv7": "wkv7_kernel"}  # that mlx-lm calls in training too, and have no gradient
+PERIOD = 8  # layers among which every kind of a model's last layers is found
 _TRIE = Trie(
     segments=tuple(
         Segment(tokens=np.array(tokens, np.int32), parent=parent, start=start)
@@ -70,31 +72,23 @@ def check_gradients(model: nn.Module, forward: CausalModel, *, checkpointing: bo
         TrainerError: the gradient cannot be computed, or changes with gradient checkpointing.
     """
     name = architecture(model)
-    reason = untrainable_on_metal(name)
-    if reason is not None and on_metal():
-        raise TrainerError(
-            f"{name} {reason}; train it on the CPU with LEGOS_DEVICE=cpu in the environment, or "
-            f"{WAY_OUT}"
-        )
 
-    def whole() -> list[mx.array]:
-        found: list[mx.array] = []
-        for number in _TRIE.row_segment:
-            row = np.concatenate([_TRIE.segments[one].tokens for one in _TRIE.path(number)])
-            hidden = forward.trunk(mx.array(row[None]))
-            found.append(forward.head(hidden)[0, _TRIE.segments[number].start :])
-        return found
+    def row(number: int) -> list[mx.array]:
+        tokens = np.concatenate([_TRIE.segments[one].tokens for one in _TRIE.path(number)])
+        return [forward.trunk(mx.array(tokens[None]))[0, _TRIE.segments[number].start :]]
 
     def shared() -> list[mx.array]:
         found, _ = run_pass(forward.trunk, _SHARED, len(make_prompt_cache(model)))
         lengths = [len(segment.tokens) for segment in _ENDS.segments]
-        return [forward.head(found[-1])[row, :length] for row, length in enumerate(lengths)]
+        return [found[-1][row, :length] for row, length in enumerate(lengths)]
 
-    with in_float32(model):
-        expected = _tried(name, partial(_results, model, whole))
-        _warn_of_idle(name, expected)
+    layers = _last_of_every_kind(model)
+    whole = [partial(row, number) for number in _TRIE.row_segment]
+    with in_float32(model, layers):
+        trained = _trained(model, layers)
+        expected = _tried(name, model, trained, whole)
         try:
-            found = _results(model, shared)
+            found = _results(model, trained, [shared])
         except Exception as error:  # any error means that this architecture cannot share prefixes
             logger.info("shared prefixes are off: %s: %s", type(error).__name__, error)
             found = None
@@ -102,8 +96,8 @@ def check_gradients(model: nn.Module, forward: CausalModel, *, checkpointing: bo
             logger.info("shared prefixes are off: they change the gradient by %.2g", gap)
             found = None
         if checkpointing and rematerialise_layers(model):
-            again = [whole] if found is None else [whole, shared]
-            gap = max(_gap(_tried(name, partial(_results, model, o)), expected) for o in again)
+            again = [whole] if found is None else [whole, [shared]]
+            gap = max(_gap(_tried(name, model, trained, way), expected) for way in again)
             if not gap <= LARGEST_GAP:
                 raise TrainerError(
                     f"{name}: with gradient checkpointing, the gradient of a LoRA array differs by "
@@ -112,42 +106,59 @@ def check_gradients(model: nn.Module, forward: CausalModel, *, checkpointing: bo
     return found is not None
 
 
-def untrainable_on_metal(name: str) -> str | None:
-    """Why an architecture cannot be trained on the GPU of a Mac; None: no such reason is known."""
-    if name not in _KERNELS:
-        return None
-    return f"cannot be trained on Metal: mlx-lm's {_KERNELS[name]} has no gradient"
+def _last_of_every_kind(model: nn.Module) -> list[nn.Module]:
+    """The last layers with LoRA, from the last one that begins to show every kind among them."""
+    layers = [layer for layer in model.layers or () if layer.trainable_parameters()][-PERIOD:]
+    kinds = [tuple((name, type(m)) for name, m in layer.named_modules()) for layer in layers]
+    first = min((len(kinds) - 1 - kinds[::-1].index(kind) for kind in set(kinds)), default=0)
+    return layers[first:]
 
 
-def _tried(name: str, compute: Callable[[], Results]) -> Results:
+def _trained(model: nn.Module, layers: Sequence[nn.Module]) -> dict[str, mx.array]:
+    """Name -> trained array of some layers."""
+    arrays: Any = [
+        array for layer in layers for _, array in tree_flatten(layer.trainable_parameters())
+    ]
+    inside = set(map(id, arrays))
+    every: Any = tree_flatten(model.trainable_parameters())
+    return {name: array for name, array in every if id(array) in inside}
+
+
+def _tried(
+    name: str, model: nn.Module, trained: Mapping[str, mx.array], passes: Sequence[Outputs]
+) -> Results:
     try:
-        return compute()
+        return _results(model, trained, passes)
     except Exception as error:  # any error means that this architecture cannot be trained
+        advice = "train it on the CPU with LEGOS_DEVICE=cpu in the environment, or "
         raise TrainerError(
             f"{name} cannot be trained: its gradient fails with {type(error).__name__}: {error}; "
-            f"{WAY_OUT}"
+            f"{advice if on_metal() else ''}{WAY_OUT}"
         ) from error
 
 
-def _results(model: nn.Module, outputs: Outputs) -> Results:
-    """The evaluated outputs, and the gradient of each trained array for fixed cotangents."""
+def _results(
+    model: nn.Module, trained: Mapping[str, mx.array], passes: Sequence[Outputs]
+) -> Results:
+    """The outputs of all passes, and the sum of their gradients for fixed cotangents."""
 
-    def loss(parameters: Any) -> tuple[mx.array, list[mx.array]]:
+    def loss(parameters: Any, outputs: Outputs) -> tuple[mx.array, list[mx.array]]:
         model.update(parameters)
         found = outputs()
         terms = [mx.sum(out * mx.cos(mx.arange(out.size).reshape(out.shape))) for out in found]
         return mx.sum(mx.stack(terms)), found
 
-    before: Any = model.trainable_parameters()
-    if before:
-        (_, found), gradients = mx.value_and_grad(loss)(before)
-        model.update(before)
-    else:
-        found, gradients = outputs(), {}
-    arrays: Any = tree_flatten(gradients)
-    results: Results = [(f"output {row}", out) for row, out in enumerate(found)] + arrays
-    mx.eval(results)
-    return results
+    before: Any = tree_unflatten(list(trained.items()))
+    results: Results = []
+    total: Any = tree_map(mx.zeros_like, before)
+    for outputs in passes:
+        (_, found), gradients = mx.value_and_grad(loss)(before, outputs)
+        total = tree_map(mx.add, total, gradients)
+        results += found
+        mx.eval(results, total)
+    model.update(before)
+    gradients: Any = tree_flatten(total)
+    return [*results, *(array for _, array in gradients)]
 
 
 def _gap(found: Results, expected: Results) -> float:
@@ -155,25 +166,12 @@ def _gap(found: Results, expected: Results) -> float:
 
     Arrays much smaller than the largest count relative to a thousandth of the largest.
     """
-    norms = [_norm(array) for _, array in expected]
+    norms = [_norm(array) for array in expected]
     floor = max(1e-3 * max(norms), 1e-30)
     pairs = zip(found, expected, norms, strict=True)
-    gaps = [_norm(one - other) / max(norm, floor) for (_, one), (_, other), norm in pairs]
+    gaps = [_norm(one - other) / max(norm, floor) for one, other, norm in pairs]
     return max(gaps) if np.isfinite(gaps).all() else float("inf")
 
 
 def _norm(array: mx.array) -> float:
     return float(np.linalg.norm(np.array(array.astype(mx.float32))))
-
-
-def _warn_of_idle(name: str, results: Results) -> None:
-    """Warn about LoRA that never gets a gradient, because its output is only compared."""
-    idle = [key for key, array in results if key.endswith("lora_b") and not mx.any(array).item()]
-    if idle:
-        logger.warning(
-            "%s: %d LoRA modules get no gradient from a few tokens; unless they are experts, they "
-            "stay untrained; the first is %s",
-            name,
-            len(idle),
-            idle[0].removesuffix(".lora_b"),
-        )

@@ -6,19 +6,15 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import CacheList, KVCache
 
-from legos.errors import AdapterError, ModelError
+from legos.errors import ModelError
 from legos.mlx.checks import small_models
-from legos.mlx.checks.small_models import VOCABULARY, small_model
+from legos.mlx.checks.small_models import small_model
 from legos.mlx.generate.capabilities import Capabilities, probe
-from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.generate.prefill import Prefill, last_logits
 from legos.mlx.generate.prefix_cache import PrefixCache
 from legos.mlx.model.forward import CausalModel
-from legos.mlx.model.lora import lora_shape
-from legos.mlx.model.worker import InlineWorker
-from legos.records.limits import EngineLimits
-from legos.weights.adapter import Adapter
+from legos.mlx.model.machine import num_bytes, peak_bytes
 
 
 def probed(architecture: str, **options: Any) -> Capabilities:
@@ -34,6 +30,7 @@ def probed(architecture: str, **options: Any) -> Capabilities:
         ("mamba", "in a batch, rows of unlike lengths get other .* by up to .* nats"),
         ("llama4", "its ChunkedKVCache cannot be merged into a batch"),
         ("muse_spark", "No Metal back-end"),
+        ("dbrx", "IndexError"),
     ],
 )
 def test_an_architecture_with_other_numbers_is_refused(architecture: str, reason: str) -> None:
@@ -54,7 +51,7 @@ def test_16_bits_hide_nothing(
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
 def test_what_is_right_is_served_in_every_type(dtype: Any) -> None:
     for architecture in ("llama", "gemma3_text", "lfm2"):
-        assert probed(architecture, dtype=dtype).no_adapters is None
+        probed(architecture, dtype=dtype)
 
 
 @pytest.mark.parametrize("lengths", [(1, 2), (6, 3, 12)])
@@ -74,15 +71,13 @@ def test_a_kernel_that_lacks_the_type_is_named() -> None:
         probed("qwen3_moe", dtype=mx.bfloat16)
 
 
-def test_a_model_without_adapters_is_served_and_says_why_at_the_first_one() -> None:
-    model = small_model("dbrx")
-    shape = lora_shape(model, rank=1, alpha=1.0, num_layers=1, head=False)
-    engine = MlxEngine(
-        InlineWorker(), model, num_vocabulary=VOCABULARY, context=64, limits=EngineLimits()
-    )
-    adapter = Adapter(name="policy", version=0, shape=shape, arrays={})
-    with pytest.raises(AdapterError, match="dbrx cannot be served with adapters: IndexError"):
-        engine.load_adapter(adapter).result()
+def test_the_check_needs_little_memory_beside_weights_in_16_bits() -> None:
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 16, "head_dim": 64}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8}
+    model = small_model("llama", dtype=mx.bfloat16, **sizes, **heads)
+    forward = CausalModel(model)
+    peak = peak_bytes(lambda: probe(forward, AdapterSlots(model)))
+    assert peak < 0.3 * num_bytes(model.parameters())
 
 
 def test_a_partial_hit_does_not_trim_the_stored_entry() -> None:
