@@ -1,12 +1,13 @@
 """Exact log-probabilities of whole answers, for the evaluation of small games.
 
-Each prompt with an answer is one row, and all tokens of the answer are scored in one pass. A score
-is computed one block of rows at a time at the end of engine steps; several scores take turns.
-A score uses the weights that it started with until it ends.
+Each prompt with an answer is one row, and all tokens of the answer are scored in one pass. Answers
+that differ in their last token alone share a row. A score is computed one block of rows at a time
+at the end of engine steps; several scores take turns. A score uses the weights that it started with
+until it ends.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -29,31 +30,41 @@ __all__ = ["Score", "ScoreQueue"]
 
 LOGITS = 1 << 23  # logits of one slice of the output head: 32 MiB in float32
 MIN_POSITIONS = 64  # positions of a slice; with fewer, reading the head's weights dominates
-READS = 8  # log-probabilities that are read in less time than one token is computed
 Ids = tuple[int, ...]
-Position = tuple[int, int]  # row and column in a block
-Read = tuple[list[float], int, Ids]
-"""The log-probabilities of an answer's tokens, the index of one, and the tokens that it may be."""
-_Planned = tuple[int, Ids, Ids, list[float], Sequence[Ids]]
-"""The number of a prompt, the prompt, the answer's tokens that are computed, the log-probabilities
-to find, and the tokens that can follow the prompt and each of the computed ones."""
+Last = tuple[list[float], Ids]
+"""Where the log-probabilities of an answer go, and the tokens that its last one may be."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Row:
-    """Tokens to compute, and the answers that each of their positions predicts a token of."""
+    """A prompt and the tokens that some answers have in common: all, or all but the last one."""
 
     ids: Ids
-    reads: dict[int, list[Read]] = field(default_factory=dict[int, list[Read]])  # by column
+    start: int  # number of tokens of the prompt
+    lasts: list[Last]
+    found: list[float] = field(default_factory=list[float])  # of the tokens after the prompt
     cache: list[Any] | None = None  # of a row that is computed chunk by chunk
     done: int = 0  # number of tokens computed
 
     def __len__(self) -> int:
         return len(self.ids)
 
+    def following(self, column: int) -> list[Ids]:
+        """The tokens that are scored after a column: the row's next one, or those of ``lasts``."""
+        if column + 1 < self.start:
+            return []
+        if column + 1 < len(self.ids):
+            return [self.ids[column + 1 : column + 2]]
+        return [tokens for _, tokens in self.lasts]
+
+    def end(self, found: list[float]) -> None:
+        """Give the answers their log-probabilities; those of the last tokens have come."""
+        for (scored, _), last in zip(self.lasts, found, strict=True):
+            scored += [*self.found, last]
+
 
 class Score:
-    """One request for scores: the rows still to compute, and the sums so far.
+    """One request for scores: the rows still to compute, and what was found so far.
 
     Attributes:
         future: receives the log-probabilities; cancelling it ends the score.
@@ -88,10 +99,8 @@ class Score:
         self._end_ids = end_ids
         self._by_token = by_token
         self._refusal = refusal
-        self._rows: dict[tuple[int, Ids], _Row] = {}  # by prompt, and the tokens after it
-        self._unplanned = self._answers()
-        self._next: _Planned | None = None  # the next answer, where it did not fit a block
-        self._all_planned = False
+        self._unplanned = self._plan()
+        self._rows: list[_Row] = []  # planned ones
         self._found: dict[tuple[Ids, tuple[Ids, ...]], list[list[float]]] = {}
         """Planned prompt and answers -> log-probabilities of the tokens of each answer."""
         self._long: _Row | None = None  # a row that is longer than a block
@@ -107,76 +116,47 @@ class Score:
             RequestError: a prompt, a continuation or the end-of-text ids cannot be scored.
         """
         if self._long is None:
-            self._plan(max_tokens)
-            self._check_ends(forward.num_vocabulary)
-            block = next(row_blocks(list(self._rows), max_tokens, length=self._length), [])
-            rows = [self._rows.pop(key) for key in block]
-            if rows and len(rows[-1]) > max_tokens:
-                self._long = rows[0]
+            room = max_tokens - sum(map(len, self._rows))
+            while room > 0 and (row := next(self._unplanned, None)) is not None:
+                self._rows.append(row)
+                room -= len(row)
+            block = next(row_blocks(self._rows, max_tokens, length=len), [])
+            self._rows = [row for row in self._rows if row not in block]
+            if block and len(block[-1]) > max_tokens:
+                self._long = block[0]
                 self._long.cache = make_prompt_cache(forward.model)
-            elif rows:
-                reads = {
-                    (index, column): found
-                    for index, row in enumerate(rows)
-                    for column, found in row.reads.items()
-                }
-                self._take(forward, forward.trunk(pad_rows([row.ids for row in rows])[0]), reads)
+            elif block:
+                hidden = forward.trunk(pad_rows([row.ids for row in block])[0])
+                self._take(forward, hidden, block)
         if self._long is not None:
             self._go_on(self._long, forward, max_tokens)
-        if self._all_planned and not self._rows and self._long is None:
+        if not self._rows and self._long is None:
+            row = next(self._unplanned, None)
+            if row is not None:
+                self._rows.append(row)
+                return
             found = [self._found[prompt, tuple(answers)] for prompt, answers in self._prompts]
             sums = [one[0] if self._by_token else [*map(sum, one)] for one in found]
             answer(self.future, sums)
-
-    def _length(self, key: tuple[int, Ids]) -> int:
-        return len(self._rows[key])
 
     def _go_on(self, long: _Row, forward: CausalModel, max_tokens: int) -> None:
         """Compute the next chunk of a long row."""
         piece = long.ids[long.done : long.done + max_tokens]
         hidden = forward.trunk(mx.array([piece]), cache=long.cache)
-        columns = range(long.done, long.done + len(piece))
-        found = long.reads
-        reads = {(0, column - long.done): found[column] for column in columns if column in found}
         mx.eval([layer.state for layer in long.cache or ()])
-        self._take(forward, hidden, reads)
-        long.done += len(piece)
+        self._take(forward, hidden, [long])
         if long.done >= len(long):
             self._long = None
 
-    def _plan(self, max_tokens: int) -> None:
-        """Make the rows of as many answers as fill a block; the next block goes on with the rest.
-
-        Answers that differ in their last token alone share a row.
-        """
-        room = max_tokens - sum(map(len, self._rows.values()))
-        reads = READS * max_tokens
-        while True:
-            self._next = self._next or next(self._unplanned, None)
-            if self._next is None:
-                self._all_planned = True
-                return
-            at, prompt, tokens, found, following = self._next
-            row = self._rows.get((at, tokens))
-            if (room if row is None else reads) <= 0:
-                return
-            if row is None:
-                row = self._rows[at, tokens] = _Row(prompt + tokens)
-                room -= len(row)
-            for index, next_ids in enumerate(following):
-                read = found, index, next_ids
-                row.reads.setdefault(len(prompt) - 1 + index, []).append(read)
-            reads -= len(following)
-            self._next = None
-
-    def _answers(self) -> Iterator[_Planned]:
-        """Check and yield each different answer of each different prompt, those of a row together.
+    def _plan(self) -> Iterator[_Row]:
+        """Check each different prompt with its answers, and yield its rows.
 
         Raises:
             RequestError: a prompt or an answer cannot be scored.
         """
-        same: dict[Ids, int] = {}
-        known: dict[tuple[int, Ids, bool], list[float]] = {}
+        for token in self._end_ids:
+            if (reason := self._refusal(Request(prompt_ids=(token,), max_tokens=1))) is not None:
+                raise RequestError(f"cannot score: token {token} cannot end an answer: {reason}")
         for prompt, answers in self._prompts:
             key = prompt, tuple(answers)
             if key in self._found:
@@ -189,60 +169,57 @@ class Score:
                     "empty perhaps; give each prompt one answer"
                 )
             self._check((*prompt, *max(answers, key=len, default=())))
-            at = same.setdefault(prompt, len(same))
             ordered = sorted(set(answers))  # one comes right before those that it is a prefix of
             begun = {a for a, b in pairwise(ordered) if b[: len(a)] == a}
-            rows: dict[Ids, list[Ids]] = {}  # computed tokens -> the answers that they predict
+            found: dict[Ids, list[float]] = {tokens: [] for tokens in ordered}
+            rows: dict[Ids, list[Last]] = {}  # tokens to compute -> the answers that have them
             for tokens in ordered:
                 self._check(tokens or prompt)
-                name = at, tokens, tokens in begun
-                if name not in known:
-                    known[name] = [0.0] * (len(tokens) + (tokens in begun))
-                    rows.setdefault(tokens if tokens in begun else tokens[:-1], []).append(tokens)
-            self._found[key] = [known[at, tokens, tokens in begun] for tokens in answers]
-            for computed, predicted in rows.items():
-                for tokens in predicted:
-                    following: list[Ids] = [(token,) for token in tokens]
-                    if tokens in begun:
-                        following.append(self._end_ids)
-                    if following:
-                        found = known[at, tokens, tokens in begun]
-                        yield at, prompt, computed, found, following
+                if tokens in begun:
+                    rows.setdefault(tokens, []).append((found[tokens], self._end_ids))
+                elif tokens:
+                    rows.setdefault(tokens[:-1], []).append((found[tokens], tokens[-1:]))
+            self._found[key] = [found[tokens] for tokens in answers]
+            for computed, lasts in rows.items():
+                yield _Row(prompt + computed, len(prompt), lasts)
 
     def _check(self, ids: Ids) -> None:
         reason = self._refusal(Request(prompt_ids=ids, max_tokens=1))
         if reason is not None:
             raise RequestError(f"cannot score: {reason}")
 
-    def _check_ends(self, num_vocabulary: int) -> None:
-        for token in self._end_ids:
-            if not 0 <= token < num_vocabulary:
-                raise RequestError(
-                    f"cannot score: token {token} cannot end an answer; the vocabulary has "
-                    f"{num_vocabulary}"
-                )
-
-    def _take(
-        self, forward: CausalModel, hidden: mx.array, reads: Mapping[Position, Sequence[Read]]
-    ) -> None:
-        """Add the next tokens' log-probabilities to the sums of their answers, slice by slice."""
+    def _take(self, forward: CausalModel, hidden: mx.array, rows: Sequence[_Row]) -> None:
+        """Take the log-probabilities of the next tokens from hidden states, slice by slice."""
         size = max(MIN_POSITIONS, LOGITS // forward.num_vocabulary)
-        for start in range(0, len(reads), size):
-            part = list(reads.items())[start : start + size]
-            rows, columns = (np.array([at[axis] for at, _ in part], np.int32) for axis in (0, 1))
-            logits = forward.head(hidden[mx.array(rows), mx.array(columns)]).astype(mx.float32)
+        places = [
+            (number, row, row.done + column, column)
+            for number, row in enumerate(rows)
+            for column in range(min(hidden.shape[1], len(row) - row.done))
+            if row.done + column + 1 >= row.start
+        ]
+        for first in range(0, len(places), size):
+            part = places[first : first + size]
+            following = [row.following(at) for _, row, at, _ in part]
+            numbers, columns = (np.array([one[axis] for one in part], np.int32) for axis in (0, 3))
+            logits = forward.head(hidden[mx.array(numbers), mx.array(columns)]).astype(mx.float32)
             logprobs = logits - mx.logsumexp(logits, axis=1, keepdims=True)
-            each = [(at, read) for at, (_, found) in enumerate(part) for read in found]
-            positions = np.array([at for at, (_, _, ids) in each for _ in ids], np.int32)
-            tokens = np.array([token for _, (_, _, ids) in each for token in ids], np.int32)
-            numbers = np.array(logprobs[mx.array(positions), mx.array(tokens)])
-            if not np.isfinite(numbers).all():
+            each = [(at, ids) for at, found in enumerate(following) for ids in found]
+            positions = np.array([at for at, ids in each for _ in ids], np.int32)
+            tokens = np.array([token for _, ids in each for token in ids], np.int32)
+            read = np.array(logprobs[mx.array(positions), mx.array(tokens)])
+            if not np.isfinite(read).all():
                 raise EngineError(
                     "the model's logits are not numbers; its weights or adapter are bad"
                 )
-            values = iter(numbers)
-            for _, (found, index, ids) in each:
-                found[index] = float(np.logaddexp.reduce([next(values) for _ in ids]))
+            values = iter(read)
+            for (_, row, at, _), found in zip(part, following, strict=True):
+                new = [float(np.logaddexp.reduce([next(values) for _ in ids])) for ids in found]
+                if at + 1 < len(row):
+                    row.found += new
+                else:
+                    row.end(new)
+        for row in rows:
+            row.done += min(hidden.shape[1], len(row) - row.done)
 
 
 class ScoreQueue:

@@ -1,7 +1,7 @@
 """Scores: exact, in blocks between the steps of others, under the weights they began with."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from legos.errors import EngineError, RequestError
-from legos.mlx.generate.score import Score
 from legos.records.request import Generated, Request
 
 Room = Callable[..., Any]
@@ -140,25 +139,25 @@ def test_equal_prompts_are_computed_once_and_every_answer_in_one_row(room: Room)
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["different rows", "one row"])
-def test_a_prompt_of_many_long_answers_is_planned_block_by_block(
-    room: Room, monkeypatch: pytest.MonkeyPatch, *, shared: bool
+def test_a_prompt_of_many_long_answers_is_computed_block_by_block(
+    room: Room, *, shared: bool
 ) -> None:
-    """A block computes few rows, and reads a number of log-probabilities that it bounds too."""
-    read: list[int] = []  # log-probabilities of each block
-
-    def take(_self: Score, _forward: Any, _hidden: Any, reads: Mapping[Any, Sequence[Any]]) -> None:
-        read.append(sum(map(len, reads.values())))
-
-    monkeypatch.setattr(Score, "_take", take)
+    """No block computes more than its tokens, and what answers have in common is read once."""
     one = room("llama", chunk_tokens=512, prefill_tokens=512)
-    long = tuple(number % 350 for number in range(479))
-    answers = [(*long, last) if shared else (last, *long) for last in range(350)]
-    scores = one.engine.score([((5, 6), [*answers, *answers, *answers])], end_ids=(END,))
-    for _ in range(3):
-        one.tick()
-        assert len(one.engine._scheduler.scores._scores[0]._rows) <= 1  # the block left it over
-    assert max(read) <= 9 * 512  # 8 for a token, and those of the last answer
-    scores.cancel()
+    forward, seen = one.engine._scheduler.scores._forward, []
+    trunk = forward.trunk
+    forward.trunk = lambda ids, **given: seen.append(ids.size) or trunk(ids, **given)
+    long = tuple(number % 350 for number in range(79))
+    answers = [(*long, last) if shared else (last, *long) for last in range(40)]
+    prompts: Prompts = [((5, 6), [*answers, *answers, *answers])]
+    scores = one.engine.score(prompts, end_ids=(END,))
+    one.finish()
+    forward.trunk = trunk
+    assert max(seen) <= 512
+    assert sum(seen) == 81 * (1 if shared else 40)
+    found = scores.result(timeout=0)
+    check([found[0][:2]], expected(one.tree, [(prompts[0][0], answers[:2])]))
+    assert found[0] == 3 * found[0][:40]
 
 
 def test_a_long_prompt_is_computed_once_for_all_its_short_answers(room: Room) -> None:
@@ -173,39 +172,6 @@ def test_a_long_prompt_is_computed_once_for_all_its_short_answers(room: Room) ->
     forward.trunk = trunk
     assert sum(seen) == 100 + 101 + 101  # the prompt, and with 5 and 8 after it
     check(scores.result(timeout=0), expected(one.tree, prompts))
-
-
-def test_an_answer_s_row_is_looked_up_once(room: Room) -> None:
-    """Every look-up hashes the row, so one for every token would take quadratic time."""
-
-    class Counted(dict[Any, Any]):
-        looked_up = 0
-
-        def get(self, *key: Any) -> Any:
-            self.looked_up += 1
-            return super().get(*key)
-
-        def setdefault(self, *key: Any) -> Any:
-            self.looked_up += 1
-            return super().setdefault(*key)
-
-        def __contains__(self, key: object) -> bool:
-            self.looked_up += 1
-            return super().__contains__(key)
-
-    def look_ups(length: int) -> int:
-        score = Score(
-            [((5, 6), [tuple(range(length))])],
-            end_ids=(END,),
-            adapter="base",
-            refusal=lambda _: None,
-        )
-        score._rows = rows = Counted()
-        score._plan(512)
-        assert len(rows) == 1
-        return rows.looked_up
-
-    assert look_ups(400) == look_ups(2) == 1
 
 
 @pytest.mark.parametrize("end_ids", [(10**30,), (END, 100_000), (-7,)])
