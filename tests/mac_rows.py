@@ -1,13 +1,26 @@
 """The longest rows that models train with on Macs of each size: the table in docs/run/mac.md."""
 
+import json
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from legos.mlx.fits import room_of
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.utils import load_model
+
+from legos.mlx.fits import plan_of
+from legos.mlx.model.forecast import Sizes
 from legos.mlx.model.machine import usable_of
 from legos.records.limits import TrainingSize
+from legos.weights.model_folder import context_length
 
+USUAL_MODELS: Mapping[str, Any] = json.loads(
+    Path(__file__).with_name("mac_models.json").read_text()
+)
+"""Name -> content of config.json."""
 MACS_GB = (8, 16, 24, 32, 48, 64, 96, 128)  # memory of the usual Macs with Apple Silicon
 SMALL_MAC = 36  # GB; up to here Metal recommends two thirds of the memory, above three quarters
 FOUR_BITS = {"quantization": {"group_size": 64, "bits": 4}}
@@ -19,10 +32,33 @@ def usable_on(gb: int) -> int:
     return usable_of(memory * 2 // 3 if gb <= SMALL_MAC else memory * 3 // 4, memory)
 
 
+def shapes_of(folder: Path) -> nn.Module:
+    """The lazy module tree of a folder that has only ``config.json``."""
+    model, config = load_model(folder, lazy=True, strict=False)
+    model.set_dtype(getattr(mx, config.get("torch_dtype") or config.get("dtype") or "bfloat16"))
+    if (quantisation := config.get("quantization")) is not None:
+        nn.quantize(model, quantisation["group_size"], quantisation["bits"])
+    model.freeze()
+    return model
+
+
 def longest_rows(config: Mapping[str, Any]) -> list[int]:
-    """Tokens of the longest row that can be trained on a Mac of each size; 0: none."""
-    room = room_of(config, TrainingSize(checkpointing=True), 0)
-    return [replace(room, usable_bytes=usable_on(gb)).longest for gb in MACS_GB]
+    """Tokens of the longest row that can be trained on a Mac of each size; 0: none.
+
+    They are powers of two, or the model's context.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "config.json").write_text(json.dumps(config))
+        sizes, context = Sizes.of(shapes_of(folder)), context_length(folder)
+    size = TrainingSize(checkpointing=True)
+    found: list[int] = []
+    for gb in MACS_GB:
+        plan = plan_of(sizes, size, usable_on(gb), context)
+        lengths = [*(1 << n for n in range(6, 30) if 1 << n < context), context]
+        fits = [n for n in lengths if replace(plan, longest=n).row_limit is None]
+        found.append(max(fits, default=0))
+    return found
 
 
 def table_lines(name: str, config: Mapping[str, Any]) -> Iterator[str]:

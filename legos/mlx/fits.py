@@ -1,11 +1,7 @@
 """Whether a model can be trained, or served, in the memory of a machine, before it is loaded."""
 
-import json
-import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -13,82 +9,39 @@ from legos.errors import ModelError
 from legos.mlx.model.forecast import EngineForecast, Sizes, TrainingForecast
 from legos.mlx.model.load import shapes_of
 from legos.mlx.model.machine import NEGLIGIBLE, usable_bytes
+from legos.mlx.train.memory import MemoryPlan
 from legos.records.limits import EngineLimits, TrainingSize
 from legos.weights.model_folder import context_length
 
-__all__ = ["check_replicas", "check_training", "room_of"]
+__all__ = ["check_replicas", "check_training", "plan_of"]
 
 GIB = 1 << 30
 LEAST_ROW = 64  # tokens; where no such row fits, training is refused: a play of nim has 40
 USUAL_ROW = 512  # tokens of the rows with which the forecast counts where they fit
 FOUR_BITS = 4.5 / 16  # bytes of a 4-bit copy with its scales / bytes in 16 bits
 CHECKPOINTING = "--training.gradient-checkpointing"
-USUAL_MODELS = Path(__file__).with_name("mac_models.json")  # name -> content of config.json
 
 
-@dataclass(frozen=True)
-class _Room:
-    """A model's forecasts in the memory of a machine."""
+def plan_of(sizes: Sizes, size: TrainingSize, usable: int, context: int) -> MemoryPlan:
+    """The memory of training a model with an engine whose caches are full.
 
-    forecast: TrainingForecast
-    usable_bytes: int
-    context: int  # tokens of the longest row that the model takes
-
-    @property
-    def weights(self) -> int:
-        """Bytes of the weights."""
-        return self.forecast.sizes.weights
-
-    @property
-    def engine(self) -> EngineForecast | None:
-        """The engine; None: it runs elsewhere."""
-        limits = self.forecast.size.engine
-        return None if limits is None else EngineForecast(self.forecast.sizes, limits)
-
-    @property
-    def engine_bytes(self) -> int:
-        """Peak bytes of the engine without the weights."""
-        return self.engine.peak_bytes(self.usable_bytes - self.weights) if self.engine else 0
-
-    @property
-    def engine_share(self) -> str:
-        """What the engine needs, in words."""
-        if self.engine is None:
-            return "no engine"
-        tokens = self.engine.prefill_tokens(self.usable_bytes - self.weights)
-        return f"{_gib(self.engine_bytes)} for the engine (prefills of up to {tokens} tokens)"
-
-    def peak(self, rows: int, length: int) -> int:
-        return self.forecast.peak_bytes(rows, length) + self.engine_bytes
-
-    @property
-    def least_row(self) -> int:
-        return min(LEAST_ROW, self.context)
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest row that fits, a power of two or the context; 0: none fits."""
-        found, length = 0, self.least_row
-        while length > found and self.peak(1, length) <= self.usable_bytes:
-            found, length = length, min(2 * length, self.context)
-        return found
-
-    @property
-    def usual_row(self) -> int:
-        """Tokens of the rows with which the forecast counts; only called where a row fits."""
-        return min(USUAL_ROW, self.longest)
-
-    def tokens_at_once(self, asked: int) -> int:
-        """The requested tokens of a pass, in usual rows, halved until they fit."""
-        tokens = asked
-        while tokens > self.usual_row and self.pass_peak(tokens) > self.usable_bytes:
-            tokens //= 2
-        return tokens
-
-    def pass_peak(self, tokens: int) -> int:
-        """Peak bytes while so many tokens are computed at once, in usual rows."""
-        length = min(self.usual_row, tokens)
-        return self.peak(max(1, tokens // length), length)
+    Args:
+        sizes: sizes of the model.
+        size: what is trained.
+        usable: bytes that can be allocated.
+        context: tokens of the longest row that the model takes.
+    """
+    forecast = TrainingForecast(sizes, size)
+    engine = 0
+    if size.engine is not None:
+        engine = EngineForecast(sizes, size.engine).peak_bytes(usable - sizes.weights)
+    return MemoryPlan(
+        forecast=forecast,
+        held_bytes=sizes.weights + forecast.held_bytes + engine,
+        ceiling_bytes=usable,
+        longest=context,
+        factor=1.0,
+    )
 
 
 def check_training(folder: Path, size: TrainingSize) -> str | None:
@@ -102,22 +55,29 @@ def check_training(folder: Path, size: TrainingSize) -> str | None:
         The forecast as one line; None for models so small that it does not matter.
 
     Raises:
-        ModelError: it cannot; the message says what is needed, what the machine has, which
-            settings would make it fit, and which is the largest usual model that fits.
+        ModelError: it cannot; the message says what is needed, what the machine has, and which
+            settings would make it fit.
     """
     usable = size.limit_bytes or usable_bytes()
     if sum(file.stat().st_size for file in folder.glob("model*.safetensors")) < NEGLIGIBLE * usable:
         return None
-    room = _room(folder, size, usable)
-    if not room.longest:
-        raise ModelError(_refusal(folder, size, room) + _largest_that_fits(size, usable))
-    tokens = room.tokens_at_once(size.micro_batch_tokens)
-    left = ", and longer ones are left out" if room.longest < USUAL_ROW else ""
+    sizes, context = Sizes.of(shapes_of(folder)), context_length(folder)
+    plan = plan_of(sizes, size, usable, context)
+    longest = _longest(plan)
+    if longest < min(LEAST_ROW, context):
+        raise ModelError(_refusal(folder, plan, limited=size.limit_bytes is not None))
+    engine = "no engine"
+    if size.engine is not None:
+        tokens = EngineForecast(sizes, size.engine).prefill_tokens(usable - sizes.weights)
+        needed = _gib(plan.held_bytes - sizes.weights - plan.forecast.held_bytes)
+        engine = f"{needed} for the engine (prefills of up to {tokens} tokens)"
+    usual = replace(plan, longest=min(USUAL_ROW, longest))
+    tokens = usual.max_tokens(size.micro_batch_tokens)
+    left = ", and longer ones are left out" if longest < USUAL_ROW else ""
     return (
-        f"memory, planned from the model's files: {_gib(room.weights)} of weights, "
-        f"{room.engine_share}; {tokens} tokens at once in rows of {room.usual_row} take "
-        f"{_gib(room.pass_peak(tokens))} of {_gib(usable)} in all; rows of up to {room.longest} "
-        f"tokens fit{left}"
+        f"memory, planned from the model's files: {_gib(sizes.weights)} of weights, {engine}; "
+        f"{tokens} tokens at once in rows of {usual.longest} take {_gib(usual.peak_bytes(tokens))} "
+        f"of {_gib(usable)} in all; rows of up to {longest} tokens fit{left}"
     )
 
 
@@ -152,61 +112,34 @@ def check_replicas(folder: Path, limits: EngineLimits, num: int) -> int:
     )
 
 
-def _room(folder: Path, size: TrainingSize, usable: int) -> _Room:
-    forecast = TrainingForecast(Sizes.of(shapes_of(folder)), size)
-    return _Room(forecast, usable, context_length(folder))
+def _longest(plan: MemoryPlan) -> int:
+    """Tokens of the longest row that fits."""
+    limit = plan.row_limit
+    return plan.longest if limit is None else limit
 
 
-def room_of(config: Mapping[str, Any], size: TrainingSize, usable: int) -> _Room:
-    """The room of a model of which only the configuration is here.
-
-    Args:
-        config: the content of ``config.json``.
-        size: what is trained.
-        usable: bytes that can be allocated.
-    """
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "config.json").write_text(json.dumps(config))
-        return _room(folder, size, usable)
-
-
-def _refusal(folder: Path, size: TrainingSize, room: _Room) -> str:
+def _refusal(folder: Path, plan: MemoryPlan, *, limited: bool) -> str:
     """What is needed, what the machine has, and what would fit."""
-    needed, weights = room.peak(1, room.least_row), room.weights
+    row = min(LEAST_ROW, plan.longest)
+    size, weights = plan.forecast.size, plan.forecast.sizes.weights
     first = (
-        f"{folder} cannot be trained here: a row of {room.least_row} tokens needs {_gib(needed)} "
-        f"({_gib(weights)} of weights, {_gib(room.engine_bytes)} for the engine, LoRA of rank "
-        f"{size.rank} on {size.layers} layers), and {_gib(room.usable_bytes)} can be used"
-        + (" (training.memory_limit_gib)" if size.limit_bytes else "")
+        f"{folder} cannot be trained here: a row of {row} tokens needs "
+        f"{_gib(replace(plan, longest=row).peak_bytes(row))} ({_gib(weights)} of weights, LoRA of "
+        f"rank {size.rank} on {size.layers} layers), and {_gib(plan.ceiling_bytes)} can be used"
+        + (" (training.memory_limit_gib)" if limited else "")
     )
     changed = msgspec.structs.replace(size, checkpointing=True)
-    smaller = replace(room, forecast=replace(room.forecast, size=changed))
+    smaller = replace(plan, forecast=replace(plan.forecast, size=changed))
+    if (fitting := _longest(smaller)) >= row:
+        return f"{first}; with {CHECKPOINTING}, rows of up to {fitting} tokens fit"
     spared = int(weights * (1 - FOUR_BITS))
-    if smaller.longest:
-        return f"{first}; with {CHECKPOINTING}, rows of up to {smaller.longest} tokens fit"
-    if smaller.peak(1, room.least_row) - spared <= room.usable_bytes:
+    if _longest(replace(smaller, held_bytes=plan.held_bytes - spared)) >= row:
         return (
             f"{first}; a copy of the model in 4 bits has about {_gib(weights - spared)} of weights "
             f"and fits with {CHECKPOINTING}"
         )
-    more = "set a higher training.memory_limit_gib, or " if size.limit_bytes else ""
-    return f"{first}; {more}take a smaller model"
-
-
-def _largest_that_fits(size: TrainingSize, usable: int) -> str:
-    """The largest usual model that can be trained in usual rows, as the end of a refusal."""
-    size = msgspec.structs.replace(size, checkpointing=True)
-    models: Mapping[str, Any] = json.loads(USUAL_MODELS.read_text())
-    rooms = {name: room_of(config, size, usable) for name, config in models.items()}
-    for name, room in sorted(rooms.items(), key=lambda pair: -pair[1].weights):
-        for bits, share in ((16, 1.0), (4, FOUR_BITS)):
-            if room.peak(1, USUAL_ROW) - int((1 - share) * room.weights) <= usable:
-                return (
-                    f"; {name} in {bits} bits is the largest of the usual models that fits, in "
-                    f"rows of {USUAL_ROW} tokens with {CHECKPOINTING}"
-                )
-    return ""
+    more = "set a higher training.memory_limit_gib, or " if limited else ""
+    return f"{first}; {more}take a smaller model (docs/run/mac.md lists usual ones)"
 
 
 def _gib(count: int) -> str:

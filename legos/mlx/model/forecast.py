@@ -128,14 +128,16 @@ class TrainingForecast:
         numbers += self.sizes.magnitudes if self.size.use_dora else 0
         return FLOAT32 * self.adapted * numbers
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes beside the weights while a pass is computed: LoRA's copies, and its gradients."""
+        return (HELD * self.size.policies + 1) * self.lora_bytes
+
     def peak_bytes(self, rows: int, length: int) -> int:
         """Peak bytes of a step whose largest pass has some rows of some tokens."""
-        policies, lora = self.size.policies, self.lora_bytes
-        held = HELD * policies * lora
-        return self.sizes.weights + max(
-            held + lora + self.pass_bytes(rows, length),
-            held + (UPDATED - HELD) * lora,
-        )
+        updated = (UPDATED - HELD - 1) * self.lora_bytes
+        passed = self.pass_bytes(rows, length)
+        return self.sizes.weights + self.held_bytes + max(passed, updated)
 
     def pass_bytes(self, rows: float, length: int) -> int:
         """Bytes at the peak of one forward and backward pass, without what is held before.

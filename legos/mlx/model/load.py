@@ -63,20 +63,11 @@ def load_tree(folder: Path, *, share: dict[str, mx.array] | None = None) -> nn.M
 def shapes_of(folder: Path) -> nn.Module:
     """The module tree of a model whose arrays are not read: only shapes and types are known.
 
-    Args:
-        folder: model folder; without weights, ``config.json`` gives types and quantisation.
-
     Raises:
         ModelError: mlx-lm cannot build it.
     """
-    weights = any(folder.glob("model*.safetensors"))
     try:
-        model, config = load_mlx_model(folder, lazy=True, strict=weights)
-        if not weights:
-            kind = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
-            model.set_dtype(getattr(mx, str(kind)))
-            if (quantisation := config.get("quantization")) is not None:
-                nn.quantize(model, quantisation["group_size"], quantisation["bits"])
+        model, _ = load_mlx_model(folder, lazy=True)
     except Exception as error:
         raise ModelError(f"{folder} cannot be read: {error}; {WAY_OUT}") from error
     patch(model)

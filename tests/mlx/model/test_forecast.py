@@ -11,15 +11,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from conftest import StepWorker
-from mac_rows import usable_on
+from mac_rows import USUAL_MODELS, shapes_of, usable_on
 
 from legos.fakes import make_sample
 from legos.losses.objective import Objective
 from legos.mlx.checks.small_models import small_model
-from legos.mlx.fits import USUAL_MODELS
 from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.model.forecast import EngineForecast, Sizes, TrainingForecast
-from legos.mlx.model.load import shapes_of
 from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.model.machine import num_bytes
 from legos.mlx.model.worker import InlineWorker
@@ -28,7 +26,7 @@ from legos.records.limits import EngineLimits, TrainingSize
 from legos.records.request import Request, Result
 from legos.records.step import BackendConfig, Update
 
-MODELS = json.loads(USUAL_MODELS.read_text())
+MODELS = USUAL_MODELS
 SMALL: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 352,
