@@ -15,9 +15,9 @@ from legos.weights.folder import read_adapter
 
 __all__ = ["resolve_run"]
 
-_KEPT = ("model", "arena", "seed", "adapter", "training.lora_alpha", "training.use_dora")
+_KEPT = ("model", "arena", "seed", "adapter", "training.lora_alpha")
 _SHARED = ("model", "arena", "adapter")
-_LORA = ("training.lora_", "training.use_dora")
+_LORA = "training.lora_"
 
 
 def resolve_run(

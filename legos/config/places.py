@@ -86,11 +86,6 @@ def _check_torch(config: Any) -> None:
             "server of the model (legos serve) and give its address, set engine to vllm, or set "
             "device to mlx"
         )
-    if training.use_dora:
-        raise ConfigError(
-            "device is torch but training.use_dora is true; torch trains plain LoRA: leave "
-            "use_dora out, or set device to mlx"
-        )
     if training.memory_limit_gib is not None:
         raise ConfigError(
             f"device is torch but training.memory_limit_gib is {training.memory_limit_gib}; "

@@ -70,6 +70,7 @@ REMOVED: Mapping[str, Removed] = {
     "training.sequence_clip_skip_threshold": Removed(0.9, "it is 0.9 in every run"),
     "training.truncation": Removed("none", "anchor proximal caps the weight of each token"),
     "training.truncation_cap": Removed(2.0, "it is 2 in every run"),
+    "training.use_dora": Removed(False, "LoRA is trained"),
     "training.weight_decay": Removed(0.0, "AdamW decays no LoRA matrix"),
     "vllm_bin": Removed("none", "set LEGOS_VLLM_BIN in the environment, or put vllm on PATH"),
 }

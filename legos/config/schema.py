@@ -76,9 +76,6 @@ class TrainingConfig(ObjectiveSettings):
     lora_alpha: float = knob(32.0, gt=0, le=1e4)
     """The output of LoRA is multiplied by lora_alpha / lora_rank, so a learning rate found at one
     rank holds at others."""
-    use_dora: bool = knob(False)
-    """DoRA: learn the length of every adapted row besides LoRA. Steps take 10 to 20 % longer;
-    mixtures of experts are refused."""
 
     def for_model(self, folder: Path, dtype: str) -> Self:
         """A copy in which the model sets what is left out: learning rate, and anchor of the ratios.

@@ -75,13 +75,11 @@ class ModelHandle(Protocol):
         """
         ...
 
-    def lora_shape(
-        self, *, rank: int, alpha: float, num_layers: int, head: bool, use_dora: bool
-    ) -> LoraShape:
+    def lora_shape(self, *, rank: int, alpha: float, num_layers: int, head: bool) -> LoraShape:
         """The shape of LoRA on the linear modules of the last layers.
 
         Raises:
-            AdapterError: no module can be adapted, or DoRA is requested for a mixture of experts.
+            AdapterError: no module can be adapted.
         """
         ...
 

@@ -175,12 +175,10 @@ class MlxModel:
         own = self._at_own_scale(adapter)
         return self.worker.call(logits_under, self.tree, own, list(input_ids)).result()
 
-    def lora_shape(
-        self, *, rank: int, alpha: float, num_layers: int, head: bool, use_dora: bool
-    ) -> LoraShape:
+    def lora_shape(self, *, rank: int, alpha: float, num_layers: int, head: bool) -> LoraShape:
         """See ``legos.mlx.model.lora.lora_shape``."""
         shape: dict[str, Any] = {"rank": rank, "alpha": alpha, "num_layers": num_layers}
-        shape |= {"head": head, "use_dora": use_dora}
+        shape["head"] = head
         return self.worker.call(lambda: lora_shape(self.tree, **shape)).result()
 
     def add_lora(self, shape: LoraShape, *, seed: int = 0) -> None:
@@ -188,7 +186,6 @@ class MlxModel:
 
         Raises:
             ModelError: the model has LoRA already.
-            AdapterError: DoRA cannot be added to one of the modules.
         """
         if self.lora is not None:
             raise ModelError("the model has LoRA already; load it again for another shape")

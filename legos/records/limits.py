@@ -34,7 +34,6 @@ class TrainingSize(Struct, frozen=True, kw_only=True):
     rank: int = 8  # rank of LoRA
     layers: int = 16  # layers with LoRA, counted from the last; at most all of them
     micro_batch_tokens: int = 4096  # padded tokens of one forward and backward pass
-    use_dora: bool = False  # whether DoRA is trained
     checkpointing: bool = False  # whether layers are computed again in the backward pass
     others: int = 1  # other policies whose logits a step needs: the reference, the EMA
     policies: int = 1  # adapters that are trained

@@ -184,18 +184,12 @@ class TorchModel:
 
         return self.call(under_adapter).result()
 
-    def lora_shape(
-        self, *, rank: int, alpha: float, num_layers: int, head: bool, use_dora: bool
-    ) -> LoraShape:
+    def lora_shape(self, *, rank: int, alpha: float, num_layers: int, head: bool) -> LoraShape:
         """See ``legos.weights.fits.linear_shape``.
 
         Raises:
-            AdapterError: no module can be adapted, or DoRA is asked for.
+            AdapterError: no module can be adapted.
         """
-        if use_dora:
-            raise AdapterError(
-                "torch trains plain LoRA: leave training.use_dora out, or train with --device mlx"
-            )
         model = self.causal
         output = None if model.tied or not head else model.whole.get_output_embeddings()
         return linear_shape(

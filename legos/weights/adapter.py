@@ -38,7 +38,7 @@ MAX_SCALE = 1e4
 HEADER_ENTRY = "legos"  # key of the safetensors header whose JSON value this kit writes
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_ARRAY_NAME = re.compile(r"(?P<module>.+)\.(?P<part>lora_a|lora_b|m)")
+_ARRAY_NAME = re.compile(r"(?P<module>.+)\.(?P<part>lora_a|lora_b)")
 _IN_LAYER = re.compile(r".*?\b(?:layers|blocks|h)\.(?P<layer>[0-9]{1,6})\.(?P<rest>.+)")
 
 
@@ -74,7 +74,6 @@ class LoraShape:
     scale: float  # y = W x + scale * B(A x)
     num_layers: int  # number of adapted transformer layers, counted from the last
     modules: tuple[str, ...]  # full names of the adapted modules, sorted
-    use_dora: bool = False  # y = m / |W + scale * B A| * (W x + scale * B(A x)), row by row
 
     def __post_init__(self) -> None:
         """Refuse a rank and a scale out of range.
@@ -103,9 +102,8 @@ class AdapterInfo:
 class Adapter:
     """LoRA arrays with a name and a version; immutable.
 
-    ``arrays`` maps ``<module>.lora_a`` [in, rank], ``<module>.lora_b`` [rank, out] and, in DoRA,
-    ``<module>.m`` [out] to float32 arrays of the device that made them (any arrays that NumPy can
-    read without a copy).
+    ``arrays`` maps ``<module>.lora_a`` [in, rank] and ``<module>.lora_b`` [rank, out] to float32
+    arrays of the device that made them (any arrays that NumPy can read without a copy).
     """
 
     name: str
@@ -231,7 +229,7 @@ def shape_of(arrays: Mapping[str, Any], scale: float) -> LoraShape:
     """Infer the LoRA shape from the names and shapes of its arrays.
 
     Args:
-        arrays: ``<module>.lora_a`` and ``<module>.lora_b``, in DoRA ``<module>.m`` as well.
+        arrays: ``<module>.lora_a`` and ``<module>.lora_b``.
         scale: LoRA's scale, which arrays do not show.
 
     Raises:
@@ -242,28 +240,22 @@ def shape_of(arrays: Mapping[str, Any], scale: float) -> LoraShape:
     modules: set[str] = set()
     layers: set[int] = set()
     ranks: dict[int, str] = {}
-    use_dora = False
     for name in sorted(arrays):
         found = _ARRAY_NAME.fullmatch(name)
         if found is None:
             raise AdapterError(
-                f"array {name} has an unknown name; expected <module>.lora_a, <module>.lora_b or "
-                "<module>.m"
+                f"array {name} has an unknown name; expected <module>.lora_a or <module>.lora_b "
+                "(DoRA, whose arrays have names in .m, must be merged into the model)"
             )
         inside = _IN_LAYER.match(found["module"])
         if inside is not None:
             layers.add(int(inside["layer"]))
         modules.add(inside["rest"] if inside else found["module"])
         dimensions = arrays[name].shape
-        if found["part"] == "m":
-            use_dora = True
-            continue
         if len(dimensions) not in (2, 3):
             raise AdapterError(f"array {name} has shape {dimensions}; expected two axes, or three")
         inner = -1 if (found["part"] == "lora_a") == (len(dimensions) == 2) else -2
         ranks.setdefault(dimensions[inner], name)
-    if not ranks:
-        raise AdapterError("the adapter holds magnitudes (m) alone; lora_a and lora_b are missing")
     if len(ranks) > 1:
         listed = ", ".join(f"{rank} ({name})" for rank, name in ranks.items())
         raise AdapterError(f"the arrays have several ranks: {listed}; expected one")
@@ -272,5 +264,4 @@ def shape_of(arrays: Mapping[str, Any], scale: float) -> LoraShape:
         scale=scale,
         num_layers=max(layers) - min(layers) + 1 if layers else 0,
         modules=tuple(sorted(modules)),
-        use_dora=use_dora,
     )

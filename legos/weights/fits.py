@@ -1,6 +1,6 @@
 """Check that an adapter's arrays fit a model."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,11 +26,10 @@ def check_shapes(
             the first.
     """
     for key in sorted(shapes.keys() | arrays.keys()):
-        hint = _dora_hint(arrays, shapes)
         if key not in arrays:
-            raise AdapterError(f"adapter {name!r} lacks {key}; the model has LoRA there{hint}")
+            raise AdapterError(f"adapter {name!r} lacks {key}; the model has LoRA there")
         if key not in shapes:
-            raise AdapterError(f"adapter {name!r} holds {key}, where this model has no LoRA{hint}")
+            raise AdapterError(f"adapter {name!r} holds {key}, where this model has no LoRA")
         have, want = tuple(arrays[key].shape), tuple(shapes[key])
         if have != want:
             hint = _rank_hint(have, want, axis=-1 if key.endswith("lora_a") else -2)
@@ -44,7 +43,6 @@ def linear_shape(
     linear: type | tuple[type, ...],
     rank: int,
     alpha: float,
-    use_dora: bool = False,
 ) -> LoraShape:
     """The shape of LoRA on all linear modules of some layers, and on the output head.
 
@@ -54,7 +52,6 @@ def linear_shape(
         linear: classes of linear modules.
         rank: inner dimension.
         alpha: strength; the scale is alpha / rank, so the learning rate does not depend on rank.
-        use_dora: also learn the norm of every adapted row.
 
     Raises:
         AdapterError: there is no module to adapt.
@@ -80,7 +77,6 @@ def linear_shape(
         scale=alpha / rank,
         num_layers=len(layers),
         modules=tuple(sorted(names)),
-        use_dora=use_dora,
     )
 
 
@@ -97,14 +93,6 @@ def check_finite(arrays: Mapping[str, Any], *, name: str) -> None:
     for key in sorted(arrays):
         if not np.isfinite(np.asarray(arrays[key])).all():
             raise AdapterError(f"adapter {name!r}: {key} holds values that are not finite")
-
-
-def _dora_hint(arrays: Iterable[str], expected: Iterable[str]) -> str:
-    """Advice where only one of both has DoRA's magnitudes."""
-    has, wants = (any(key.endswith(".m") for key in keys) for keys in (arrays, expected))
-    if has == wants:
-        return ""
-    return f"; set training.use_dora to {str(has).lower()}"
 
 
 def _rank_hint(have: tuple[int, ...], want: tuple[int, ...], *, axis: int) -> str:

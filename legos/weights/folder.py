@@ -28,7 +28,7 @@ def write_adapter(adapter: Adapter, folder: Path) -> None:
     (folder / WEIGHTS_FILE).write_bytes(pack_tensors(adapter.arrays, {}))
     shape = adapter.shape
     config = {
-        "fine_tune_type": "dora" if shape.use_dora else "lora",
+        "fine_tune_type": "lora",
         "num_layers": shape.num_layers,
         "lora_parameters": {
             "rank": shape.rank,

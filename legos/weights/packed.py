@@ -42,18 +42,20 @@ class _MlxConfig(msgspec.Struct, frozen=True):
         """The shape of an adapter of this configuration.
 
         Raises:
-            AdapterError: it is neither LoRA nor DoRA, or contradicts the arrays.
+            AdapterError: it is not LoRA, or contradicts the arrays.
         """
         kind, parameters = self.fine_tune_type, self.lora_parameters
-        if kind not in ("lora", "dora"):
-            raise AdapterError(f"its fine_tune_type is {kind!r}; expected 'lora' or 'dora'")
+        if kind != "lora":
+            raise AdapterError(
+                f"its fine_tune_type is {kind!r}; expected 'lora': merge another kind into the "
+                "model with mlx_lm.fuse"
+            )
         if parameters is None:
             raise AdapterError("its configuration has no lora_parameters; expected rank and scale")
         shape = shape_of(arrays, parameters.scale)
-        if (parameters.rank, kind == "dora") != (shape.rank, shape.use_dora):
+        if parameters.rank != shape.rank:
             raise AdapterError(
-                f"its configuration has fine_tune_type {kind!r} and rank {parameters.rank}, and "
-                f"its arrays are those of {'dora' if shape.use_dora else 'lora'} of rank "
+                f"its configuration has rank {parameters.rank}, and its arrays have rank "
                 f"{shape.rank}; take both files from one training"
             )
         if self.legos is None or parameters.keys is None:

@@ -4,13 +4,10 @@
           <module>.lora_b [r, out]             base_model.model.<module>.lora_B.weight [out, r]
     MoE   X.switch_mlp.M.lora_a [E, r, in]     base_model.model.X.experts.e.M.lora_A.weight [r, in]
           X.switch_mlp.M.lora_b [E, out, r]    base_model.model.X.experts.e.M.lora_B.weight [out, r]
-    DoRA  <module>.m [out]                base_model.model.<module>.lora_magnitude_vector [out]
 
-    y = W x + scale * B A x, with scale = lora_alpha / r, or lora_alpha / sqrt(r) with rsLoRA;
-    with DoRA times m / |W + scale * B A|, row by row
+    y = W x + scale * B A x, with scale = lora_alpha / r, or lora_alpha / sqrt(r) with rsLoRA
 
-Source: PEFT's ``LoraConfig`` and checkpoint names; rsLoRA: arXiv:2312.03732; DoRA:
-arXiv:2402.09353.
+Source: PEFT's ``LoraConfig`` and checkpoint names; rsLoRA: arXiv:2312.03732.
 """
 
 import json
@@ -40,11 +37,9 @@ __all__ = [
 PEFT_WEIGHTS_FILE = "adapter_model.safetensors"
 
 _PREFIX = "base_model.model."
-_MAGNITUDE = "lora_magnitude_vector"
 _TENSOR = re.compile(
     r"(?:base_model\.model\.)?(?P<module>.+)\."
     r"(?:lora_(?P<letter>[AB])(?:\.default)?\.weight"
-    r"|lora_magnitude_vector(?:\.default)?(?:\.weight)?"
     r"|(?P<base>base)_layer\.weight)"
 )
 _EXPERT = re.compile(r"(?P<block>.+)\.experts\.(?P<number>[0-9]{1,6})\.(?P<projection>\w+)")
@@ -75,9 +70,6 @@ def to_peft(adapter: Adapter, *, base_model: str = "") -> PeftFiles:
     modules: set[str] = set()
     for name in sorted(adapter.arrays):
         array = np.asarray(adapter.arrays[name], np.float32)
-        if name.endswith(".m"):
-            tensors[f"{_PREFIX}{name.removesuffix('.m')}.{_MAGNITUDE}"] = array
-            continue
         module, letter = name.rsplit(".lora_", 1)
         parts = {module: array.T} if array.ndim == 2 else _experts(module, array)
         for part, matrix in parts.items():
@@ -91,7 +83,6 @@ def to_peft(adapter: Adapter, *, base_model: str = "") -> PeftFiles:
         "r": shape.rank,
         "lora_alpha": shape.scale * shape.rank,
         "use_rslora": False,
-        "use_dora": shape.use_dora,
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
@@ -113,7 +104,7 @@ def from_peft(
         version: its version, a number of optimiser steps.
 
     Raises:
-        AdapterError: a tensor or setting is not plain LoRA or DoRA; the message names it.
+        AdapterError: a tensor or setting is not plain LoRA; the message names it.
     """
     read = PeftConfig.read(config)
     scale = read.scale
@@ -127,10 +118,7 @@ def from_peft(
     arrays: dict[str, Floats] = {}
     for module, pair in pairs.items():
         _check_pair(module, pair, read.r)
-        _check_magnitude(module, pair, use_dora=read.use_dora)
         arrays |= {f"{module}.lora_a": pair["A"].T, f"{module}.lora_b": pair["B"].T}
-        if "m" in pair:
-            arrays[f"{module}.m"] = pair["m"]
     whole = _switched(arrays)
     return Adapter(name=name, version=version, shape=shape_of(whole, scale), arrays=whole)
 
@@ -167,17 +155,16 @@ def implied_config(tensors: Mapping[str, Any], scale: float | None) -> dict[str,
         raise AdapterError("the file has no lora_A tensor")
     rank = int(first.shape[0])
     scale = check_scale(scale)
-    use_dora = any(_MAGNITUDE in name for name in tensors)
-    return {"r": rank, "lora_alpha": scale * rank, "use_dora": use_dora}
+    return {"r": rank, "lora_alpha": scale * rank}
 
 
 def _module_and_part(key: str) -> tuple[str, str]:
-    """Module and part of a PEFT tensor's name: A, B, or m for DoRA's magnitudes."""
+    """Module and part of a PEFT tensor's name: A or B."""
     found = _TENSOR.fullmatch(key)
     if found is None:
         raise AdapterError(
-            f"tensor {key} is no LoRA matrix; expected <module>.lora_A.weight, "
-            f"<module>.lora_B.weight or <module>.{_MAGNITUDE}"
+            f"tensor {key} is no LoRA matrix; expected <module>.lora_A.weight or "
+            "<module>.lora_B.weight"
         )
     module = found["module"]
     if module.endswith((".experts", ".experts.base_layer")):
@@ -190,7 +177,7 @@ def _module_and_part(key: str) -> tuple[str, str]:
             f"tensor {key} is a weight of the base model, which the adapter may have changed; "
             "write the adapter with PEFT's save_pretrained(save_embedding_layers=False)"
         )
-    return module, found["letter"] or "m"
+    return module, found["letter"]
 
 
 def _check_pair(module: str, pair: Mapping[str, Floats], rank: int) -> None:
@@ -208,24 +195,6 @@ def _check_pair(module: str, pair: Mapping[str, Floats], rank: int) -> None:
         raise AdapterError(
             f"tensor {name} has shape {dimensions}; expected {form} with r = {rank}{hint}"
         )
-
-
-def _check_magnitude(module: str, pair: Mapping[str, Floats], *, use_dora: bool) -> None:
-    """Refuse magnitudes that are missing, do not fit, or contradict ``use_dora``."""
-    name = f"{module}.{_MAGNITUDE}"
-    if use_dora != ("m" in pair):
-        found = "is missing" if use_dora else "is there"
-        raise AdapterError(f"tensor {name} {found}, but {CONFIG_FILE} has use_dora {use_dora}")
-    if not use_dora:
-        return
-    if _EXPERT.fullmatch(module):
-        raise AdapterError(
-            f"tensor {name} makes DoRA of an expert, which this kit does not compute; train the "
-            "adapter without it"
-        )
-    have, want = pair["m"].shape, pair["B"].shape[:1]
-    if have != want:
-        raise AdapterError(f"tensor {name} has shape {have}; expected {want}, as many as outputs")
 
 
 def _experts(module: str, array: Floats) -> dict[str, Floats]:
@@ -250,7 +219,7 @@ def _switched(arrays: Mapping[str, Floats]) -> dict[str, Floats]:
     whole: dict[str, Floats] = {}
     stacks: dict[str, dict[int, Floats]] = {}
     for name, array in arrays.items():
-        module, _, letter = name.rpartition(".lora_")  # experts have no magnitudes
+        module, _, letter = name.rpartition(".lora_")
         found = _EXPERT.fullmatch(module)
         if found is None:
             whole[name] = np.ascontiguousarray(array)

@@ -1,6 +1,6 @@
 """What PEFT's ``adapter_config.json`` says about the arithmetic of an adapter.
 
-Only settings under which every module computes y = W x + scale * B A x (or DoRA's product), and
+Only settings under which every module computes y = W x + scale * B A x, and
 which leave the base model's weights as they are, are accepted. What is not known is refused.
 """
 
@@ -41,7 +41,6 @@ class PeftConfig(msgspec.Struct, frozen=True, kw_only=True):
     r: _Rank
     lora_alpha: _Alpha
     use_rslora: bool = False
-    use_dora: bool = False
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "PeftConfig":
@@ -80,6 +79,8 @@ def _check_setting(name: str, value: Any) -> None:
             "this start changes the base model's weights; convert the adapter with PEFT's "
             "save_pretrained(path_initial_model_for_weight_conversion=...)"
         )
+    elif name == "use_dora":
+        advice = "DoRA is not computed here; merge it into the model with PEFT, or train LoRA"
     elif name in _PATTERNS:
         advice = "all modules of an adapter have one rank and one scale here; train it with one"
     elif accepted:

@@ -63,8 +63,6 @@ def _converted(arrays: Mapping[str, Any], scale: float, convert: Callable[[Any],
 def _of_rank(name: str, shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
     """The shape that a LoRA array has at another rank."""
     part = name.rpartition(".")[2]
-    if part not in ("lora_a", "lora_b"):  # DoRA's magnitudes
-        return shape
     last = (part == "lora_a") == (len(shape) == 2)  # experts have their axes swapped
     return (*shape[:-1], rank) if last else (*shape[:-2], rank, shape[-1])
 

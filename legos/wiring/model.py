@@ -55,7 +55,6 @@ def apply_lora(
     layers: int = 16,
     alpha: float = 32.0,
     head: bool | None = None,
-    use_dora: bool = False,
     seed: int = 0,
 ) -> LoraShape:
     """Add LoRA to every linear module of the last ``layers`` layers.
@@ -67,19 +66,17 @@ def apply_lora(
         alpha: strength; the scale is alpha / rank.
         head: also adapt the output head; None: only in models of at most ten million parameters,
             which have few other parameters to adapt.
-        use_dora: also learn the norm of every adapted row (DoRA); not for experts.
         seed: seed of the first matrix of each pair; the second is zero.
 
     Raises:
         ModelError: the model has LoRA already.
-        AdapterError: there is no module to adapt, or DoRA is requested for experts.
+        AdapterError: there is no module to adapt.
     """
     shape = model.lora_shape(
         rank=rank,
         alpha=alpha,
         num_layers=layers,
         head=model.num_parameters <= SMALL_MODEL if head is None else head,
-        use_dora=use_dora,
     )
     model.add_lora(shape, seed=seed)
     return shape

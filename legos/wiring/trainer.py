@@ -101,7 +101,6 @@ class Trainer(PolicyTrainer):
                 rank=config.lora_rank,
                 layers=config.lora_layers,
                 alpha=config.lora_alpha,
-                use_dora=config.use_dora,
                 seed=seed,
             )
         self.model = model
@@ -315,7 +314,6 @@ def _size(config: RunConfig, policies: int, first: Adapter | None) -> TrainingSi
     return TrainingSize(
         rank=training.lora_rank if first is None else first.shape.rank,
         layers=training.lora_layers if first is None else first.shape.num_layers,
-        use_dora=training.use_dora if first is None else first.shape.use_dora,
         micro_batch_tokens=backend.micro_batch_tokens,
         checkpointing=backend.gradient_checkpointing,
         others=bool(training.kl_coef and not training.kl_server) + bool(training.ema_kl_coef),

@@ -39,8 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("mlx-lm") / "model")
 
 
-@pytest.fixture(scope="module", params=["lora", "dora"])
-def written(request: Any, folder: Path) -> Path:
+@pytest.fixture(scope="module")
+def written(folder: Path) -> Path:
     """The folder that a short training with mlx-lm leaves, with its default parameters."""
     data = folder.parent / "data"
     data.mkdir(exist_ok=True)
@@ -51,20 +51,20 @@ def written(request: Any, folder: Path) -> Path:
         "model": str(folder),
         "train": True,
         "data": str(data),
-        "fine_tune_type": request.param,
+        "fine_tune_type": "lora",
         "iters": 3,
         "batch_size": 1,
         "val_batches": 1,
         "num_layers": 1,
         "learning_rate": 1e-3,
-        "adapter_path": str(folder.parent / request.param),
+        "adapter_path": str(folder.parent / "lora"),
     }
     mx.disable_compile()  # which takes longer than the training
     try:
         lora.run(SimpleNamespace(**{**lora.CONFIG_DEFAULTS, **options}))
     finally:
         mx.enable_compile()
-    return folder.parent / request.param
+    return folder.parent / "lora"
 
 
 def log_probabilities(logits: Any) -> np.ndarray:
@@ -144,7 +144,7 @@ def test_a_configuration_that_contradicts_the_weights_is_refused(
         ({"lora_parameters": {"rank": 8, "scale": "20"}}, "`$.lora_parameters.scale`"),
         ({"lora_parameters": {"rank": 8}}, "`scale`"),
         ({"lora_parameters": None}, "no lora_parameters"),
-        ({"fine_tune_type": "lora" if written.name == "dora" else "dora"}, "fine_tune_type"),
+        ({"fine_tune_type": "dora"}, "fine_tune_type is 'dora'"),
     ):
         body = {"weights": data, "version": 1, "config": {**config, **change}}
         answer = served.post("/adapters/load", json=body)
@@ -163,10 +163,9 @@ def test_it_is_chatted_with(
 def test_a_model_uses_it_as_it_is(written: Path, folder: Path, expected: np.ndarray) -> None:
     """Also where LoRA was added with another scale, as at the start of a run."""
     adapter = read_adapter(written)
-    dora = adapter.shape.use_dora
     for alpha in (8 * SCALE, 32.0):
         handle = load_model(str(folder), inline=True)
-        apply_lora(handle, rank=8, layers=1, alpha=alpha, head=False, use_dora=dora)
+        apply_lora(handle, rank=8, layers=1, alpha=alpha, head=False)
         assert handle.lora is not None
         close(log_probabilities(mx.array(handle(IDS, adapter=adapter))), expected)
         handle.set_adapter(adapter)
@@ -184,10 +183,9 @@ def test_a_run_evaluates_it_and_starts_with_it_as_reference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("legos.wiring.model.SMALL_MODEL", 0)  # as mlx-lm, no LoRA on the head
-    dora = ["--training.use-dora"] if written.name == "dora" else []
     run = [
         *("train", "--model", str(folder), "--steps", "1", "--out", str(tmp_path / "run"), *NIM),
-        *("--training.lora-layers", "1", "--training.lora-rank", "8", *dora),
+        *("--training.lora-layers", "1", "--training.lora-rank", "8"),
         *("--training.kl-coef", "0.1"),
         *("--training.kl-reference", str(written), "--loop.evaluate-every", "0"),
     ]

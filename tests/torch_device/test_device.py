@@ -16,7 +16,7 @@ from tiny_models import write_any_model
 
 from legos.builtin import BUILTIN
 from legos.config.schema import RunConfig
-from legos.errors import AdapterError, ModelError, TrainerError
+from legos.errors import ModelError, TrainerError
 from legos.fakes import make_sample
 from legos.losses.objective import Objective
 from legos.records.step import BackendConfig, Update
@@ -132,12 +132,10 @@ def test_a_model_without_some_of_its_weights_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_an_engine_and_dora_are_refused() -> None:
+def test_an_engine_is_refused() -> None:
     model = load()
     with pytest.raises(ModelError, match=r"start a server .* --server, or train with --device mlx"):
         model.make_engine()
-    with pytest.raises(AdapterError, match=r"leave training.use_dora out"):
-        apply_lora(model, use_dora=True)
 
 
 def test_a_gpu_that_torch_does_not_find_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +149,6 @@ def test_a_gpu_that_torch_does_not_find_is_refused(monkeypatch: pytest.MonkeyPat
     ("settings", "message"),
     [
         ({"server": ()}, r"device is torch but server is empty; .*legos serve"),
-        ({"training": {"use_dora": True}}, "device is torch but training.use_dora is true"),
         ({"training": {"memory_limit_gib": 4.0}}, "but training.memory_limit_gib is 4.0"),
     ],
 )

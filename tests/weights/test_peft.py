@@ -162,21 +162,6 @@ def test_experts_are_exported_one_by_one_and_stacked_again(
     assert again.info == adapter.info
 
 
-@pytest.mark.parametrize("name", ["lora_magnitude_vector", "lora_magnitude_vector.default.weight"])
-def test_magnitudes_of_dora_come_along(name: str) -> None:
-    tensors, config = plain(use_dora=True)
-    lengths = np.arange(1.0, 7.0, dtype=np.float32)
-    files = {**tensors, f"base_model.model.{Q}.{name}": lengths}
-    adapter = from_peft(files, config, name="x", version=3)
-    assert adapter.shape.use_dora
-    np.testing.assert_array_equal(adapter.arrays[f"{Q}.m"], lengths)
-    again = to_peft(adapter)
-    assert again.config["use_dora"] is True
-    np.testing.assert_array_equal(
-        again.tensors[f"base_model.model.{Q}.lora_magnitude_vector"], lengths
-    )
-
-
 def refused(tensors: Any, config: Any, named: str) -> None:
     with pytest.raises(AdapterError, match=named):
         from_peft(tensors, config, name="x", version=0)
@@ -189,7 +174,7 @@ def test_what_is_no_plain_lora_is_refused_by_name() -> None:
     refused({a: tensors[a].T.copy(), b: tensors[b]}, config, r"lora_A.*\(5, 2\).*transpose")
     refused({a: tensors[a], b: tensors[b].T.copy()}, config, r"lora_B.*\(2, 6\).*transpose")
     refused(tensors, {**config, "r": 4}, r"lora_A.*\(2, 5\).*r = 4$")
-    refused({**tensors, f"{Q}.lora_magnitude_vector": np.ones(6)}, config, "use_dora False")
+    refused({**tensors, f"{Q}.lora_magnitude_vector": np.ones(6)}, config, "vector is no LoRA")
     refused({**tensors, f"{Q}.lora_a": b}, config, r"q_proj\.lora_a is no LoRA matrix")
     refused(
         {**tensors, "model.embed_tokens.lora_embedding_A": b}, config, "embed_tokens.lora_embed"
@@ -199,18 +184,9 @@ def test_what_is_no_plain_lora_is_refused_by_name() -> None:
     lone = {key.replace("q_proj", "experts.1.q_proj"): value for key, value in tensors.items()}
     refused(lone, config, "no LoRA for expert 0")
     refused({}, config, "no tensor")
-    magnitude = f"base_model.model.{Q}.lora_magnitude_vector"
-    dora = {**config, "use_dora": True}
-    refused({**tensors, magnitude: np.ones(5)}, dora, r"vector has shape \(5,\); expected \(6,\)")
-    refused({magnitude: np.ones(6)}, dora, r"lora_A\.weight is missing")
-    experts = {
-        key.replace("q_proj", "experts.0.q_proj"): value
-        for key, value in {**tensors, magnitude: np.ones(6)}.items()
-    }
-    refused(experts, dora, "experts.0.q_proj.lora_magnitude_vector makes DoRA of an expert")
     for changes in (
         {"peft_type": "IA3"},
-        {"use_dora": True},  # and no lora_magnitude_vector
+        {"use_dora": True},
         {"bias": "all"},
         {"modules_to_save": ["lm_head"]},
         {"r": 0},
@@ -253,7 +229,7 @@ def test_a_folder_of_another_kind_of_training_is_refused(tmp_path: Path) -> None
     write_adapter(dense(), tmp_path)
     file = tmp_path / "adapter_config.json"
     file.write_text(file.read_text().replace('"lora"', '"full"'))
-    with pytest.raises(AdapterError, match="fine_tune_type is 'full'; expected 'lora' or 'dora'"):
+    with pytest.raises(AdapterError, match="fine_tune_type is 'full'; expected 'lora'"):
         read_adapter(tmp_path)
 
 
@@ -277,7 +253,5 @@ def test_shapes_are_read_off_the_arrays() -> None:
         adapter_of({f"{Q}.lora_a": (5, 3), f"{Q}.lora_b": (2, 6)})
     with pytest.raises(AdapterError, match=r"expected <module>\.lora_a"):
         adapter_of({f"{Q}.weight": (5, 3)})
-    with pytest.raises(AdapterError, match=r"magnitudes .* alone"):
+    with pytest.raises(AdapterError, match=r"names in \.m, must be merged"):
         adapter_of({f"{Q}.m": (5,)})
-    sizes = {f"{Q}.lora_a": (5, 3), f"{Q}.lora_b": (3, 6), f"{Q}.m": (6,)}
-    assert adapter_of(sizes).shape.use_dora

@@ -51,7 +51,6 @@ def test_names_are_bounded() -> None:
         ("lora_alpha", -16),
         ("lora_alpha", float("nan")),
         ("lora_alpha", float("inf")),
-        ("use_dora", "false"),
         ("use_rslora", 1),
     ],
 )
@@ -91,6 +90,7 @@ def test_a_scale_out_of_range_is_named() -> None:
         ("target_parameters", ["mlp.experts.gate_up_proj"]),
         ("trainable_token_indices", [3]),
         ("use_bdlora", {"nblocks": 2}),
+        ("use_dora", True),
         ("use_qalora", True),
         ("of_a_later_version", 1),
     ],

@@ -140,7 +140,7 @@ def _adapter(model: nn.Module) -> Adapter:
     for name, module in model.named_modules():
         if id(module) in trained:
             trained.remove(id(module))
-            for part, shape in zip(("lora_a", "lora_b"), pair_shapes(module, 1), strict=False):
+            for part, shape in zip(("lora_a", "lora_b"), pair_shapes(module, 1), strict=True):
                 size = int(np.prod(shape))
                 values = np.cos(np.arange(size, dtype=np.float32)) / (0.3 * max(shape) ** 0.5)
                 arrays[f"{name}.{part}"] = mx.array(values.reshape(shape))

@@ -31,10 +31,10 @@ __all__ = ["EngineForecast", "Sizes", "TrainingForecast", "cache_leaves", "chunk
 
 FLOAT32 = 4  # bytes
 HELD, UPDATED = 4, 9  # copies of LoRA: values, EMA, moments; with gradients and all of them anew
-KEPT = (2.4, 0.6, 1.25, 0.5, 6.0)
+KEPT = (2.4, 0.6, 1.25, 6.0)
 """Copies at the peak of a layer's outputs, of the float32 copies of its inputs, of its attention
-scores, of DoRA's gains, and of a chunk of logits, where each layer keeps its activations."""
-CHECKPOINTED = (2.6, 0.7, 2.2, 1.6, 3.2)
+scores, and of a chunk of logits, where each layer keeps its activations."""
+CHECKPOINTED = (2.6, 0.7, 2.2, 3.2)
 """The same where one layer at a time has them."""
 INPUTS = 6.0  # hidden states that a checkpointed layer keeps
 TRANSIENT = 0.6  # further outputs of one layer, where each keeps its own
@@ -68,7 +68,6 @@ class Sizes:
     outputs: int  # numbers that the modules of the widest layer give for a token
     inputs: int  # numbers that its linear modules take for a token
     lora: int  # numbers of LoRA of rank 1 in the widest layer
-    magnitudes: int  # numbers that DoRA adds to them
     token_bytes: int  # keys and values of one token in the layers that keep every token
     row_bytes: int  # states and full sliding windows of one row
     state_bytes: int  # the states alone
@@ -83,7 +82,7 @@ class Sizes:
         experts = _largest(fields, _EXPERTS) or 1
         layers = list(tree.layers or ())
         widths = [_widths(layer, experts) for layer in layers]
-        widest = tuple(map(max, zip(*widths, strict=True))) if widths else (0, 0, 0, 0)
+        widest = tuple(map(max, zip(*widths, strict=True))) if widths else (0, 0, 0)
         try:
             leaves = cache_leaves(tree)
         except Exception:  # such a model may be trained, and is not served
@@ -102,7 +101,6 @@ class Sizes:
             outputs=widest[0],
             inputs=widest[1],
             lora=widest[2],
-            magnitudes=widest[3],
             token_bytes=sum(_token_bytes(leaf) for leaf in leaves if isinstance(leaf, KVCache)),
             row_bytes=states + sum(leaf.max_size * _token_bytes(leaf) for leaf in windows),
             state_bytes=states,
@@ -124,9 +122,7 @@ class TrainingForecast:
     @property
     def lora_bytes(self) -> int:
         """Bytes of the LoRA arrays of one policy."""
-        numbers = self.size.rank * self.sizes.lora
-        numbers += self.sizes.magnitudes if self.size.use_dora else 0
-        return FLOAT32 * self.adapted * numbers
+        return FLOAT32 * self.adapted * self.size.rank * self.sizes.lora
 
     @property
     def held_bytes(self) -> int:
@@ -151,12 +147,11 @@ class TrainingForecast:
         attended = length * (1 + 1 / pieces) / 2
         outputs = tokens * one.outputs * one.item
         copies = tokens * one.inputs * FLOAT32 * (one.item < FLOAT32)
-        gains = tokens * one.outputs * FLOAT32 * self.size.use_dora
         scores = tokens * one.heads * attended * one.item * (1 + one.scores)
         logits = FLOAT32 * one.vocabulary * min(tokens, chunk_positions(one.vocabulary))
         hidden = one.hidden * one.item
         carried = length * (one.token_bytes + hidden) * (2 + self.size.others)
-        layer = (outputs, copies, scores, gains, logits)
+        layer = (outputs, copies, scores, logits)
         if self.size.checkpointing:  # one layer at a time, and the inputs of all
             passed = _weighed(CHECKPOINTED, layer) + INPUTS * self.adapted * tokens * hidden
         else:
@@ -249,16 +244,16 @@ def _token_bytes(cache: Any) -> int:
     return sum(array.nbytes // array.shape[2] for array in (cache.keys, cache.values))
 
 
-def _widths(layer: nn.Module, experts: int) -> tuple[int, int, int, int]:
-    """Outputs, inputs, LoRA of rank 1 and DoRA's magnitudes of the modules of a layer."""
-    outputs = inputs = lora = magnitudes = 0
+def _widths(layer: nn.Module, experts: int) -> tuple[int, int, int]:
+    """Outputs, inputs and LoRA of rank 1 of the modules of a layer."""
+    outputs = inputs = lora = 0
     for _, module in layer.named_modules():
         if isinstance(module, LINEAR):
-            a, b, m = (math.prod(shape) for shape in pair_shapes(module, 1))
-            lora, magnitudes = lora + a + b, magnitudes + m
+            a, b = (math.prod(shape) for shape in pair_shapes(module, 1))
+            lora += a + b
             count = module.num_experts if isinstance(module, SWITCH) else 1
             each = experts if isinstance(module, SWITCH) else 1
             outputs, inputs = outputs + each * b // count, inputs + each * a // count
         elif "weight" in module and module["weight"].ndim == 1:
             outputs += module["weight"].size
-    return outputs, inputs, lora, magnitudes
+    return outputs, inputs, lora

@@ -14,7 +14,6 @@ from mlx_lm.utils import dequantize_model, save_model
 from numpy.typing import NDArray
 
 from legos.errors import AdapterError
-from legos.mlx.model.dora import DoraLinear
 from legos.mlx.model.forward import all_logits
 from legos.mlx.model.load import base_arrays, load_tree
 from legos.mlx.model.lora import LORA, lora_arrays, set_lora_arrays
@@ -101,9 +100,8 @@ def write_checked(model: nn.Module, source: Path, folder: Path, vocabulary: int)
 def write_fused(model: nn.Module, source: Path, folder: Path) -> None:
     """Merge LoRA into its linear modules, and write the model into an existing folder.
 
-    W' = W + scale * (A B)^T in the type of W; with DoRA, its rows are scaled to the norms m. A
-    quantised model is written in the type of its scales, because quantising the sum again would
-    lose the adapter.
+    W' = W + scale * (A B)^T in the type of W. A quantised model is written in the type of its
+    scales, because quantising the sum again would lose the adapter.
 
     Args:
         model: module tree with LoRA; it has none afterwards.
@@ -111,7 +109,7 @@ def write_fused(model: nn.Module, source: Path, folder: Path) -> None:
         folder: existing folder to write to.
     """
     fused = [
-        (name, module.merged() if isinstance(module, DoraLinear) else module.fuse(dequantize=True))
+        (name, module.fuse(dequantize=True))
         for name, module in model.named_modules()
         if isinstance(module, LORA)
     ]

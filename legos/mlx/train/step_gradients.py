@@ -16,7 +16,7 @@ from legos.errors import Stopped, TrainerError
 from legos.losses.objective import Objective
 from legos.mlx.model.forecast import Sizes, TrainingForecast, chunk_positions
 from legos.mlx.model.forward import CausalModel
-from legos.mlx.model.lora import DoraLinear, other_lora
+from legos.mlx.model.lora import other_lora
 from legos.mlx.model.machine import usable_bytes
 from legos.mlx.train.gradient_check import check_gradients
 from legos.mlx.train.memory import MemoryPlan
@@ -87,7 +87,6 @@ class StepGradients:
         self._sizes = Sizes.of(model)
         self._size = TrainingSize(
             layers=sum(bool(layer.trainable_parameters()) for layer in model.layers or ()),
-            use_dora=any(isinstance(each, DoraLinear) for each in model.modules()),
             checkpointing=checkpointing,
         )
         self._max_tokens = max_tokens

@@ -98,16 +98,10 @@ class VllmPublisher:
 
         Raises:
             AdapterError: the server rejects it or computes something else, there is no slot for
-                it, it is DoRA, or its version was published with other weights.
+                it, or its version was published with other weights.
             EngineError: the server failed and did not come back.
         """
         info = adapter.info
-        if adapter.shape.use_dora:
-            raise AdapterError(
-                f"adapter {info.name}@{info.version} is DoRA, which vLLM does not serve; set "
-                "training.use_dora to false, or serve the merged model of `legos export --format "
-                "fused`"
-            )
         async with self._publishing:
             former = self._published(info.name)
             if former is not None and former.info == info:

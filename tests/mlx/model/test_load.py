@@ -26,7 +26,7 @@ def test_token_ids_that_the_embedding_lacks_are_refused(
     assert f"tokens but the model only {ROWS}" in caplog.text
     with pytest.raises(ModelError, match=r"token id 300 is out of range: .* 300 token ids"):
         model([5, 300])
-    shape = model.lora_shape(rank=2, alpha=4.0, num_layers=1, head=False, use_dora=False)
+    shape = model.lora_shape(rank=2, alpha=4.0, num_layers=1, head=False)
     model.add_lora(shape)
     backend = model.make_backend()
     sample = make_sample((5, 6, 310), positions=(2,), logprobs=-1.0)

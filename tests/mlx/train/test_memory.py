@@ -42,7 +42,6 @@ SIZES = Sizes(
     outputs=4096,
     inputs=0,
     lora=0,
-    magnitudes=0,
     token_bytes=0,
     row_bytes=0,
     state_bytes=0,

@@ -39,27 +39,24 @@ RANK, OTHER_RANK = 4, 6
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-def trained_tree(
-    folder: Path, *, rank: int, alpha: float, seed: int, use_dora: bool
-) -> tuple[Any, LoraShape]:
+def trained_tree(folder: Path, *, rank: int, alpha: float, seed: int) -> tuple[Any, LoraShape]:
     """A tree whose LoRA pairs are random, none of them zero."""
     tree: Any = load_tree(folder)
-    shape = lora_shape(tree, rank=rank, alpha=alpha, num_layers=8, head=True, use_dora=use_dora)
+    shape = lora_shape(tree, rank=rank, alpha=alpha, num_layers=8, head=True)
     add_lora(tree, shape, seed=0)
     rng = np.random.default_rng(seed)
     arrays = {
-        name: array * name.endswith(".m")
-        + mx.array((0.05 * rng.standard_normal(array.shape)).astype(np.float32))
+        name: mx.array((0.05 * rng.standard_normal(array.shape)).astype(np.float32))
         for name, array in lora_arrays(tree).items()
     }
     set_lora_arrays(tree, arrays)
     return tree, shape
 
 
-def both(folder: Path, *, use_dora: bool = False) -> tuple[Any, Any, Adapter]:
+def both(folder: Path) -> tuple[Any, Any, Adapter]:
     """The policy's tree, a tree of its own for the reference, and the latter's adapter."""
-    policy, _ = trained_tree(folder, rank=RANK, alpha=8.0, seed=1, use_dora=use_dora)
-    other, shape = trained_tree(folder, rank=OTHER_RANK, alpha=30.0, seed=2, use_dora=use_dora)
+    policy, _ = trained_tree(folder, rank=RANK, alpha=8.0, seed=1)
+    other, shape = trained_tree(folder, rank=OTHER_RANK, alpha=30.0, seed=2)
     return policy, other, Adapter(name="other", version=3, shape=shape, arrays=lora_arrays(other))
 
 
@@ -152,14 +149,10 @@ def test_another_adapter_is_the_reference_on_every_path(
     assert abs(base.sums - sums)[SUMS.index("kl")] > 0.1  # it is not that of the model without LoRA
 
 
-@pytest.mark.parametrize(
-    ("architecture", "use_dora"), [("qwen3_moe", False), ("lfm2", False), ("llama", True)]
-)
-def test_experts_states_dora_and_layers_computed_again(
-    tmp_path: Path, architecture: Any, use_dora: bool
-) -> None:
+@pytest.mark.parametrize("architecture", ["qwen3_moe", "lfm2", "llama"])
+def test_experts_states_and_layers_computed_again(tmp_path: Path, architecture: Any) -> None:
     folder = write_any_model(tmp_path / "model", architecture=architecture)
-    policy, other, adapter = both(folder, use_dora=use_dora)
+    policy, other, adapter = both(folder)
     reference = fitted(adapter, lora_arrays(policy), name="other", convert=mx.array)
     samples = some_samples(np.random.default_rng(0), legal=False)
     sums, expected = by_hand(policy, other, samples, OBJECTIVES["k2"])

@@ -108,17 +108,14 @@ def test_a_replaced_version_stays_until_its_last_request_has_ended(tmp_path: Pat
     tell(server, tmp_path, story)
 
 
-def test_a_version_with_other_weights_and_dora_are_refused(tmp_path: Path) -> None:
+def test_a_version_with_other_weights_is_refused(tmp_path: Path) -> None:
     server = StandIn()
-    dora = replace(small_adapter(2), shape=replace(small_adapter(2).shape, use_dora=True))
 
     async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
         await publisher.publish(small_adapter(1))
         sent = len(server.calls)
         with pytest.raises(AdapterError, match="a version of its own"):
             await publisher.publish(small_adapter(1, size=2.0))
-        with pytest.raises(AdapterError, match=r"policy@2 is DoRA, .*training\.use_dora to false"):
-            await publisher.publish(dora)
         assert len(server.calls) == sent
 
     tell(server, tmp_path, story)

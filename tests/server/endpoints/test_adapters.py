@@ -4,7 +4,6 @@ import base64
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,35 +82,6 @@ def test_all_forms_bring_the_same_adapter(
         assert (answer.status_code, answer.json()) == (200, expected), answer.text
     listed = http.get("/adapters/version", params={"name": "policy"}).json()
     assert listed == {"adapters": [expected], **expected}
-
-
-def test_dora_comes_in_all_forms(
-    http: httpx.Client, model: ModelHandle, other: Mapping[str, Any]
-) -> None:
-    assert model.lora is not None
-    lengths = {
-        name.replace("lora_b", "m"): np.full(array.shape[1:], 1.5, np.float32)
-        for name, array in other.items()
-        if name.endswith("lora_b")
-    }
-    adapter = adapter_of(model, {**other, **lengths}, shape=replace(model.lora, use_dora=True))
-    expected = {"name": "policy", "version": 3, "digest": adapter.digest}
-    peft = to_peft(adapter)
-    theirs = save(dict(peft.tensors))
-    assert post_json(http, save(dict(other)), version=2).status_code == 200
-    before = say(http)
-    answers = [
-        http.post("/adapters/load", content=pack_adapter(adapter), headers=BYTES),
-        post_json(http, save(dict(adapter.arrays)), version=3),
-        post_json(http, theirs, version=3, config=dict(peft.config)),
-        post_json(http, theirs, version=3, scale=model.lora.scale),
-    ]
-    for answer in answers:
-        assert (answer.status_code, answer.json()) == (200, expected), answer.text
-    assert say(http)["token_logprobs"] != before["token_logprobs"]
-    refused = post_json(http, theirs, version=4, config={**peft.config, "use_dora": False})
-    assert refused.status_code == 400
-    assert "lora_magnitude_vector is there" in refused.text
 
 
 def test_tokens_carry_the_version_that_is_live(
@@ -206,6 +176,7 @@ def test_a_body_that_is_no_adapter(
     [
         ({"rank_pattern": {r"((\w|\.)*)*x": 1}}, "rank_pattern"),
         ({"alpha_pattern": {"q_proj": 8}}, "alpha_pattern"),
+        ({"use_dora": True}, "use_dora"),
         ({"r": 4.5}, "r 4.5"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights"),
         ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),

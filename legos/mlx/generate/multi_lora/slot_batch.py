@@ -32,7 +32,6 @@ class SlotBatch:
         self.uniform = slots[0] if len(set(slots)) == 1 else None
         self.stacked = stacked
         self._masks: dict[tuple[Layout, tuple[int, ...]], mx.array] = {}
-        self._numbers: dict[tuple[Layout, tuple[int, ...]], mx.array] = {}
 
     def mask(self, layout: Layout, lead: tuple[int, ...], name: str) -> mx.array:
         """[B, 1 .., sum of ranks] float32: a row's scale in its slot's columns, zero elsewhere.
@@ -54,25 +53,6 @@ class SlotBatch:
             columns = [np.full((rank, 1), scale) * (rows == slot) for slot, rank, scale in layout]
             mask = np.concatenate(columns).T.astype(np.float32)
             known = self._masks[layout, shape] = mx.array(mask.reshape(*shape, -1))
-        return known
-
-    def numbers(self, layout: Layout, lead: tuple[int, ...], name: str) -> mx.array:
-        """[B, 1 ..] number of the pair that each row uses, counted from 1; 0: none.
-
-        Args:
-            layout: the pairs that are concatenated.
-            lead: leading axes of the module's input.
-            name: name of the module.
-
-        Raises:
-            EngineError: the first axis of the input is not the batch.
-        """
-        shape = self._shape(lead, name)
-        known = self._numbers.get((layout, shape))
-        if known is None:
-            of_slot = {slot: number for number, (slot, _, _) in enumerate(layout, start=1)}
-            numbers = np.array([of_slot.get(slot, 0) for slot in self._rows(shape)], np.int32)
-            known = self._numbers[layout, shape] = mx.array(numbers.reshape(shape))
         return known
 
     def _rows(self, shape: tuple[int, ...]) -> NDArray[np.int64]:

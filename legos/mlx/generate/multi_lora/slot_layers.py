@@ -6,13 +6,12 @@ and references in the tree are unchanged, and the base arrays may be shared with
 A batch whose rows use one slot multiplies with the arrays of that slot. Rows of several slots share
 one product with the concatenated pairs of all slots, ``((x @ [A_1 .. A_n]) * mask) @ [B_1; ..]``,
 where the mask [B, ranks] holds a slot's scale in its own columns and zero elsewhere. Where tokens
-are sorted by expert, the mask is sorted with them. DoRA multiplies the sum without the bias by the
-gain of each row's slot.
+are sorted by expert, the mask is sorted with them.
 
 B rows of a batch, E experts, M experts of each token.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -25,7 +24,7 @@ from mlx_lm.models.switch_layers import (
 
 from legos.errors import EngineError
 from legos.mlx.generate.multi_lora.slot_batch import Current, Layout, SlotBatch
-from legos.mlx.model.dora import SWITCH, with_gain
+from legos.mlx.model.lora import SWITCH
 from legos.mlx.model.retyped import become
 
 __all__ = [
@@ -47,7 +46,6 @@ class Pair:
     b: mx.array  # [rank, out], or [E, out, rank]
     scale: float
     rank: int
-    gain: mx.array | None = None  # [out] DoRA's factor of the output without the bias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +56,6 @@ class Stack:
     layout: Layout
     a: mx.array
     b: mx.array
-    gains: mx.array | None  # [1 + pairs, out] ones, then each pair's gain; None without DoRA
 
 
 class AdaptedModule:
@@ -94,8 +91,7 @@ class AdaptedModule:
             plain: computes the module without LoRA.
             x: [B, .., in]
 
-        Source: mlx-lm's ``LoRALinear`` and our ``DoraLinear``; a uniform batch computes the same
-        operations.
+        Source: mlx-lm's ``LoRALinear``; a uniform batch computes the same operations.
         """
         batch = self._current.batch
         if batch is None:
@@ -106,28 +102,13 @@ class AdaptedModule:
             if pair is None:
                 return plain(x)
             delta = pair.scale * ((x @ pair.a) @ pair.b)
-            return self._sum(plain, x, delta, pair.gain)
+            return plain(x) + delta.astype(x.dtype)
         stack = self._stacked(batch)
         if stack is None:
             return plain(x)
         lead = x.shape[:-1]
         delta = ((x @ stack.a) * batch.mask(stack.layout, lead, self.name)) @ stack.b
-        if stack.gains is None:
-            return self._sum(plain, x, delta, None)
-        gains = stack.gains[batch.numbers(stack.layout, lead, self.name)]
-        return self._sum(plain, x, delta, gains)
-
-    def _sum(
-        self,
-        plain: Callable[[mx.array], mx.array],
-        x: mx.array,
-        delta: mx.array,
-        gain: mx.array | None,
-    ) -> mx.array:
-        """The module's output plus ``delta``, times DoRA's gain where there is one."""
-        if gain is None:
-            return plain(x) + delta.astype(x.dtype)
-        return with_gain(self.module, x, delta, gain)
+        return plain(x) + delta.astype(x.dtype)
 
     def switch(self, y: mx.array, x: mx.array, indices: mx.array, sorted_indices: bool) -> mx.array:
         """Add LoRA to ``y``, the output of the experts ``indices`` for ``x``.
@@ -179,7 +160,6 @@ class AdaptedModule:
                 layout=tuple((slot, pair.rank, pair.scale) for slot, pair in found),
                 a=_join([pair.a for _, pair in found], axis=-2 if switch else -1),
                 b=_join([pair.b for _, pair in found], axis=-1 if switch else -2),
-                gains=_gains([pair.gain for _, pair in found]),
             )
         return stack
 
@@ -199,15 +179,6 @@ def become_experts(block: nn.Module, current: Current) -> None:
 
 def _join(arrays: list[mx.array], *, axis: int) -> mx.array:
     return arrays[0] if len(arrays) == 1 else mx.concatenate(arrays, axis=axis)
-
-
-def _gains(gains: Sequence[mx.array | None]) -> mx.array | None:
-    """[1 + pairs, out] ones, then the gain of each pair; None where no pair has a gain."""
-    known = [gain for gain in gains if gain is not None]
-    if not known:
-        return None
-    one = mx.ones_like(known[0])
-    return mx.stack([one, *(one if gain is None else gain for gain in gains)])
 
 
 class _SlotLinear(nn.Module):

@@ -18,8 +18,7 @@ from legos.mlx.generate.multi_lora.slot_layers import (
     become_experts,
     become_slotted,
 )
-from legos.mlx.model.dora import SWITCH, check_dora, gain_of, squared_lengths
-from legos.mlx.model.lora import pair_shapes
+from legos.mlx.model.lora import SWITCH, pair_shapes
 from legos.weights.adapter import Adapter
 
 __all__ = ["BASE", "AdapterSlots"]
@@ -28,6 +27,7 @@ BASE = 0
 """The slot of the base model, which is always there."""
 
 LINEAR = (nn.Linear, nn.QuantizedLinear)
+PARTS = ("lora_a", "lora_b")
 
 
 class AdapterSlots:
@@ -48,7 +48,6 @@ class AdapterSlots:
             if "lora_a" in module or hasattr(module, "legos_adapted"):
                 raise AdapterError(f"{name} has LoRA already; give a tree as it was loaded")
         self._adapted: dict[str, AdaptedModule] = {}
-        self._squared: dict[str, mx.array] = {}  # module -> squared row norms, cached for DoRA
         self._slots: dict[int, frozenset[str]] = {BASE: frozenset()}
         self._next = BASE + 1
         self._current = Current()
@@ -135,44 +134,29 @@ class AdapterSlots:
         title, shape = f"adapter {adapter.name!r} v{adapter.version}", adapter.shape
         if not adapter.arrays:
             raise AdapterError(f"{title} has 0 arrays; expected pairs of lora_a and lora_b")
-        parts = ("lora_a", "lora_b", "m") if shape.use_dora else ("lora_a", "lora_b")
         arrays = {key: _on_device(adapter.arrays[key]) for key in sorted(adapter.arrays)}
-        names = dict.fromkeys(self._module_name(key, parts, title) for key in arrays)
+        names = dict.fromkeys(self._module_name(key, title) for key in arrays)
         taken: dict[int, str] = {}
         found: dict[str, list[mx.array]] = {}
         for name in names:
             first = taken.setdefault(id(self._modules[name]), name)
             if first != name:
                 raise AdapterError(f"{title}: {name} and {first} are one module; adapt one of them")
-            found[name] = self._fitting(name, arrays, parts, shape.rank, title)
+            found[name] = self._fitting(name, arrays, shape.rank, title)
         for key, array in arrays.items():
             if not np.isfinite(_on_host(array)).all():
                 raise AdapterError(f"{title}: {key} holds values that are not finite")
-        gains = self._gains(found, shape.scale) if shape.use_dora else {}
         return {
-            name: Pair(a=a, b=b, scale=shape.scale, rank=shape.rank, gain=gains.get(name))
-            for name, (a, b, *_) in found.items()
-            if _on_host(b).any() or (name in gains and (_on_host(gains[name]) != 1).any())
+            name: Pair(a=a, b=b, scale=shape.scale, rank=shape.rank)
+            for name, (a, b) in found.items()
+            if _on_host(b).any()
         }
 
-    def _gains(self, found: Mapping[str, Sequence[mx.array]], scale: float) -> dict[str, mx.array]:
-        """Module name -> [out] DoRA's gain, computed once for each load."""
-        gains: dict[str, mx.array] = {}
-        for name, (a, b, m) in found.items():
-            module = self._modules[name]
-            check_dora({name: module})
-            if name not in self._squared:
-                self._squared[name] = squared_lengths(module)
-                mx.eval(self._squared[name])  # one dequantised matrix at a time
-            gains[name] = gain_of(module, self._squared[name], (a, b, m), scale)
-        mx.eval(gains)
-        return gains
-
-    def _module_name(self, key: str, parts: Sequence[str], title: str) -> str:
+    def _module_name(self, key: str, title: str) -> str:
         """The name of the module that a tensor adapts."""
         name, _, part = key.rpartition(".")
-        if part not in parts:
-            expected = " nor ".join(f"<module>.{part}" for part in parts)
+        if part not in PARTS:
+            expected = " nor ".join(f"<module>.{part}" for part in PARTS)
             raise AdapterError(f"{title}: {key} is neither {expected}")
         module = self._modules.get(name)
         if module is None:
@@ -205,17 +189,16 @@ class AdapterSlots:
         self,
         name: str,
         arrays: Mapping[str, mx.array],
-        parts: Sequence[str],
         rank: int,
         title: str,
     ) -> list[mx.array]:
         """The arrays of a module, after a check of their shapes and types."""
         found: list[mx.array] = []
-        for part, want in zip(parts, pair_shapes(self._modules[name], rank), strict=False):
+        for part, want in zip(PARTS, pair_shapes(self._modules[name], rank), strict=True):
             key = f"{name}.{part}"
             array = arrays.get(key)
             if array is None:
-                raise AdapterError(f"{title} lacks {key}; expected {' and '.join(parts)}")
+                raise AdapterError(f"{title} lacks {key}; expected {' and '.join(PARTS)}")
             if array.shape != want:
                 raise AdapterError(
                     f"{title}: {key} has shape {array.shape}, expected {want} at rank {rank}"
