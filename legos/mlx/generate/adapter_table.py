@@ -67,11 +67,8 @@ class AdapterTable:
             raise RequestError(f"adapter {asked!r} is not live; {name!r} is at {live.version}")
         return live
 
-    def load(self, adapter: Adapter) -> LiveAdapter:
+    def load(self, adapter: Adapter) -> None:
         """Make an adapter live under its name; requests that run under the name go on with it.
-
-        Returns:
-            The live weights of that name: the same object as before, with a new epoch.
 
         Raises:
             AdapterError: the adapter does not fit the model; nothing is changed.
@@ -85,10 +82,9 @@ class AdapterTable:
             self.retired.append(live.slot)
             live.info, live.slot, live.epoch = adapter.info, slot, next(self._epochs)
         else:
-            live = LiveAdapter(name, adapter.info, slot=slot, epoch=next(self._epochs))
-            self._by_name[name] = live
+            epoch = next(self._epochs)
+            self._by_name[name] = LiveAdapter(name, adapter.info, slot=slot, epoch=epoch)
         self._show({**self.loaded, name: adapter})
-        return live
 
     def drop(self, name: str) -> None:
         """Remove an adapter by name; requests that already use it finish with its weights.

@@ -21,8 +21,6 @@ STATE_STEP = 256
 class Capabilities:
     """Cache sizes and chunk size of a model that can be served in batches."""
 
-    architecture: str
-    caches: tuple[str, ...]  # class names of the layers' caches, sorted
     sizes: Sizes  # what its memory depends on
     prompt_step: int  # a prompt is processed in chunks of a multiple of this many tokens
 
@@ -65,9 +63,4 @@ def probe(forward: CausalModel, slots: AdapterSlots) -> Capabilities:
             )
     step = STATE_STEP if any(isinstance(leaf, ArraysCache) for leaf in leaves) else 1
     check_serving(forward, slots, step=step)
-    return Capabilities(
-        architecture=name,
-        caches=tuple(sorted({type(leaf).__name__ for leaf in leaves})),
-        sizes=Sizes.of(model),
-        prompt_step=step,
-    )
+    return Capabilities(sizes=Sizes.of(model), prompt_step=step)

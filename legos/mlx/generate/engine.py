@@ -7,8 +7,7 @@ samples of one prompt, and plain batches are all handled in this one way.
 
 A request is *inside* from the step that accepts it until it is answered. It waits for a forward
 pass, is decoded with the other rows, and may wait again where its row forked into more rows than
-fit. Requests leave only through ``_answer``, so every number gets exactly one final result. Once a
-second, and before it goes idle, the engine checks that the scheduler holds every request inside.
+fit. Requests leave only through ``_answer``, so every number gets exactly one final result.
 
 Unless their docstrings say otherwise, methods named ``_x`` run on the worker that owns the tree.
 """
@@ -43,7 +42,6 @@ from legos.weights.adapter import Adapter, AdapterInfo
 __all__ = ["MlxEngine"]
 
 logger = logging.getLogger(__name__)
-CHECK_S = 1.0  # seconds between two checks for lost requests
 T = TypeVar("T")
 
 
@@ -88,7 +86,6 @@ class MlxEngine:
         self._inside: set[SequenceState] = set()
         self._claiming = threading.Lock()  # every request has one final result, on either thread
         self._closed = False
-        self._checked = 0.0
         self.swaps = self._accepted = self._answered = 0
         self._drawn: Counter[str] = Counter()  # adapter -> tokens sampled by finished requests
         self.worked_s = 0.0
@@ -255,7 +252,6 @@ class MlxEngine:
             return False
         began = time.monotonic()
         self._answer_after(self._step)
-        self._find_lost()
         self.worked_s += time.monotonic() - began
         return bool(self._scheduler or self._inbox)
 
@@ -348,21 +344,6 @@ class MlxEngine:
         deliver_all(claimed)
         if self._scheduler.adapters.retired:
             self._scheduler.tidy(self._inside)
-
-    def _find_lost(self) -> None:
-        """Answer with an error every request that the scheduler has lost, which is a defect."""
-        now = time.monotonic()
-        if self._scheduler and now < self._checked + CHECK_S:
-            return
-        self._checked = now
-        lost = self._inside - self._scheduler.held() if self._inside else ()
-        if lost:
-            error = EngineError(
-                f"the engine lost {len(lost)} of its requests, which is a defect; ask again"
-            )
-            sizes = [(len(m.request.prompt_ids), m.request.max_tokens) for m in lost]
-            logger.error("%s; (prompt tokens, max_tokens): %s", error, sorted(sizes)[:8])
-            self._answer([(sequence, error) for sequence in lost])
 
     def _end(self) -> None:
         """Answer all requests, inside or still queued, with an error."""

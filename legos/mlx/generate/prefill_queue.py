@@ -1,6 +1,7 @@
 """The prefill queue: prompts that wait for a forward pass, and the block that is being computed."""
 
 from collections.abc import Collection, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,15 +29,17 @@ class Block:
     """Rows that went through the model together."""
 
     rows: list[Row]  # rows that still have sequences
+    versions: list[int]  # policy version that computed each of them
     logits: mx.array  # [B, V] float32 next-token logits
     cache: list[Any]  # one batch cache per layer; empty where every sequence ends here
 
 
 @dataclass(frozen=True, slots=True)
 class _Underway:
-    """A block whose prefill has started."""
+    """A block whose prefill has started; it ends with the weights that it started with."""
 
     waiting: Sequences
+    lives: list[LiveAdapter]  # the weights of each row, copied
     prefill: Prefill
 
 
@@ -48,8 +51,7 @@ class PrefillQueue:
     unless a row is longer than one chunk, so that decoding would wait too long. All other rows
     start only while the decoding batch and the memory budget have room. Only rows that are being
     computed reserve bytes, never a waiting one, so the oldest row can always start once the others
-    have ended. A block that a change of weights interrupts starts again as a smaller block with
-    chunks of twice as many tokens, so it finishes however often weights are loaded.
+    have ended. A block ends with the weights with which it started, however often others come.
     """
 
     forward: CausalModel
@@ -66,15 +68,9 @@ class PrefillQueue:
     _last: Sequences = field(default_factory=dict[Key, list[SequenceState]])
     _longer: Sequences = field(default_factory=dict[Key, list[SequenceState]])
     _underway: _Underway | None = None
-    _interrupted: int = 0  # number of consecutive interrupted blocks
 
     def __len__(self) -> int:
         return sum(len(sequences) for held in self._all() for sequences in held.values())
-
-    def __iter__(self) -> Iterator[SequenceState]:
-        for held in self._all():
-            for sequences in held.values():
-                yield from sequences
 
     def __bool__(self) -> bool:
         return bool(self._last or self._longer or self._underway)
@@ -82,7 +78,7 @@ class PrefillQueue:
     @property
     def slots_used(self) -> set[int]:
         """The slots of the block in progress, also of rows whose sequences were all removed."""
-        return {live.slot for live, _ in self._underway.waiting} if self._underway else set()
+        return {live.slot for live in self._underway.lives} if self._underway else set()
 
     def add(self, sequence: SequenceState) -> None:
         """Queue a sequence under its tokens, and release the bytes that it has reserved."""
@@ -103,21 +99,6 @@ class PrefillQueue:
     def clear(self) -> None:
         """Remove all sequences."""
         self._last, self._longer, self._underway = {}, {}, None
-
-    def interrupt(self, live: LiveAdapter) -> None:
-        """Put the block in progress back at the head of the queue if its weights have changed."""
-        block = self._underway
-        if block is None or all(each is not live for each, _ in block.waiting):
-            return
-        self._underway = None
-        self._interrupted += 1
-        later, self._longer = self._longer, {}
-        for key, sequences in (*block.waiting.items(), *later.items()):
-            if sequences:  # other sequences with the same tokens may have been queued since
-                self._longer.setdefault(key, []).extend(sequences)
-        for sequences in block.waiting.values():
-            for sequence in sequences:
-                self.budget.give_back(sequence)
 
     def known(self, sampler: Sampler) -> list[Row]:
         """Remove and return the rows whose distribution the sampler has cached."""
@@ -150,7 +131,7 @@ class PrefillQueue:
         with self.slots.rows([live.slot for live, _ in keys]):
             logits = last_logits(self.forward, [tokens for _, tokens in keys])
         self._count(waiting, sum(len(tokens) for _, tokens in keys), reused=0)
-        return Block(rows=_rows(waiting), logits=logits, cache=[])
+        return _block(waiting, [live for live, _ in keys], logits, [])
 
     def prefilled(self, room: int, max_tokens: int) -> Block | None:
         """Compute one chunk of the block in progress, or of a new one; None until it is finished.
@@ -159,32 +140,29 @@ class PrefillQueue:
             room: number of rows that may start.
             max_tokens: maximum number of padded tokens of the forward pass.
         """
-        max_tokens <<= min(self._interrupted, 10)
         if self._underway is None:
             self._underway = self._next_block(room, max_tokens)
         block = self._underway
         if block is None:
             return None
-        with self.slots.rows([live.slot for live, _ in block.waiting]):
+        with self.slots.rows([live.slot for live in block.lives]):
             if not block.prefill.advance(max_tokens):
                 return None
             logits = block.prefill.logits()
         self._underway = None
-        self._interrupted = 0
-        return Block(rows=_rows(block.waiting), logits=logits, cache=block.prefill.cache)
+        return _block(block.waiting, block.lives, logits, block.prefill.cache)
 
     def _next_block(self, room: int, max_tokens: int) -> _Underway | None:
         """Start a block of the oldest row and others of about its length.
 
-        Where chunks have a minimum size, or a block was interrupted, the block is limited to
-        ``max_tokens``, so that its first chunk fits one forward pass.
+        Where chunks have a minimum size, the block is limited to ``max_tokens``, so that its first
+        chunk fits one forward pass.
         """
         admitted = self._admitted(room)
         if not admitted:
             return None
         found = {key: self.prefixes.find(key[0].epoch, key[1]) or ([], 0) for key in admitted}
-        whole = self.prompt_step == 1 and not self._interrupted
-        most = self.block_tokens if whole else max_tokens
+        most = self.block_tokens if self.prompt_step == 1 else max_tokens
         blocks = row_blocks(admitted, most, length=lambda key: len(key[1]) - found[key][1])
         keys = next(block for block in blocks if admitted[0] in block)
         self._put_off(admitted, keys)
@@ -202,7 +180,7 @@ class PrefillQueue:
             step=self.prompt_step,
         )
         self._count(waiting, prefill.num_tokens, reused=sum(found[key][1] for key in keys))
-        return _Underway(waiting, prefill)
+        return _Underway(waiting, [copy(live) for live, _ in keys], prefill)
 
     def _admitted(self, room: int) -> list[Key]:
         """The rows that may start, oldest first; none starts before an older one that waits."""
@@ -240,10 +218,14 @@ def _length(key: Key) -> int:
     return len(key[1])
 
 
-def _rows(waiting: Sequences) -> list[Row]:
-    """The rows in the sampler's format, without those that have no sequences."""
-    return [
-        ((live.epoch, tokens), sequences, index)
-        for index, ((live, tokens), sequences) in enumerate(waiting.items())
-        if sequences
-    ]
+def _block(
+    waiting: Sequences, lives: Sequence[LiveAdapter], logits: mx.array, cache: list[Any]
+) -> Block:
+    """The result of a block, without the rows that have no sequences."""
+    rows: list[Row] = []
+    versions: list[int] = []
+    for index, ((_, tokens), sequences) in enumerate(waiting.items()):
+        if sequences:
+            rows.append(((lives[index].epoch, tokens), sequences, index))
+            versions.append(lives[index].version)
+    return Block(rows=rows, versions=versions, logits=logits, cache=cache)

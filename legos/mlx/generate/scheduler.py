@@ -146,7 +146,7 @@ class Scheduler:
         Raises:
             AdapterError: it does not fit; nothing is changed.
         """
-        self.waiting.interrupt(self.adapters.load(adapter))
+        self.adapters.load(adapter)
         self.tidy(inside)
 
     def tidy(self, inside: Collection[SequenceState]) -> None:
@@ -156,10 +156,6 @@ class Scheduler:
         self._prefixes.keep_only(self.adapters.epochs)
         if not self._busy:
             self._prefixes.sweep()
-
-    def held(self) -> set[SequenceState]:
-        """All sequences that wait or are decoded."""
-        return {*self.waiting, *(m for _, sequences, _ in self._rows.listed() for m in sequences)}
 
     def remove(self, ended: Collection[SequenceState]) -> None:
         """Remove sequences from the queue and from the rows; the caller answers them.
@@ -205,7 +201,8 @@ class Scheduler:
             self._decode(results)
         known = self.waiting.known(self.sampler)
         if known:
-            self._advance(known, _versions(known), self.sampler.draw_known(known), results)
+            versions = [sequences[0].live.version for _, sequences, _ in known]
+            self._advance(known, versions, self.sampler.draw_known(known), results)
         busy = bool(self._rows)
         max_tokens = self._limits.chunk_tokens if busy else self._prefill_tokens
         while block := self.waiting.last_draws(max_tokens):
@@ -246,7 +243,7 @@ class Scheduler:
             return
         drawn = self.sampler.read(self.sampler.draw(block.rows, block.logits))
         self._keep(block.rows, block.cache)
-        forks = self._advance(block.rows, _versions(block.rows), drawn, results)
+        forks = self._advance(block.rows, block.versions, drawn, results)
         self._wait(self._rows.join(block.cache, forks, block.logits.shape[0]))
 
     def collect(self, results: list[Outcome]) -> None:
@@ -340,8 +337,3 @@ class Scheduler:
         for _, sequences in forks:
             for sequence in sequences:
                 self.waiting.add(sequence)
-
-
-def _versions(rows: Sequence[Row]) -> list[int]:
-    """The policy version of each row's weights."""
-    return [sequences[0].live.version for _, sequences, _ in rows]

@@ -3,10 +3,12 @@
 import json
 import logging
 import resource
+import sys
 from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
+import psutil
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import load_model as load_mlx_model
 
@@ -104,17 +106,15 @@ def _check_memory(folder: Path) -> None:
 
 
 def _free_memory() -> int:
-    """Bytes that the process may still allocate; where /proc is absent (macOS), all memory."""
-    if not Path("/proc/meminfo").exists():
-        return int(mx.device_info()["memory_size"])
-    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
-    sizes = {words[0]: int(words[1]) for words in lines}
-    free = 1024 * (sizes["MemAvailable:"] + sizes["SwapFree:"])
+    """Bytes that the process may still allocate; on a Mac, which frees memory late, all memory."""
+    memory = psutil.virtual_memory()
+    if sys.platform == "darwin":
+        return memory.total
+    free = memory.available + psutil.swap_memory().free
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return free
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    return min(free, max(limit - used, 0))
+    return min(free, max(limit - psutil.Process().memory_info().vms, 0))
 
 
 def base_arrays(model: nn.Module) -> dict[str, mx.array]:

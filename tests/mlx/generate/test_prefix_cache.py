@@ -92,7 +92,7 @@ def test_a_row_that_saw_a_switch_is_not_kept(room: Callable[..., Any]) -> None:
     assert answer == fresh.ask([Request(prompt_ids=said, max_tokens=3, seed=5)])[0]
 
 
-def test_a_prefill_that_a_switch_interrupts_begins_again(room: Callable[..., Any]) -> None:
+def test_a_prefill_ends_with_the_weights_it_began_with(room: Callable[..., Any]) -> None:
     one = room("llama", chunk_tokens=8, prefill_tokens=128)
     one.submit({0: Request(prompt_ids=(1, 2), max_tokens=50, seed=1)})
     one.tick(2)
@@ -102,12 +102,17 @@ def test_a_prefill_that_a_switch_interrupts_begins_again(room: Callable[..., Any
     assert 1 not in one.answers
     one.load(1)
     one.finish()
+    (expected,) = room("llama", prefix_bytes=0).ask([request])
+    assert one.answer(1).versions == (0, 1, 1)
+    assert one.answer(1).token_ids[0] == expected.token_ids[0]
+    assert one.answer(1).logprobs[0] == pytest.approx(expected.logprobs[0], abs=1e-5)
+    assert len(one.engine._scheduler._slots.slots) == 2  # the base and the policy
+    (again,) = one.ask([request])  # no prefix of it was kept
     fresh = room("llama", prefix_bytes=0)
     fresh.load(1)
     (expected,) = fresh.ask([request])
-    assert one.answer(1).token_ids == expected.token_ids
-    assert one.answer(1).logprobs == pytest.approx(expected.logprobs, abs=1e-5)
-    assert one.answer(1).versions == (1, 1, 1)
+    assert again.token_ids == expected.token_ids
+    assert again.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
 
 
 def test_decoding_goes_on_while_a_long_prompt_comes_in(room: Callable[..., Any]) -> None:
