@@ -54,6 +54,12 @@ def test_models_that_cannot_be_trained_are_refused_with_the_reason() -> None:
         shares("qwen3_moe", dtype=mx.bfloat16)
 
 
+def test_lora_on_the_head_alone_is_trained() -> None:
+    tree = small_model("llama")
+    add_lora(tree, lora_shape(tree, rank=2, alpha=4.0, num_layers=0, head=True), seed=0)
+    assert check_gradients(tree, CausalModel(tree), checkpointing=True)
+
+
 @pytest.mark.parametrize("architecture", ["phi", "stablelm", "rwkv7"])
 def test_a_trunk_that_asks_for_a_cache_is_trained(architecture: str) -> None:
     shares(architecture)
