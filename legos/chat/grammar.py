@@ -33,7 +33,6 @@ def json_grammar(schema: str, tokenizer: ChatTokenizer) -> Grammar:
     Raises:
         RequestError: the schema is not valid, or cannot be enforced, or the tokenizer is not
             supported.
-        ModelError: the tokenizer has no tokenizer.json.
     """
     try:
         parsed: Any = json.loads(schema)

@@ -2,9 +2,8 @@
 
 import json
 import logging
-import threading
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from itertools import groupby
 from pathlib import Path
@@ -42,6 +41,11 @@ def load_tokenizer(folder: Path) -> "ChatTokenizer":
         tokenizer = _read(folder)
     except Exception as error:  # the library raises whatever its parsers do
         raise ModelError(f"cannot read the tokenizer in {folder}: {error}") from error
+    if not getattr(tokenizer, "is_fast", False):
+        raise ModelError(
+            f"the tokenizer in {folder} is a {type(tokenizer).__name__}, which runs in Python, in "
+            "one thread at a time; take a copy of the model with a tokenizer.json"
+        )
     made = ChatTokenizer(tokenizer, end_ids=_end_ids(folder, tokenizer))
     made.check()
     return made
@@ -79,12 +83,9 @@ class ChatTokenizer:
     def __init__(self, tokenizer: Any, *, end_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         # The library's tokenizers in Rust refuse only to be changed while another thread uses them,
-        # and their first call puts truncation and padding off; those in Python take turns.
-        self._lock: AbstractContextManager[Any] = threading.Lock()
-        self._rust: Any = None  # the tokenizer in Rust
-        if getattr(tokenizer, "is_fast", False):
-            tokenizer.encode("")
-            self._lock, self._rust = nullcontext(), tokenizer.backend_tokenizer
+        # and their first call puts truncation and padding off.
+        tokenizer.encode("")
+        self._rust: Any = tokenizer.backend_tokenizer
         self._controls = _control_tokens(tokenizer)
         self._neutral = Neutraliser(self._controls)
         self._special_ids = frozenset(tokenizer.all_special_ids) | {
@@ -107,12 +108,8 @@ class ChatTokenizer:
     def encode_each(self, texts: Sequence[str], *, specials: bool = False) -> list[tuple[int, ...]]:
         """``encode`` for many texts.
 
-        Those in Rust leave other threads the interpreter only in this call, which is the fastest.
+        The library leaves other threads the interpreter only in this call, which is the fastest.
         """
-        if self._rust is None:
-            encode = self._tokenizer.encode
-            with self._lock:
-                return [tuple(encode(text, add_special_tokens=specials)) for text in texts]
         found = self._rust.encode_batch_fast(list(texts), add_special_tokens=specials)
         return [tuple(one.ids) for one in found]
 
@@ -145,10 +142,9 @@ class ChatTokenizer:
         return str(self._tokenizer.convert_ids_to_tokens(token) or "")
 
     def _plain(self, ids: Sequence[int], *, controls: bool) -> str:
-        with self._lock:
-            return self._tokenizer.decode(
-                list(ids), skip_special_tokens=not controls, clean_up_tokenization_spaces=False
-            )
+        return self._tokenizer.decode(
+            list(ids), skip_special_tokens=not controls, clean_up_tokenization_spaces=False
+        )
 
     @cached_property
     def _guard(self) -> tuple[int, str]:
@@ -173,16 +169,8 @@ class ChatTokenizer:
         return self.decode(prompt_ids[-_TAIL:], controls=True).rstrip().endswith("<think>")
 
     def definition(self) -> str:
-        """Return the tokenizer's vocabulary, merges and rules as the text of a tokenizer.json.
-
-        Raises:
-            ModelError: it is written in Python and has no such definition.
-        """
-        with self._lock:
-            backend = getattr(self._tokenizer, "backend_tokenizer", None)
-            if backend is None:
-                raise ModelError("the model's tokenizer has no tokenizer.json; convert it to one")
-            return backend.to_str()
+        """Return the tokenizer's vocabulary, merges and rules as the text of a tokenizer.json."""
+        return self._rust.to_str()
 
     @cached_property
     def continues(self) -> bool:
@@ -297,14 +285,9 @@ class ChatTokenizer:
             ids = self.encode("".join(lines) + "assistant:", specials=True)
             return ids[:-1] if ids[-1] == self._tokenizer.eos_token_id else ids
         try:
-            with self._lock:
-                rendered: Any = self._tokenizer.apply_chat_template(
-                    chat,
-                    add_generation_prompt=True,
-                    tokenize=self._rust is None,
-                    return_dict=self._rust is None,
-                    **options,
-                )
+            rendered = self._tokenizer.apply_chat_template(
+                chat, add_generation_prompt=True, tokenize=False, **options
+            )
         except Exception as error:  # templates raise their own errors through the renderer
             roles = ", ".join(message["role"] for message in chat)
             if roles.startswith("system, user"):
@@ -314,7 +297,7 @@ class ChatTokenizer:
             raise ModelError(
                 f"the model's chat template refuses messages of roles {roles}: {error}"
             ) from error
-        ids = tuple(rendered["input_ids"]) if self._rust is None else self.encode(rendered)
+        ids = self.encode(rendered)
         first = self._tokenizer.bos_token_id
         return ids[1:] if first is not None and ids[:2] == (first, first) else ids
 

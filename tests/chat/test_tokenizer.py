@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -203,6 +204,12 @@ def test_a_long_text_on_one_thread_stops_no_other() -> None:
     assert answered > 10
 
 
+def test_a_tokenizer_in_python_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("legos.chat.tokenizer._read", lambda _: SimpleNamespace(is_fast=False))
+    with pytest.raises(ModelError, match=r"runs in Python.* with a tokenizer\.json"):
+        load_tokenizer(builtin_path())
+
+
 def test_the_same_chat_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rendered: list[int] = []
 
@@ -221,9 +228,16 @@ def test_the_same_chat_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None
         def get_vocab(self) -> dict[str, int]:
             return {}
 
-        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-            rendered.append(len(text))
-            return [1, 2]
+        def encode(self, text: str) -> list[int]:
+            return []
+
+        @property
+        def backend_tokenizer(self) -> "Counting":
+            return self
+
+        def encode_batch_fast(self, texts: list[str], *, add_special_tokens: bool) -> list[Any]:
+            rendered.extend(map(len, texts))
+            return [SimpleNamespace(ids=[1, 2]) for _ in texts]
 
     tokenizer = ChatTokenizer(Counting(), end_ids=(2, 0, 2))
     assert tokenizer.end_ids == (0, 2)
