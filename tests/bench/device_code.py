@@ -10,7 +10,7 @@ import numpy as np
 
 from legos.mlx.checks.bare import bare_generator
 from legos.mlx.generate.sampling.sampler import Sampler
-from legos.mlx.train.backend import MlxGradients
+from legos.mlx.train.step_gradients import StepGradients
 from legos.wiring.device import Row
 
 __all__ = ["DeviceTime", "bare_shared_generation"]
@@ -40,7 +40,7 @@ class DeviceTime:
 
     def __enter__(self) -> "DeviceTime":
         self._found: list[tuple[float, float]] = []
-        self._before = Sampler.draw, Sampler.read, MlxGradients.computed
+        self._before = Sampler.draw, Sampler.read, StepGradients.computed
         draw, read, computed = self._before
         timed = self._timed
 
@@ -58,11 +58,11 @@ class DeviceTime:
             return timed(computed, self, compute)
 
         Sampler.draw, Sampler.read = timed_draw, timed_read
-        MlxGradients.computed = timed_compute
+        StepGradients.computed = timed_compute
         return self
 
     def __exit__(self, *_: object) -> None:
-        Sampler.draw, Sampler.read, MlxGradients.computed = self._before
+        Sampler.draw, Sampler.read, StepGradients.computed = self._before
 
     def between(self, start: float, end: float) -> float:
         """Seconds in which device code ran, between two readings of ``perf_counter``."""

@@ -18,34 +18,36 @@ the rounding of every device, TF32 included, and far below the effect of an erro
 
 
 @contextmanager
-def in_float32(model: nn.Module, layers: Sequence[nn.Module] = ()) -> Iterator[None]:
-    """Within the block, the tree computes in float32.
+def in_float32(model: nn.Module, traced: Sequence[nn.Module] = ()) -> Iterator[None]:
+    """Within the block, the tree computes in float32, and needs little memory beside its weights.
 
     Its embeddings return float32, and every later operation promotes its 16-bit weights to the type
-    of its input, one at a time. Quantised weights are dequantised to float32.
+    of its input. Quantised weights are dequantised to float32. Each layer is evaluated before the
+    next one is computed, so that its promoted weights are released.
 
     Args:
         model: the tree.
-        layers: layers that are differentiated. A backward pass would keep every promoted copy of
+        traced: layers that are differentiated. A backward pass would keep every promoted copy of
             their weights until its end, so they have one copy in float32 meanwhile.
     """
-    embeddings: list[Any] = [
-        module
-        for _, module in model.named_modules()
-        if isinstance(module, (nn.Embedding, nn.QuantizedEmbedding))
-    ]
-    kinds = [type(module) for module in embeddings]
-    before: list[Any] = [layer.parameters() for layer in layers]
-    for module in embeddings:
-        become(module, _Float32)
-    for layer, arrays in zip(layers, before, strict=True):
+    kinds: list[tuple[Any, type]] = []
+    plain = set(map(id, model.layers or ())) - set(map(id, traced))
+    for module in model.modules():
+        mixin = _Evaluated if id(module) in plain else None
+        if isinstance(module, (nn.Embedding, nn.QuantizedEmbedding)):
+            mixin = _Float32
+        if mixin is not None:
+            kinds.append((module, type(module)))
+            become(module, mixin)
+    before: list[Any] = [layer.parameters() for layer in traced]
+    for layer, arrays in zip(traced, before, strict=True):
         layer.update(tree_map(_promoted, arrays))
     try:
         yield
     finally:
-        for module, kind in zip(embeddings, kinds, strict=True):
+        for module, kind in kinds:
             module.__class__ = kind
-        for layer, arrays in zip(layers, before, strict=True):
+        for layer, arrays in zip(traced, before, strict=True):
             layer.update(arrays)
 
 
@@ -58,3 +60,12 @@ class _Float32(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         return super().__call__(x).astype(mx.float32)
+
+
+class _Evaluated(nn.Module):
+    """A layer that returns evaluated arrays."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().__call__(*args, **kwargs)
+        mx.eval(result)
+        return result

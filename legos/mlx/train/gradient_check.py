@@ -95,14 +95,15 @@ def check_gradients(model: nn.Module, forward: CausalModel, *, checkpointing: bo
         if found is not None and not (gap := _gap(found, expected)) <= LARGEST_GAP:
             logger.info("shared prefixes are off: they change the gradient by %.2g", gap)
             found = None
-        if checkpointing and rematerialise_layers(model):
-            again = [whole] if found is None else [whole, [shared]]
+    if checkpointing and rematerialise_layers(model):
+        again = [whole] if found is None else [whole, [shared]]
+        with in_float32(model, layers):
             gap = max(_gap(_tried(name, model, trained, way), expected) for way in again)
-            if not gap <= LARGEST_GAP:
-                raise TrainerError(
-                    f"{name}: with gradient checkpointing, the gradient of a LoRA array differs by "
-                    f"{gap:.2g} of its norm; set training.gradient_checkpointing to false"
-                )
+        if not gap <= LARGEST_GAP:
+            raise TrainerError(
+                f"{name}: with gradient checkpointing, the gradient of a LoRA array differs by "
+                f"{gap:.2g} of its norm; set training.gradient_checkpointing to false"
+            )
     return found is not None
 
 

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -15,6 +15,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map
 from numpy.typing import NDArray
 
+from legos.device.gradients import StepResult
 from legos.losses.metrics import SUMS
 from legos.losses.objective import Objective
 from legos.mlx.model.forward import CausalModel
@@ -25,7 +26,7 @@ from legos.mlx.train.prefix_sharing.trie import Trie
 from legos.records.batch import Batch, make_batch, pad_rows
 from legos.records.packing import StepRows, StepSamples
 
-__all__ = ["PassGradients", "PassesResult", "Policy", "Runner", "do_nothing", "pass_batch"]
+__all__ = ["PassGradients", "Policy", "Runner", "do_nothing", "pass_batch"]
 
 
 def do_nothing() -> None:
@@ -48,15 +49,6 @@ class Policy:
 
     within: Callable[[], AbstractContextManager[None]]
     outputs: dict[int, Outputs] = field(default_factory=dict)
-
-
-class PassesResult(NamedTuple):
-    """The results of the passes of a step."""
-
-    loss: float
-    sums: NDArray[np.float64]  # [len(SUMS)] for the metrics
-    gradients: Any  # tree with the structure of the trainable parameters
-    logprobs: NDArray[np.float32]  # [N] nats of the chosen tokens, sample by sample
 
 
 class PassGradients:
@@ -99,7 +91,7 @@ class PassGradients:
         *,
         before_pass: Callable[[], None] = do_nothing,
         before_prefix: Callable[[], None] = do_nothing,
-    ) -> PassesResult:
+    ) -> StepResult:
         """Compute some passes.
 
         A prefix that several passes continue is computed before them, without gradient. Each pass
@@ -134,7 +126,7 @@ class PassGradients:
             gradients = tree_map(mx.add, gradients, found)
             _add(cotangents, one, back)
             mx.eval(gradients, list(cotangents.values()))
-        return PassesResult(loss, sums, gradients, logprobs)
+        return StepResult(loss=loss, sums=sums, gradients=gradients, logprobs=logprobs)
 
     def _put(
         self, logprobs: NDArray[np.float32], batch: Batch, indices: Sequence[int], found: mx.array

@@ -1,27 +1,31 @@
-"""Loss, metric sums and LoRA gradients of one optimiser step; shared prefixes are computed once."""
+"""Loss, sums and LoRA gradients of one optimiser step; shared prefixes are computed once."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
 import msgspec
 import numpy as np
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
+from legos.device.gradients import Arrays, Others, StepResult
 from legos.errors import Stopped, TrainerError
 from legos.losses.objective import Objective
+from legos.mlx.model.faults import recovered
 from legos.mlx.model.forecast import Sizes, TrainingForecast, chunk_positions
 from legos.mlx.model.forward import CausalModel
-from legos.mlx.model.lora import other_lora
+from legos.mlx.model.load import num_token_ids
+from legos.mlx.model.lora import other_lora, set_lora_arrays
 from legos.mlx.model.machine import usable_bytes
 from legos.mlx.train.gradient_check import check_gradients
 from legos.mlx.train.memory import MemoryPlan
 from legos.mlx.train.passes import (
-    PassesResult,
     PassGradients,
     Policy,
     Runner,
@@ -33,25 +37,27 @@ from legos.mlx.train.processes import MlxProcesses
 from legos.records.limits import TrainingSize
 from legos.records.packing import StepRows, StepSamples, step_rows
 from legos.records.step import Stop, never
-from legos.weights.reference import Lora
 
 __all__ = ["StepGradients"]
 
 logger = logging.getLogger(__name__)
 LONGER = 1.25  # memory is planned again for rows longer than the planned ones by this factor
 NO_LIMIT = 2**31 - 1  # tokens of a row that always fits
-Arrays = Mapping[str, mx.array]
+T = TypeVar("T")
 
 
 class StepGradients:
-    """Computes the gradients of optimiser steps on one module tree.
+    """Computes the gradients of optimiser steps on one module tree; see ``DeviceGradients``.
 
     Attributes:
         memory: the plan of the memory of a step; None before the first step.
         row_limit: maximum tokens of a row; longer samples of the last step were left out because
             they do not fit into memory even alone. None: no limit.
         shares: whether rows share prefixes; False where the architecture does not allow it.
+        num_vocabulary: token ids of samples are below it.
     """
+
+    xp: Any = mx
 
     def __init__(
         self,
@@ -80,6 +86,7 @@ class StepGradients:
             TrainerError: the model cannot be trained; see ``check_gradients``.
         """
         self._model = model
+        self.num_vocabulary = num_token_ids(model)
         _avoid_inference_kernels(model)
         forward = CausalModel(model)
         self.shares = check_gradients(model, forward, checkpointing=checkpointing)
@@ -101,36 +108,53 @@ class StepGradients:
             max_places=max_places or chunk_positions(forward.num_vocabulary),
         )
 
+    def array(self, values: Any) -> mx.array:
+        """An array on the device; one that is there already is not copied."""
+        return values if isinstance(values, mx.array) else mx.array(np.asarray(values, np.float32))
+
+    def host(self, arrays: Arrays) -> Arrays:
+        """The same arrays, which were evaluated when they were made."""
+        return arrays
+
+    def install(self, arrays: Arrays) -> None:
+        """Make the tree compute with some LoRA arrays, without a copy."""
+        set_lora_arrays(self._model, arrays)
+
+    def evaluate(self, *arrays: Arrays) -> None:
+        """Wait until arrays are computed."""
+        mx.eval(arrays)
+
+    def computed(self, compute: Callable[[], T]) -> T:
+        """Run a computation to its end; alone, once more after an error of the device."""
+
+        def finished() -> T:
+            found = compute()
+            mx.synchronize()  # an error of the device must come before the results are used
+            return found
+
+        return recovered(finished, self._halve, retry=self._group.size == 1)
+
     def of_step(
-        self,
-        step: StepSamples,
-        objective: Objective,
-        ema: Arrays,
-        *,
-        reference: Lora | None = None,
-        stop: Stop = never,
-    ) -> PassesResult:
-        """Compute loss, sums and gradients of a whole step.
+        self, step: StepSamples, objective: Objective, others: Others, stop: Stop = never
+    ) -> StepResult:
+        """Compute loss, sums and gradients of a whole step, of the installed arrays.
 
         Args:
             step: samples of the step and their weights.
             objective: the objective to minimise.
-            ema: LoRA arrays of the policy's EMA, used where ``ema_kl_coef`` is not 0.
-            reference: LoRA of the reference, used where ``kl_coef`` is not 0 and a sample has no
-                reference log-probabilities; None: the base model.
+            others: LoRA of "reference" and "ema", where the objective uses them.
             stop: asked before each pass; all processes of a group end where one of them stops.
 
         Raises:
             TrainerError: no sample fits into memory.
             Stopped: ``stop`` returned True.
         """
-        others: dict[str, Policy] = {}
-        if objective.kl_coef and any(one.reference_logprobs is None for one in step.samples):
-            others["reference"] = Policy(within=partial(other_lora, self._model, reference))
-        if objective.ema_kl_coef:
-            others["ema"] = Policy(within=partial(other_lora, self._model, Lora(arrays=ema)))
+        policies = {
+            name: Policy(within=partial(other_lora, self._model, lora))
+            for name, lora in others.items()
+        }
         policy = Policy(within=nullcontext)
-        rows, trie, work = self._prepared(step, objective, policy, others)
+        rows, trie, work = self._prepared(step, objective, policy, policies)
         longest = max(map(len, rows.tokens))
         plan = self._planned(longest, others=len(others))
         limit = self._agreed_limit(plan)
@@ -140,7 +164,7 @@ class StepGradients:
                 raise TrainerError(
                     f"no sample of this step fits into memory: {plan.describe(plan.longest)}"
                 )
-            _, trie, work = self._prepared(step, objective, policy, others)
+            _, trie, work = self._prepared(step, objective, policy, policies)
         passes, rounds = self._own(trie, plan.max_tokens(self._max_tokens))
 
         def agreed() -> None:  # all processes ask before each pass
@@ -153,9 +177,17 @@ class StepGradients:
         if len(passes) < rounds:
             agreed()  # with the processes that have one more pass
         self.memory = self._corrected(plan, passes)
-        return found if self._group.size == 1 else _sum_of(found, self._group)
+        peak = mx.get_peak_memory()
+        if self._group.size > 1:
+            found = _sum_of(found, self._group)
+        return replace(
+            found,
+            gradients=dict(tree_flatten(found.gradients)),
+            row_limit=self.row_limit,
+            peak_bytes=peak,
+        )
 
-    def halve(self) -> None:
+    def _halve(self) -> None:
         """Compute fewer tokens at once from now on, after the device has failed."""
         self._max_tokens = max(self._max_tokens // 2, 1)
 
@@ -222,13 +254,15 @@ class StepGradients:
         return passes[rank::size], -(-len(passes) // size)
 
 
-def _sum_of(found: PassesResult, group: MlxProcesses) -> PassesResult:
+def _sum_of(found: StepResult, group: MlxProcesses) -> StepResult:
     """The results of all processes of a group, summed."""
     numbers = mx.array([found.loss, *found.sums.tolist()])
     logprobs = mx.array(found.logprobs)
     numbers, logprobs, gradients = group.sum_of((numbers, logprobs, found.gradients))
     loss, *sums = np.array(numbers, np.float64).tolist()
-    return PassesResult(loss, np.array(sums), gradients, np.array(logprobs))
+    return StepResult(
+        loss=loss, sums=np.array(sums), gradients=gradients, logprobs=np.array(logprobs)
+    )
 
 
 def _avoid_inference_kernels(model: nn.Module) -> None:

@@ -37,10 +37,10 @@ samples = random_samples(np.random.default_rng(0), num_samples=20, vocab=20, max
 weights = normalisation_weights(samples, "sample")
 gradients = StepGradients(tree, group=MlxProcesses(group))
 step = StepSamples(samples=samples, weights=weights)
-loss, sums, found, logprobs = gradients.of_step(step, Objective(kl_coef=0.1), {})
-flat = np.concatenate([np.array(a).reshape(-1) for _, a in tree_flatten(found)])
+found = gradients.of_step(step, Objective(kl_coef=0.1), {"reference": None})
+flat = np.concatenate([np.array(a).reshape(-1) for a in found.gradients.values()])
 out = Path(sys.argv[2]) / f"{group.size()}.{group.rank()}.npz"
-np.savez(out, loss=[loss], sums=sums, logprobs=logprobs, gradients=flat)
+np.savez(out, loss=[found.loss], sums=found.sums, logprobs=found.logprobs, gradients=flat)
 """
 
 

@@ -77,7 +77,7 @@ def test_they_are_those_of_a_plain_forward_pass(
 ) -> None:
     tree, backend = moved(tiny_models["llama"], micro_batch_tokens=micro_batch_tokens)
     if max_places is not None:
-        steps: Any = backend._device._steps  # pyright: ignore[reportAttributeAccessIssue]
+        steps: Any = backend._device
         runner = steps._runner
         steps._runner = replace(runner, max_places=max_places)
     samples = [changed(sample, temperature=0.7) for sample in group(0)]

@@ -142,10 +142,10 @@ def test_another_adapter_is_the_reference_on_every_path(
         for max_places in (5, None):  # 5: the head runs in chunks
             step = StepGradients(policy, max_tokens=max_tokens, max_places=max_places)
             assert step.shares
-            found = step.of_step(whole(samples), chosen, {}, reference=reference)
+            found = step.of_step(whole(samples), chosen, {"reference": reference})
             assert found.sums == pytest.approx(sums, rel=1e-4, abs=1e-4)
             assert gap(dict(tree_flatten(found.gradients)), expected) < 5e-6
-    base = step.of_step(whole(samples), chosen, {})
+    base = step.of_step(whole(samples), chosen, {"reference": None})
     assert abs(base.sums - sums)[SUMS.index("kl")] > 0.1  # it is not that of the model without LoRA
 
 
@@ -158,7 +158,7 @@ def test_experts_states_and_layers_computed_again(tmp_path: Path, architecture: 
     sums, expected = by_hand(policy, other, samples, OBJECTIVES["k2"])
     rematerialise_layers(policy)
     step = StepGradients(policy, max_tokens=1000, max_places=5)
-    found = step.of_step(whole(samples), OBJECTIVES["k2"], {}, reference=reference)
+    found = step.of_step(whole(samples), OBJECTIVES["k2"], {"reference": reference})
     assert found.sums == pytest.approx(sums, rel=1e-4, abs=1e-4)
     assert gap(dict(tree_flatten(found.gradients)), expected) < 5e-6
 
