@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from legos.chat.tokenizer import load_tokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
+from legos.device import LocalEngine
 from legos.device.backend import LoraBackend
 from legos.device.leader import Leader, check_same, follow
 from legos.errors import ModelError, TrainerError
@@ -231,14 +232,17 @@ class MlxModel:
 
     def make_engine(
         self, limits: EngineLimits | None = None, *, watched: bool = False
-    ) -> MlxEngine | WatchedEngine:
+    ) -> LocalEngine:
         """Make an engine with its own thread and module tree, which shares the base arrays.
 
         Args:
             limits: limits of rows, tokens and memory; None: the defaults.
             watched: whether a watchdog replaces the engine when it dies or hangs.
         """
-        return WatchedEngine(lambda: self._engine(limits)) if watched else self._engine(limits)
+        if not watched:
+            return self._engine(limits)
+        engine: Any = WatchedEngine(lambda: self._engine(limits))  # has all methods of one
+        return engine
 
     def make_backend(self, config: BackendConfig | None = None) -> LoraBackend:
         """Make the backend that trains this model's LoRA on its thread; make at most one.

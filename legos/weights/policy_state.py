@@ -83,7 +83,8 @@ def read_policy_state(
     adapter, ema = (_read(folder / name)[0] for name in (ADAPTER_FILE, EMA_FILE))
     check_shapes(adapter, shapes, name=f"v{texts['version']}")
     check_shapes(ema, shapes, name="ema")
-    _check_moments(moments, shapes)
+    of_moments = {f"{key}.{part}": shape for key, shape in shapes.items() for part in ("m", "v")}
+    check_shapes(moments, of_moments, name="optimiser")
     return PolicyState(
         name=name,
         version=int(texts["version"]),
@@ -96,17 +97,3 @@ def read_policy_state(
 
 def _read(path: Path) -> tuple[dict[str, Floats], dict[str, str]]:
     return unpack_tensors(path.read_bytes())
-
-
-def _check_moments(moments: Mapping[str, Floats], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse the moments of another optimiser."""
-    expected = {f"{name}.{m}": shape for name, shape in shapes.items() for m in ("m", "v")}
-    for name in sorted(moments.keys() | expected.keys()):
-        came, wanted = moments.get(name), expected.get(name)
-        shape = None if came is None else tuple(came.shape)
-        if shape != wanted:
-            raise CheckpointError(
-                f"the optimiser's state is of another optimiser: {name} has shape {shape}, "
-                f"expected {wanted}; take another checkpoint (--fork-from RUN@STEP), or start a "
-                "new run"
-            )

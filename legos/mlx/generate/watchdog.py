@@ -5,16 +5,12 @@ get an error, a new engine is made on a new thread, and late results of the old 
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from legos.errors import EngineError
 from legos.mlx.generate.engine import MlxEngine
-from legos.protocols import Deliver
-from legos.records.names import POLICY
-from legos.records.request import Request
 from legos.stalls import Watchdog
-from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = ["WatchedEngine"]
 
@@ -23,7 +19,9 @@ MAX_RESTARTS = 3  # per ``WatchedEngine``; a fault that comes back more often ne
 
 
 class WatchedEngine:
-    """An ``MlxEngine`` that is replaced when its thread dies or hangs; its methods are the same.
+    """An ``MlxEngine`` that is replaced when its thread dies or hangs.
+
+    Its methods are those of the engine. A replacement loads the live adapters again.
 
     Attributes:
         restarts: number of engines replaced so far.
@@ -50,44 +48,9 @@ class WatchedEngine:
         self._dog = Watchdog(self._check, name="legos-engine-watchdog", every_s=every_s)
         self._dog.__enter__()
 
-    def submit(self, requests: Sequence[tuple[int, Request]], deliver: Deliver) -> None:
-        """See ``MlxEngine``."""
-        self._engine.submit(requests, deliver)
-
-    def cancel(self, numbers: Sequence[int], deliver: Deliver) -> None:
-        """See ``MlxEngine``."""
-        self._engine.cancel(numbers, deliver)
-
-    def load_adapter(self, adapter: Adapter) -> "Future[AdapterInfo]":
-        """See ``MlxEngine``; a replacement engine loads the adapter again."""
-        return self._engine.load_adapter(adapter)
-
-    def drop_adapter(self, name: str) -> "Future[None]":
-        """See ``MlxEngine``."""
-        return self._engine.drop_adapter(name)
-
-    def versions(self) -> Mapping[str, int]:
-        """See ``MlxEngine``."""
-        return self._engine.versions()
-
-    def adapters(self) -> Mapping[str, AdapterInfo]:
-        """See ``MlxEngine``."""
-        return self._engine.adapters()
-
-    def score(
-        self,
-        prompts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]],
-        *,
-        end_ids: Sequence[int],
-        adapter: str = POLICY,
-        by_token: bool = False,
-    ) -> "Future[list[list[float]]]":
-        """See ``MlxEngine``."""
-        return self._engine.score(prompts, end_ids=end_ids, adapter=adapter, by_token=by_token)
-
-    def tokens_generated(self, adapter: str) -> "Future[int]":
-        """See ``MlxEngine``; tokens of replaced engines are not counted."""
-        return self._engine.tokens_generated(adapter)
+    def __getattr__(self, name: str) -> Any:
+        """A method of the engine that works now; a replaced one's tokens are not counted."""
+        return getattr(self._engine, name)
 
     def stats(self) -> Mapping[str, float]:
         """See ``MlxEngine``; with the number of restarts.
