@@ -31,7 +31,7 @@ _ACCEPTED = {
     "init_lora_weights": (True, "gaussian", "eva", "orthogonal", "mica"),  # W stays as it is
 }
 _CHANGE_BASE = ("pissa", "olora", "corda", "lora_ga")  # beginnings of the names
-_UNSET = (None, False, "", [], {})  # values by which PEFT leaves something out
+_UNSET: tuple[Any, ...] = (None, False, "", [], {})  # values by which PEFT leaves something out
 _PATTERNS = ("rank_pattern", "alpha_pattern")
 
 
