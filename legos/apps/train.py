@@ -190,7 +190,7 @@ def _check_start(resolved: ResolvedConfig) -> None:
     """Refuse a shape of LoRA besides that of the adapter to start from, which must exist."""
     adapter = resolved.config.adapter
     for name, source in resolved.sources.items():
-        if name.startswith(("training.lora_", "training.use_dora")) and is_chosen(source):
+        if name.startswith("training.lora_") and is_chosen(source):
             raise ConfigError(
                 f"{name} is given ({source}) but adapter is {adapter!r}, whose own rank, scale and "
                 f"modules hold; leave {name} out, or leave adapter out"
