@@ -69,8 +69,7 @@ def check_training(folder: Path, size: TrainingSize) -> str | None:
     engine = "no engine"
     if size.engine is not None:
         tokens = EngineForecast(sizes, size.engine).prefill_tokens(usable - sizes.weights)
-        needed = _gib(plan.held_bytes - sizes.weights - plan.forecast.held_bytes)
-        engine = f"{needed} for the engine (prefills of up to {tokens} tokens)"
+        engine = f"{_gib(_engine_bytes(plan))} for the engine (prefills of up to {tokens} tokens)"
     usual = replace(plan, longest=min(USUAL_ROW, longest))
     tokens = usual.max_tokens(size.micro_batch_tokens)
     left = ", and longer ones are left out" if longest < USUAL_ROW else ""
@@ -112,6 +111,10 @@ def check_replicas(folder: Path, limits: EngineLimits, num: int) -> int:
     )
 
 
+def _engine_bytes(plan: MemoryPlan) -> int:
+    return plan.held_bytes - plan.forecast.sizes.weights - plan.forecast.held_bytes
+
+
 def _longest(plan: MemoryPlan) -> int:
     """Tokens of the longest row that fits."""
     limit = plan.row_limit
@@ -124,8 +127,9 @@ def _refusal(folder: Path, plan: MemoryPlan, *, limited: bool) -> str:
     size, weights = plan.forecast.size, plan.forecast.sizes.weights
     first = (
         f"{folder} cannot be trained here: a row of {row} tokens needs "
-        f"{_gib(replace(plan, longest=row).peak_bytes(row))} ({_gib(weights)} of weights, LoRA of "
-        f"rank {size.rank} on {size.layers} layers), and {_gib(plan.ceiling_bytes)} can be used"
+        f"{_gib(replace(plan, longest=row).peak_bytes(row))} ({_gib(weights)} of weights, "
+        f"{_gib(_engine_bytes(plan))} for the engine, LoRA of rank {size.rank} on {size.layers} "
+        f"layers), and {_gib(plan.ceiling_bytes)} can be used"
         + (" (training.memory_limit_gib)" if limited else "")
     )
     changed = msgspec.structs.replace(size, checkpointing=True)
