@@ -32,7 +32,8 @@ def check_shapes(
             raise AdapterError(f"adapter {name!r} holds {key}, where this model has no LoRA")
         have, want = tuple(arrays[key].shape), tuple(shapes[key])
         if have != want:
-            hint = _rank_hint(have, want, axis=-1 if key.endswith("lora_a") else -2)
+            axis = {"lora_a": -1, "lora_b": -2}.get(key.rpartition(".")[2])
+            hint = "" if axis is None else _rank_hint(have, want, axis=axis)
             raise AdapterError(f"adapter {name!r}: {key} has shape {have}, expected {want}{hint}")
 
 

@@ -67,9 +67,9 @@ def read_policy_state(
         shapes: name -> expected shape of every array of the adapter.
 
     Raises:
-        CheckpointError: the files have another format, policy or optimiser.
-        AdapterError: a file is damaged, or from another model or LoRA; the message names the first
-            difference.
+        CheckpointError: the files have another format or policy.
+        AdapterError: a file is damaged, or from another model, LoRA or optimiser; the message names
+            the first difference.
         OSError: a file is missing.
     """
     moments, texts = _read(folder / MOMENTS_FILE)
