@@ -62,7 +62,7 @@ def test_a_prompt_is_computed_in_the_end_however_often_weights_come(room: Room) 
     one.tick()
     long = {n: Request(prompt_ids=tuple(range(n, n + 40)), max_tokens=2) for n in range(3, 9)}
     one.submit(long)
-    for step in range(60):
+    for step in range(70):  # ten chunks for each of six rows, and their second tokens
         one.tick()
         one.load(step % 3)
     assert sorted(one.answers) == sorted(long)
