@@ -1,9 +1,16 @@
 """Make the servers that compute reference log-probabilities, and compare them with the trainer."""
 
+import asyncio
+import logging
+from collections.abc import Sequence
 from contextlib import ExitStack
 
+from legos.clients.openai import OpenAIClient
 from legos.config.objective import ObjectiveSettings
 from legos.device import ModelHandle
+from legos.errors import EndpointError, ModelError, RequestError
+from legos.records.message import Message
+from legos.records.names import BASE
 from legos.remote.engine import RemoteEngine
 from legos.remote.legos_server import LegosServer
 from legos.remote.references import ReferenceServers
@@ -11,6 +18,9 @@ from legos.wiring.same_model import check_same_model
 
 __all__ = ["reference_servers"]
 
+logger = logging.getLogger(__name__)
+TEXTS = ("It's 3.14, isn't it?", "def f(x):\n    return 2 * x", "été 漢字 🙂")
+TOLERANCE = 0.01  # nats, between a text that the server and that the trainer turned into tokens
 PATIENCE_S = 180.0  # maximum time of one answer
 
 
@@ -19,13 +29,16 @@ def reference_servers(
 ) -> ReferenceServers | None:
     """The servers of ``kl_server``; None: it is empty.
 
+    They may have another model with the same tokenizer and chat template, such as a larger one,
+    which the policy then learns from (distillation); a line says so.
+
     Args:
         config: settings of training.
         model: the trainer's model with LoRA.
         api_key: API key of the servers.
 
     Raises:
-        ModelError: a server is not `legos serve`, or has another model or vocabulary.
+        ModelError: a server is not `legos serve`, or has a model with another tokenizer.
         EngineError: a server does not answer.
     """
     urls = config.kl_server
@@ -35,6 +48,36 @@ def reference_servers(
     engine = RemoteEngine(servers, None)
     with ExitStack() as stack:
         stack.callback(engine.close)
-        check_same_model(engine, model, where="training.kl_server")
+        try:
+            check_same_model(engine, model, where="training.kl_server")
+        except ModelError as error:
+            if not asyncio.run(_same_tokens(engine, urls, model, api_key)):
+                raise
+            logger.warning(
+                "training.kl_server has another model than the trainer, with the same tokenizer, "
+                "so the KL divergence draws the policy to that model (distillation): %s",
+                error,
+            )
         stack.pop_all()
     return ReferenceServers(engine, num_vocabulary=model.num_vocabulary)
+
+
+async def _same_tokens(
+    engine: RemoteEngine, urls: Sequence[str], model: ModelHandle, api_key: str | None
+) -> bool:
+    """Whether servers give texts the log-probabilities that they give the trainer's tokens."""
+    tokenizer = model.tokenizer
+    asked = [((Message("user", text),), [text]) for text in TEXTS]
+    rows = [(tokenizer.render(chat), list(map(tokenizer.encode, said))) for chat, said in asked]
+    try:
+        for url, server in zip(urls, engine.servers, strict=True):
+            async with OpenAIClient(url, api_key=api_key, timeout_s=PATIENCE_S) as client:
+                texts = await client.score(asked, adapter=BASE)
+            scores = server.score(rows, end_ids=tokenizer.end_ids, adapter=BASE)
+            tokens = await asyncio.wrap_future(engine.call(scores))
+            pairs = zip(texts, tokens, strict=True)
+            if any(abs(one[0] - other[0]) > TOLERANCE for one, other in pairs):
+                return False
+    except (RequestError, EndpointError):
+        return False
+    return True

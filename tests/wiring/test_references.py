@@ -1,6 +1,7 @@
 """Reference log-probabilities from `legos serve`: those of the trainer, and bounded if it dies."""
 
 import asyncio
+import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -186,8 +187,11 @@ def test_a_run_ends_with_its_account_balanced_where_the_only_server_dies(
 
 
 @pytest.mark.slow
-def test_a_server_of_another_model_is_refused(model: ModelHandle, tmp_path: Path) -> None:
-    write_tiny_model(tmp_path / "other")
+def test_a_server_of_another_tokenizer_is_refused(model: ModelHandle, tmp_path: Path) -> None:
+    settings = write_tiny_model(tmp_path / "other") / "tokenizer_config.json"
+    template = json.loads(settings.read_text())
+    template["chat_template"] += "Nim"
+    settings.write_text(json.dumps(template))
     other = started(tmp_path, "--model", tmp_path / "other")
     try:
         with pytest.raises(ModelError, match=r"has another model than the trainer|cannot score"):
