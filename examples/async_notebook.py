@@ -104,7 +104,6 @@ class Run:
         config = TrainingConfig(
             learning_rate=3e-3,
             warmup_steps=10,
-            kl_coef=0.0,
             entropy_coef=0.1,
             staleness_limit=limit if overlap else 0,
         )

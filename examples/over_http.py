@@ -39,7 +39,6 @@ async def main(url: str, steps: int) -> None:
     apply_lora(model, rank=8, layers=16)  # as `legos serve` does
     config = TrainingConfig(
         learning_rate=3e-3,
-        kl_coef=0.0,
         entropy_coef=0.5,
         min_samples_per_step=64,
         staleness_limit=1,

@@ -51,7 +51,6 @@ async def main(steps: int) -> None:
     config = TrainingConfig(
         learning_rate=3e-3,
         warmup_steps=10,
-        kl_coef=0.0,
         entropy_coef=0.3,
         lora_rank=16,
         staleness_limit=1,

@@ -42,7 +42,6 @@ async def main(steps: int) -> None:
     apply_lora(model, rank=16, layers=16)
     config = TrainingConfig(
         learning_rate=3e-3,
-        kl_coef=0.0,
         entropy_coef=0.5,
         min_samples_per_step=256,
         staleness_limit=1,

@@ -30,7 +30,6 @@ __all__ = ["SETTINGS", "Imitation", "num_steps"]
 SETTINGS: Mapping[str, object] = {
     "arena": "legos.apps.imitate:Imitation",
     "training.loss": "reinforce",
-    "training.kl_coef": 0.0,
 }
 """Settings of supervised training: the loss is the negative log-likelihood of the answers."""
 

@@ -15,7 +15,6 @@ EXAMPLE = "Nim: 5 left, last one wins.\nMoves: 1 2 3"
 """A prompt for this model: the position of a game, with the legal moves on the last line."""
 
 RECOMMENDED: Mapping[str, object] = {
-    "training.kl_coef": 0.0,
     "training.learning_rate": 3e-3,
     "training.learning_rate_end_fraction": 0.1,
     "training.lora_rank": 16,

@@ -51,9 +51,9 @@ class ObjectiveSettings(Settings):
     kl_estimator: KlEstimator = knob("k2")
     """Estimator of the KL divergences: k1 to k3 use the sampled tokens, exact sums over the whole
     vocabulary (for small vocabularies)."""
-    kl_coef: float = knob(0.1, ge=0)
-    """Weight of the KL divergence from the reference policy. Raise it to keep the policy close to
-    the reference; 0 leaves the term out."""
+    kl_coef: float = knob(0.0, ge=0)
+    """Weight of the KL divergence from the reference policy. Raise it, to 0.01 or 0.1, to keep the
+    policy close to the reference; 0 leaves the term out, and saves its pass."""
     kl_reference: Path | None = knob(None, loose=True)
     """Adapter folder of the reference policy, of any rank; none: the model without LoRA."""
     kl_refresh_steps: int | None = knob(None, unit="optimiser steps", ge=1)

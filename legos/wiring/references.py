@@ -1,14 +1,16 @@
 """Make the servers that compute reference log-probabilities, and compare them with the trainer."""
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from legos.clients.openai import OpenAIClient
+import httpx
+
+from legos.clients.answers import scores_of
+from legos.clients.transport import api_root
 from legos.config.objective import ObjectiveSettings
 from legos.device import ModelHandle
-from legos.errors import EndpointError, ModelError, RequestError
+from legos.errors import ModelError, RequestError
 from legos.records.message import Message
 from legos.records.names import BASE
 from legos.remote.engine import RemoteEngine
@@ -51,7 +53,9 @@ def reference_servers(
         try:
             check_same_model(engine, model, where="training.kl_server")
         except ModelError as error:
-            if not asyncio.run(_same_tokens(engine, urls, model, api_key)):
+            if isinstance(error.__cause__, RequestError) or not _same_tokens(
+                engine, urls, model, api_key
+            ):
                 raise
             logger.warning(
                 "training.kl_server has another model than the trainer, with the same tokenizer, "
@@ -62,22 +66,29 @@ def reference_servers(
     return ReferenceServers(engine, num_vocabulary=model.num_vocabulary)
 
 
-async def _same_tokens(
+def _same_tokens(
     engine: RemoteEngine, urls: Sequence[str], model: ModelHandle, api_key: str | None
 ) -> bool:
     """Whether servers give texts the log-probabilities that they give the trainer's tokens."""
     tokenizer = model.tokenizer
-    asked = [((Message("user", text),), [text]) for text in TEXTS]
-    rows = [(tokenizer.render(chat), list(map(tokenizer.encode, said))) for chat, said in asked]
-    try:
-        for url, server in zip(urls, engine.servers, strict=True):
-            async with OpenAIClient(url, api_key=api_key, timeout_s=PATIENCE_S) as client:
-                texts = await client.score(asked, adapter=BASE)
-            scores = server.score(rows, end_ids=tokenizer.end_ids, adapter=BASE)
-            tokens = await asyncio.wrap_future(engine.call(scores))
-            pairs = zip(texts, tokens, strict=True)
-            if any(abs(one[0] - other[0]) > TOLERANCE for one, other in pairs):
-                return False
-    except (RequestError, EndpointError):
-        return False
+    chats = [[{"role": "user", "content": text}] for text in TEXTS]
+    texts = [{"messages": chat, "choices": [TEXTS[0]]} for chat in chats]
+    answers = [tokenizer.encode(TEXTS[0])]
+    rows = [(tokenizer.render((Message("user", text),)), answers) for text in TEXTS]
+    headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+    for url, server in zip(urls, engine.servers, strict=True):
+        body = {"prompts": texts, "model": BASE}
+        said = httpx.post(
+            f"{api_root(url)}/score",
+            json=body,
+            headers=headers,
+            timeout=PATIENCE_S,
+            trust_env=False,
+        )
+        if not said.is_success:
+            return False
+        scores = server.score(rows, end_ids=tokenizer.end_ids, adapter=BASE)
+        pairs = zip(scores_of(said.content), engine.call(scores).result(), strict=True)
+        if any(abs(one[0] - other[0]) > TOLERANCE for one, other in pairs):
+            return False
     return True

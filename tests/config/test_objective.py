@@ -56,7 +56,7 @@ def test_a_reference_is_refused_where_nothing_pulls_to_it() -> None:
         with pytest.raises(ConfigError, match=rf"{name} is .* but kl_coef is 0, so nothing"):
             TrainingConfig(**given)
     for steps in (5, None):
-        config = TrainingConfig(kl_refresh_steps=steps)
+        config = TrainingConfig(kl_coef=0.1, kl_refresh_steps=steps)
         assert config.update(0, 10).kl_refresh_steps == steps
 
 
@@ -86,14 +86,19 @@ def test_what_a_server_of_the_reference_does_not_compute_is_refused(
 def test_what_a_run_with_a_server_of_the_reference_cannot_do_is_refused(
     key: str, value: Any, message: str
 ) -> None:
-    servers = {"training.kl_server": ["http://far:8000"], "training.staleness_limit": 0}
+    servers: dict[str, Any] = {
+        "training.kl_server": ["http://far:8000"],
+        "training.kl_coef": 0.1,
+        "training.staleness_limit": 0,
+    }
     assert resolve(overrides=servers).config.training.kl_server == ("http://far:8000",)
     with pytest.raises(ConfigError, match=message):
         resolve(overrides={**servers, key: value})
 
 
 def test_a_reference_is_a_path_on_the_command_line(tmp_path: Path) -> None:
-    resolved = resolve(overrides={"training.kl_reference": "runs/nim-1/adapters/v9"})
+    given = {"training.kl_reference": "runs/nim-1/adapters/v9", "training.kl_coef": 0.1}
+    resolved = resolve(overrides=given)
     assert resolved.config.training.kl_reference == Path("runs/nim-1/adapters/v9")
     (tmp_path / "config.toml").write_text(resolved.toml())
     file = tmp_path / "config.toml"

@@ -25,7 +25,7 @@ def test_defaults_are_those_documented() -> None:
     assert clip_range(config) == (0.2, 0.2)
     assert config.skip_threshold == 0.3
     assert config.staleness_limit == 3
-    assert config.kl_coef == 0.1
+    assert config.kl_coef == 0.0
     assert (config.lora_rank, config.lora_layers, config.lora_alpha) == (8, 16, 32.0)
     assert config.loss_normalisation == "token"
 
@@ -86,7 +86,7 @@ def test_several_bad_values_are_all_named() -> None:
 def test_replace_checks_again_and_leaves_the_original() -> None:
     config = TrainingConfig()
     assert config.replace(kl_coef=0.5).kl_coef == 0.5
-    assert config.kl_coef == 0.1
+    assert config.kl_coef == 0.0
     with pytest.raises(ConfigError, match="kl_coef is -1"):
         config.replace(kl_coef=-1)
 
