@@ -132,16 +132,13 @@ class Service:
         if longest >= self.context:
             raise self._too_long(str(longest), param)
 
-    @contextmanager
-    def admitted(self, count: int) -> Generator[None]:
-        """Count this many completions as running within the block.
+    def check_size(self, count: int) -> None:
+        """Reject a request for more completions than may run and wait together.
 
         Raises:
-            Problem: 429, if more completions than allowed would run and wait; 400, if they never
-                can, so that the client must split the request.
+            Problem: 400; the client must split the request.
         """
-        options = self.options
-        most = options.max_running + options.max_queue
+        most = self.options.max_running + self.options.max_queue
         if count > most:
             raise Problem(
                 400,
@@ -149,6 +146,18 @@ class Service:
                 "admitted at once, send it in parts",
                 param="n",
             )
+
+    @contextmanager
+    def admitted(self, count: int) -> Generator[None]:
+        """Count this many completions as running within the block.
+
+        Raises:
+            Problem: 429, if more completions than allowed would run and wait; 400, as
+                ``check_size``.
+        """
+        self.check_size(count)
+        options = self.options
+        most = options.max_running + options.max_queue
         if self._running + count > most:
             self.metrics.refused.labels("queue").inc()
             waiting = max(self._running - options.max_running, 0)

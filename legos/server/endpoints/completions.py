@@ -84,6 +84,7 @@ async def _asked(service: Service, body: CompletionBody) -> GenerationRequest:
     if service.options.log_prompts:
         logger.info("completion %s", body.model_dump_json(include={"prompt"}))
     adapter = service.adapter_of(body.model, body.adapter)
+    service.check_size(len(body.prompt) * (body.n or 1))  # before all of them are tokenized
     prompts = await _prompts(service, body)
     service.check_prompts(prompts, param="prompt")
     sampling = body.sampling(
