@@ -2,8 +2,8 @@
 
     uv run python tests/run/test_schedules.py 100000
 
-plays as many on all cores, the first 10,000 of which the slow tests play, and prints the seeds that
-failed.
+plays as many on all cores, the first 1,000 of which the slow tests play and the first 10,000 the
+nightly ones, and prints the seeds that failed.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does
 from schedules import STOP_S, play_schedule, seconds_to_stop
 from slow_parts import DEVICE_S
 
-PARTS, SCHEDULES, STOPS = 20, 10_000, 1000
+SCHEDULES, STOPS, PART = 10_000, 1000, 250  # PART: of the schedules, or of the stops, in a test
+OFTEN = 1000  # schedules of the slow tests
 SHARED_MEMORY = Path("/dev/shm")  # on Linux a file system without a disk, 5 times as fast
 
 
@@ -58,30 +60,35 @@ def totals(seeds: range, place: Path | None, **options: int) -> Counter[str]:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(PARTS))
-def test_every_schedule_keeps_the_promises(part: int, place: Path) -> None:
-    found = totals(range(part, SCHEDULES, PARTS), place)
-    share = SCHEDULES // PARTS
-    assert found["sessions"] > 2 * share  # the injector hits what it means to hit
-    assert min(found["stops"], found["kills"], found["errors"]) > share // 4
-    assert found["failed_plays"] > share
+def parts(number: int, often: int) -> list[Any]:
+    """First seeds of the parts: slow tests play the first ones, nightly tests the others."""
+    return [
+        pytest.param(first, marks=pytest.mark.slow if first < often else pytest.mark.nightly)
+        for first in range(0, number, PART)
+    ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(2))
-def test_a_thousand_random_stops_end_in_two_seconds(part: int, place: Path) -> None:
+@pytest.mark.parametrize("first", parts(SCHEDULES, OFTEN))
+def test_every_schedule_keeps_the_promises(first: int, place: Path) -> None:
+    found = totals(range(first, first + PART), place)
+    assert found["sessions"] > 2 * PART  # the injector hits what it means to hit
+    assert min(found["stops"], found["kills"], found["errors"]) > PART // 4
+    assert found["failed_plays"] > PART
+
+
+@pytest.mark.parametrize("first", parts(STOPS, PART))
+def test_a_thousand_random_stops_end_in_two_seconds(first: int, place: Path) -> None:
     """Two seconds include the calls that run: a pass, a publication and the last checkpoint."""
     found: list[float] = []
-    seed = part
-    while len(found) < STOPS // 2:
+    seed = 2 * first
+    while len(found) < PART:
         with tempfile.TemporaryDirectory(dir=place, prefix="legos-schedule-") as folder:
             stopping_s = seconds_to_stop(seed, Path(folder))
-        seed += 2
+        seed += 1
         found += [] if stopping_s is None else [stopping_s]
     assert max(found) <= STOP_S
     assert max(found) > DEVICE_S  # a stop waited for a call
-    assert seed < 2 * STOPS  # most runs were stopped, and had not finished before
+    assert seed < 2 * (first + PART)  # most runs were stopped, and had not finished before
 
 
 @pytest.mark.parametrize(
