@@ -104,15 +104,22 @@ def test_commands_that_read_a_run(
         check(READING, whole, lambda file=file: DAMAGES[name](Path("run", file)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize(
+    ("file", "every"),
+    [
+        *(pytest.param(file, False, marks=pytest.mark.slow) for file in FILES),
+        *(pytest.param(file, True, marks=pytest.mark.nightly) for file in FILES),
+    ],
+)
 def test_commands_that_use_a_run(
-    file: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: str, every: bool, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each damage meets every command (nightly), or the commands in turn: each meets two kinds."""
     monkeypatch.chdir(tmp_path)
     commands = USING[:1] if file == "episodes.jsonl" else USING
-    for damage in DAMAGES.values():
-        check(commands, whole, lambda damage=damage: damage(Path("run", file)))
+    for number, damage in enumerate(DAMAGES.values(), FILES.index(file)):
+        used = commands if every else (commands[number % len(commands)],)
+        check(used, whole, lambda damage=damage: damage(Path("run", file)))
 
 
 @pytest.mark.slow
