@@ -2,23 +2,41 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from legos.remote.process import LOOPBACK, hold_port
 
 __all__ = ["announced", "finished", "idle_input", "two_processes"]
 
-LOWEST_PORT, PAIRS = 20000, 5000  # of ports for tests that run at the same time
 
-
-def two_processes() -> tuple[str, ...]:
-    """Command line that starts a Python program twice, which meet at two ports of their own."""
-    port = LOWEST_PORT + 2 * (os.getpid() % PAIRS)
+@contextmanager
+def two_processes() -> Generator[tuple[str, ...]]:
+    """Command line that starts a Python program twice; they meet at two ports held for them."""
     launcher = str(Path(sys.executable).with_name("mlx.launch"))
-    where = ("-n", "2", "--backend", "ring", "--starting-port", str(port))
-    return (launcher, *where, "--", sys.executable)
+    with ExitStack() as held:
+        port = None
+        while port is None:
+            port = _neighbours(held)
+        where = ("-n", "2", "--backend", "ring", "--starting-port", str(port))
+        yield (launcher, *where, "--", sys.executable)
+
+
+def _neighbours(held: ExitStack) -> int | None:
+    """Hold a free port and the next one, as ``mlx.launch`` wants them; None: that one is taken."""
+    first = held.enter_context(hold_port())
+    port = first.getsockname()[1]
+    second = held.enter_context(socket.socket())
+    second.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        second.bind((LOOPBACK, port + 1))
+    except (OSError, OverflowError):
+        return None
+    return port
 
 
 @contextmanager

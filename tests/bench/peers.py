@@ -1,6 +1,5 @@
 """Servers in separate processes: ours, mlx-lm's, and other programs' from their environments."""
 
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 import httpx
 
 from legos.errors import ConfigError, EngineError
+from legos.remote.process import hold_port
 
 __all__ = [
     "PEERS",
@@ -132,9 +132,10 @@ def running(command: Sequence[str], *, health: str = "/health") -> Generator[Ser
     Raises:
         EngineError: the server did not answer within five minutes.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    held = hold_port()
+    port = str(held.getsockname()[1])
+    if sys.platform != "linux":  # where a held port cannot be listened on
+        held.close()
     ending = [port] if "-c" in command else ["--port", port]
     quiet = subprocess.DEVNULL
     process = subprocess.Popen([*command, *ending], stdout=quiet, stderr=quiet)
@@ -149,6 +150,7 @@ def running(command: Sequence[str], *, health: str = "/health") -> Generator[Ser
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        held.close()
 
 
 def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]") -> None:

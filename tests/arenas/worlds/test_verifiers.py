@@ -4,18 +4,16 @@ import asyncio
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
+from launched import announced
 from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 
 from legos import Arena, Trainer, TrainingConfig, load_model, make_arena
@@ -299,14 +297,11 @@ def test_the_evaluation_of_verifiers_plays_an_arena_of_ours(modules: Path) -> No
     (modules / "vf_nim.py").write_text(NIM)
     env = {**os.environ, "PYTHONPATH": f"{modules}{os.pathsep}{Path.cwd()}"}
     program = Path(sys.executable).parent
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    serve = [program / "legos", "serve", "--model", "builtin", "--port", str(port)]
+    serve = [program / "legos", "serve", "--model", "builtin", "--port", "0"]
     said = (modules / "serve.log").open("wb")
-    with subprocess.Popen(serve, env=env, stdout=said, stderr=said) as server:
+    with said, subprocess.Popen(serve, env=env, stdout=subprocess.PIPE, stderr=said) as server:
         try:
-            wait_for(f"http://127.0.0.1:{port}/health")
-            seats = ["--model", "builtin", "--client.base-url", f"http://127.0.0.1:{port}/v1"]
+            seats = ["--model", "builtin", "--client.base-url", f"{announced(server)}/v1"]
             subprocess.run(
                 [program / "vf-eval", "vf-nim", "-n", "20", "--no-push", *seats],
                 cwd=modules,
@@ -325,14 +320,3 @@ def test_the_evaluation_of_verifiers_plays_an_arena_of_ours(modules: Path) -> No
         ends[scores["first"], scores["second"]] += 1
     assert ends.keys() <= {(1, -1), (-1, 1), (-1.5, 0), (0, -1.5)}  # the last two: illegal answers
     assert ends[1, -1] + ends[-1, 1] > 10
-
-
-def wait_for(url: str) -> None:
-    until = time.monotonic() + 200
-    while time.monotonic() < until:
-        try:
-            if httpx.get(url, trust_env=False).is_success:
-                return
-        except httpx.TransportError:
-            time.sleep(0.5)
-    raise TimeoutError(url)

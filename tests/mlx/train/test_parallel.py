@@ -54,7 +54,8 @@ def test_two_processes_make_the_gradient_of_one(
     script.write_text(SCRIPT)
     command = (script, tmp_path / "model", tmp_path)
     finished((sys.executable, *command))
-    finished((*two_processes(), *command))
+    with two_processes() as twice:
+        finished((*twice, *command))
     alone = np.load(tmp_path / "1.0.npz")
     assert np.abs(alone["gradients"]).max() > 1e-3
     for rank in range(2):
