@@ -151,13 +151,17 @@ def test_transcript() -> None:
     assert game.payoff(state) == {"first": -2.0, "second": 2.0}
 
 
-def test_a_full_report_is_quick(tree: GameTree) -> None:
+def test_a_full_report_of_uniform_play(tree: GameTree) -> None:
     policy, nothing = uniform_policy(tree), {(p.role, p.view): 0.0 for p in tree.graph.points}
     report = evaluate(tree, policy, nothing)
-    times: list[float] = []
-    for _ in range(5):
-        start = time.perf_counter()
-        assert evaluate(tree, policy, nothing) == report
-        times.append(time.perf_counter() - start)
+    assert evaluate(tree, policy, nothing) == report
     assert report.vs_random == outcome_shares(tree, policy, policy)
-    assert min(times) < 0.05
+
+
+@pytest.mark.nightly
+def test_twenty_full_reports_take_at_most_a_second(tree: GameTree) -> None:
+    policy, nothing = uniform_policy(tree), {(p.role, p.view): 0.0 for p in tree.graph.points}
+    start = time.perf_counter()
+    for _ in range(20):
+        evaluate(tree, policy, nothing)
+    assert time.perf_counter() - start <= 1.0

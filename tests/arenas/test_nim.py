@@ -130,14 +130,17 @@ def test_a_pile_has_stones() -> None:
         Nim(largest=0)
 
 
-def test_a_full_report_is_quick(tree: GameTree) -> None:
+def test_a_full_report_of_uniform_play(tree: GameTree) -> None:
     policy, nothing = uniform_policy(tree), {(p.role, p.view): 0.0 for p in tree.graph.points}
-    evaluate(tree, policy, nothing)
-    times: list[float] = []
-    for _ in range(5):
-        start = time.perf_counter()
-        report = evaluate(tree, policy, nothing)
-        times.append(time.perf_counter() - start)
+    report = evaluate(tree, policy, nothing)
     assert report.vs_random is not None
     assert report.vs_random.win == pytest.approx(0.5)
-    assert min(times) < 0.05
+
+
+@pytest.mark.nightly
+def test_twenty_full_reports_take_at_most_a_second(tree: GameTree) -> None:
+    policy, nothing = uniform_policy(tree), {(p.role, p.view): 0.0 for p in tree.graph.points}
+    start = time.perf_counter()
+    for _ in range(20):
+        evaluate(tree, policy, nothing)
+    assert time.perf_counter() - start <= 1.0
