@@ -6,6 +6,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -33,6 +34,15 @@ if WORKERS > 1:  # the threads of matrix products are shared between the process
     threads = max((os.cpu_count() or 1) // WORKERS, 1)
     threadpool_limits(limits=threads, user_api="blas")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", str(threads))  # of the programs that tests start
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests that need torch where it is not installed."""
+    if find_spec("torch") is None:
+        skip = pytest.mark.skip(reason="torch is not installed; uv pip install 'torch<2.14'")
+        for item in items:
+            if item.get_closest_marker("torch"):
+                item.add_marker(skip)
 
 
 @pytest.fixture

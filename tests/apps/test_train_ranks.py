@@ -6,7 +6,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -20,12 +19,7 @@ from legos.run.metrics import read_steps
 from legos.server.app import make_app
 from legos.server.service import Service
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        find_spec("torch") is None, reason="torch is not installed; uv pip install 'torch<2.14'"
-    ),
-]
+pytestmark = [pytest.mark.nightly, pytest.mark.torch]
 ALONE = (sys.executable, "-m", "legos", "train")
 TWO = (
     *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),

@@ -11,9 +11,7 @@ from bench.train_bench import TrainerProcess, program
 
 from legos.errors import TrainerError
 
-pytestmark = pytest.mark.skipif(
-    find_spec("torch") is None, reason="torch is not installed; uv pip install 'torch<2.14'"
-)
+pytestmark = pytest.mark.torch
 
 
 @pytest.mark.slow
@@ -23,7 +21,7 @@ def test_a_python_without_peft_is_refused(tmp_path: Path) -> None:
         TrainerProcess(program("plain_trainer", tmp_path, python=Path(sys.executable)), 1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_without_peft_and_vllm_the_bench_measures_the_loss_path_and_says_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -84,10 +84,12 @@ def test_it_starts_a_game_of_ones_own_mostly_legally(model: Any, view: str, move
     assert probability.min() > 0.2 / len(legal)
 
 
-@pytest.mark.optional
+@pytest.mark.torch
+@pytest.mark.slow
 def test_torch_computes_the_same_logits(model: Any) -> None:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     twin = transformers.AutoModelForCausalLM.from_pretrained(builtin_path(), dtype=torch.float32)
     points = known_positions()[::5] + [made_up(Random(seed)) for seed in range(8)]
     for point in points:

@@ -5,7 +5,6 @@ gradient.
 """
 
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -28,9 +27,7 @@ from legos.records.step import BackendConfig, Update
 from legos.weights.policy_state import PolicyState, write_policy_state
 from legos.wiring.model import apply_lora, load_model
 
-pytestmark = pytest.mark.skipif(  # torch itself is imported by the first test, not by every worker
-    find_spec("torch") is None, reason="torch is not installed; uv pip install 'torch<2.14'"
-)
+pytestmark = pytest.mark.torch  # imported by the first test, not by every worker
 
 Name = Literal["mlx", "torch"]
 VOCAB = 40

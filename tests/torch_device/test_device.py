@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,7 @@ from legos.losses.objective import Objective
 from legos.records.step import BackendConfig, Update
 from legos.wiring.model import apply_lora, disable_lora, load_model
 
-pytestmark = pytest.mark.skipif(  # torch itself is imported by the first test, not by every worker
-    find_spec("torch") is None, reason="torch is not installed; uv pip install 'torch<2.14'"
-)
+pytestmark = pytest.mark.torch  # imported by the first test, not by every worker
 
 TOKENS = (5, 6, 7, 8, 9)
 UPDATE = Update(learning_rate=1e-2)

@@ -27,8 +27,9 @@ from legos.server.service import Service
 
 pytestmark = [
     pytest.mark.slow,  # bitsandbytes alone takes 15 s to be imported
+    pytest.mark.torch,
     pytest.mark.skipif(
-        any(find_spec(name) is None for name in ("torch", "bitsandbytes", "accelerate")),
+        any(find_spec(name) is None for name in ("bitsandbytes", "accelerate")),
         reason="bitsandbytes is not installed; uv pip install bitsandbytes accelerate",
     ),
 ]

@@ -1,16 +1,12 @@
 """What is said of a model in which LoRA has no module to adapt."""
 
-from importlib.util import find_spec
-
 import pytest
 
 from legos.errors import AdapterError
 from legos.weights.fits import linear_shape
 
 
-@pytest.mark.skipif(
-    find_spec("torch") is None, reason="torch is not installed; uv pip install 'torch<2.14'"
-)
+@pytest.mark.torch
 def test_modules_that_take_no_lora_are_named() -> None:
     from torch import nn
 

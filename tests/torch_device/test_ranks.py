@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,7 @@ from legos.records.sample import Sample
 from legos.records.step import BackendConfig, Update
 from legos.wiring.model import apply_lora, follow, load_model
 
-pytestmark = pytest.mark.skipif(  # torch itself is imported by the first test, not by every worker
-    find_spec("torch") is None, reason="torch is not installed; uv pip install 'torch<2.14'"
-)
+pytestmark = pytest.mark.torch  # imported by the first test, not by every worker
 
 TOKENS = (5, 6, 7, 8, 9)
 SIZES = (12, 5, 1)  # samples of each step; the last has fewer than there are processes

@@ -20,9 +20,9 @@ from legos.weights.folder import read_adapter
 from legos.weights.packed import unpack_adapter
 
 pytestmark = [
+    pytest.mark.torch,
     pytest.mark.skipif(
-        find_spec("torch") is None or find_spec("peft") is None,
-        reason="torch or peft is not installed; uv pip install 'torch<2.14' 'peft<0.22'",
+        find_spec("peft") is None, reason="peft is not installed; uv pip install 'peft<0.22'"
     ),
     pytest.mark.filterwarnings("ignore"),  # PEFT's, on settings that have no effect
 ]

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +75,7 @@ def test_a_step_with_a_server_equals_one_with_its_own_reference(
         references.close()
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.torch
 def test_a_step_of_torch_with_a_server_equals_one_with_its_own_reference(
     server: ServerProcess, tmp_path: Path
 ) -> None:
