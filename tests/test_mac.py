@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from short_runs import NIM
 
 from legos import mac
 from legos.cli.process import main
@@ -154,7 +155,7 @@ def test_a_run_keeps_the_mac_awake_unless_told_otherwise(
     tool(tools, "caffeinate", f'echo "$@" > {log}; exec sleep 60')
     if keep_awake:
         tool(tools, "pmset", "echo \"Now drawing from 'Battery Power'\"")
-    arguments = ["train", "--steps", "1", "--out", str(tmp_path / "run")]
+    arguments = ["train", *NIM, "--steps", "1", "--out", str(tmp_path / "run")]
     assert main([*arguments, *([] if keep_awake else ["--loop.no-keep-awake"])]) == 0
     assert log.exists() == keep_awake
     hint = (
@@ -176,7 +177,7 @@ def test_a_pause_on_battery_without_a_battery_is_noticed(
 ) -> None:
     tool(tools, "pmset", f'echo "{reported}"')
     assert has_battery() == battery
-    arguments = ["train", "--steps", "1", "--out", str(tmp_path / "run")]
+    arguments = ["train", *NIM, "--steps", "1", "--out", str(tmp_path / "run")]
     assert main([*arguments, "--loop.pause-on-battery"]) == 0
     notice = "loop.pause_on_battery has no effect: this machine is no Mac with a battery"
     assert (notice not in capsys.readouterr().out) == battery

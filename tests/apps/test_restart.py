@@ -22,7 +22,7 @@ apply, calls = LoraBackend._updated, [0]
 
 def broken(*arguments):
     calls[0] += 1
-    if calls[0] < 4:
+    if calls[0] < 3:
         return apply(*arguments)
     if {hangs}:
         time.sleep(600)
@@ -39,7 +39,7 @@ sys.exit(main())
 def run(tmp_path: Path, *options: str, hangs: bool = False, program: str = "legos") -> "Result":
     folder = tmp_path / "run"
     code = BROKEN.format(hangs=hangs, program=program)
-    settings = ["--steps", "6", "--out", str(folder), "--loop.checkpoint-every", "1", *NIM]
+    settings = ["--steps", "3", "--out", str(folder), "--loop.checkpoint-every", "1", *NIM]
     command = [sys.executable, "-c", code, *settings, *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False), folder
 
@@ -57,7 +57,7 @@ def steps(folder: Path) -> list[int]:
 def test_a_run_resumes_itself_after_the_device_failed_or_hung(tmp_path: Path, hangs: bool) -> None:
     ended, folder = run(tmp_path, hangs=hangs)
     assert ended.returncode == 0, ended.stderr
-    assert steps(folder) == [1, 2, 3, 4, 5, 6]
+    assert steps(folder) == [1, 2, 3]
     assert "from its last checkpoint (restart 1 of 3)" in ended.stderr
     expected = "legos-trainer has not responded" if hangs else "one computation took too long"
     assert expected in ended.stderr
@@ -69,12 +69,12 @@ def test_in_other_programs_the_run_ends(tmp_path: Path) -> None:
     assert ended.returncode == 2
     assert "(restart " not in ended.stderr
     assert "the run has a checkpoint; continue with" in ended.stderr
-    assert steps(folder) == [1, 2, 3]
+    assert steps(folder) == [1, 2]
 
 
 @pytest.mark.slow
 def test_restarts_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert main(["train", "--steps", "1", "--out", str(tmp_path / "run")]) == 0
+    assert main(["train", *NIM, "--steps", "1", "--out", str(tmp_path / "run")]) == 0
     started: list[list[str]] = []
     monkeypatch.setattr(restart.os, "execv", lambda _, command: started.append(command))
     monkeypatch.setattr(sys, "argv", ["legos", "train"])

@@ -6,7 +6,7 @@ from bench.engine import RATIOS, bench_engine
 from bench.rounds import Workload
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_engine_bench_measures_sharing_and_swaps() -> None:
     ratios = judged(bench_engine, RATIOS, Workload(8.0, quick=True))["ratios"]
     assert set(ratios) == set(RATIOS)

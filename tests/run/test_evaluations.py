@@ -88,9 +88,7 @@ def test_an_evaluation_that_is_due_while_one_runs_waits_for_it(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("turns", range(0, 240, 5))
-def test_a_stop_anywhere_loses_no_evaluation(turns: int, tmp_path: Path) -> None:
-    undisturbed = World(tmp_path / "whole").start()
-    assert undisturbed.go()
+def test_a_stop_anywhere_loses_no_evaluation(turns: int, whole: World, tmp_path: Path) -> None:
     stopped = beside(tmp_path / "run", evaluate_every=2).start()
     stopped.go(stop_after=turns)
     check_balance(stopped)
@@ -98,7 +96,7 @@ def test_a_stop_anywhere_loses_no_evaluation(turns: int, tmp_path: Path) -> None
     resumed = beside(tmp_path / "run", evaluate_every=2).resume()
     if not resumed.run.finished:
         assert resumed.go()
-    assert resumed.backend.trail == undisturbed.backend.trail
+    assert resumed.backend.trail == whole.backend.trail
     assert evaluated(resumed) == sorted(shown(resumed), key=str) == [0, 2, 4, 6]
     lines = read_metrics(resumed.folder.evaluations)
     assert [line["policy_version"] for line in lines] == [0, 2, 4, 6]

@@ -94,7 +94,7 @@ async def ratios(kinds: dict[str, Ask], large: bool) -> dict[str, float]:
     return {kind: mixed[kind] / alone[kind] for kind in small}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("large", [False, True])
 def test_no_kind_of_request_starves(kinds: dict[str, Ask], large: bool) -> None:
     """Also while one client has a hundred times as much scored as the others."""

@@ -12,7 +12,7 @@ from tiny_models import write_any_model
 
 from legos.records.request import Request
 
-STEPS, LOOK_EVERY = 2000, 5  # decode steps; no divisor of the 32 after which caches are evaluated
+STEPS, LOOK_EVERY = 400, 5  # decode steps; no divisor of the 32 after which caches are evaluated
 LAYERS = 4
 MOST = 5 * LAYERS * 32  # pending operations: 5 for each step and layer, for at most 32 steps
 
@@ -28,33 +28,22 @@ def pending_operations(room: EngineRoom) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["qwen3_5", "falcon_h1"])
-def test_the_graph_does_not_grow_with_the_steps(
-    tmp_path: Path, architecture: Literal["qwen3_5", "falcon_h1"]
-) -> None:
-    room = EngineRoom(write_any_model(tmp_path, architecture=architecture, layers=LAYERS))
-    long = Request(prompt_ids=(1, 2), max_tokens=200)
-    room.submit({0: long, 1: Request(prompt_ids=(3, 4), max_tokens=200, seed=1)})
-    room.tick(120)
-    assert pending_operations(room) <= 500
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["qwen3_5", "falcon_h1", "lfm2"])
-def test_two_thousand_steps_leave_the_graph_as_large_as_it_was(
+def test_many_steps_leave_the_graph_as_large_as_it_was(
     tmp_path: Path, architecture: Literal["qwen3_5", "falcon_h1", "lfm2"]
 ) -> None:
     room = EngineRoom(
         write_any_model(tmp_path, architecture=architecture, layers=LAYERS), context=STEPS + 100
     )
-    room.submit({0: Request(prompt_ids=(1, 2), max_tokens=STEPS + 50)})
+    long = {"max_tokens": STEPS + 50}
+    room.submit({0: Request(prompt_ids=(1, 2), **long), 1: Request(prompt_ids=(3, 4), **long)})
     pending: list[int] = []
     for _ in range(STEPS // LOOK_EVERY):
         room.tick(LOOK_EVERY)
         pending.append(pending_operations(room))
     assert not room.answers
     assert max(pending) <= MOST
-    assert max(pending[-100:]) <= max(pending[:100])
+    assert max(pending[len(pending) // 2 :]) <= max(pending[: len(pending) // 2])
 
 
 def test_rows_of_unlike_lengths_stay_within_the_bytes_that_are_reserved(

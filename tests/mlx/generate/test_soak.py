@@ -39,7 +39,7 @@ def some_request(rng: random.Random) -> Request:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
 def test_ten_thousand_requests_leave_nothing_behind(
     tiny_models: Mapping[str, Path], room: Callable[..., Any]
