@@ -38,7 +38,7 @@ SMALL = [
 async def newest_version(url: str, *, above: int) -> int:
     """Ask until a version above is the one that answers."""
     async with OpenAIClient(f"{url}/v1", retries=12) as client:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(100):
             while True:
                 said = await client.complete((Message("user", "hello"),), Sampling(max_tokens=2))
                 assert said.trainable
@@ -57,7 +57,7 @@ def training(folder: Path, *options: str) -> Iterator[tuple["subprocess.Popen[by
         subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process,
     ):
         try:
-            until = time.monotonic() + 60
+            until = time.monotonic() + 200  # where other programs run
             while not (found := re.search(r"http://127\.0\.0\.1:\d+", said.read_text())):
                 assert process.poll() is None, said.read_text()
                 assert time.monotonic() < until
@@ -98,7 +98,7 @@ def test_clients_leave_training_a_quarter_of_its_speed(tmp_path: Path) -> None:
         return len(metrics.read_text().splitlines()) if metrics.exists() else 0
 
     with training(tmp_path, "--out", str(tmp_path / "run"), *LONG) as (process, url, _):
-        clients, until = Clients(int(url.rpartition(":")[2])), time.monotonic() + 60
+        clients, until = Clients(int(url.rpartition(":")[2])), time.monotonic() + 200
         while num_steps() < 3:  # the first ones compile
             assert process.poll() is None
             assert time.monotonic() < until

@@ -32,4 +32,4 @@ def test_without_peft_and_vllm_the_bench_measures_the_loss_path_and_says_what_is
     missing = figures["not_measured"]
     assert {name for name, value in figures["ratios"].items() if value is None} == set(missing)
     assert "--peer" in missing["torch_vs_plain"]
-    assert "--vllm-bin" in missing["vllm_moves_vs_bare"]
+    assert "LEGOS_VLLM_BIN" in missing["vllm_moves_vs_bare"]
