@@ -35,8 +35,8 @@ def test_many_steps_leave_the_graph_as_large_as_it_was(
     room = EngineRoom(
         write_any_model(tmp_path, architecture=architecture, layers=LAYERS), context=STEPS + 100
     )
-    long = {"max_tokens": STEPS + 50}
-    room.submit({0: Request(prompt_ids=(1, 2), **long), 1: Request(prompt_ids=(3, 4), **long)})
+    for number, prompt in enumerate(((1, 2), (3, 4))):
+        room.submit({number: Request(prompt_ids=prompt, max_tokens=STEPS + 50)})
     pending: list[int] = []
     for _ in range(STEPS // LOOK_EVERY):
         room.tick(LOOK_EVERY)
