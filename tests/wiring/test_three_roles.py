@@ -91,8 +91,12 @@ async def run_once(seed: int) -> int:
     return trainer.version
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
+SLOW, NIGHTLY = pytest.mark.slow, pytest.mark.nightly
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=SLOW if seed in (0, 2) else NIGHTLY) for seed in range(5)]
+)
 def test_a_run_ends(seed: int) -> None:
     assert asyncio.run(run_once(seed)) == STEPS
 
