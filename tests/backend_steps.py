@@ -49,6 +49,8 @@ def logprobs_of(
             name: array * at if name.endswith(".lora_b") else array
             for name, array in arrays.items()
         }
+        for array in own.arrays.values():
+            array.tolist()  # MLX computes it here: the backend's thread lacks this one's stream
     try:
         reinforce = Objective(loss="reinforce")
         step = backend.forward_backward(samples, weights, reinforce, policy=policy)
