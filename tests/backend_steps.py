@@ -45,8 +45,10 @@ def logprobs_of(
         lora = own.reference.lora()
         at = lora.scale / backend._shape.scale if lora is not None else 0.0
         arrays = before if lora is None else lora.arrays
-        own.arrays = {
-            name: array * at if name.endswith(".lora_b") else array
+        own.arrays = {  # made of NumPy's arrays, because lazy ones belong to their thread
+            name: backend._device.array(
+                np.asarray(array) * (at if name.endswith("lora_b") else 1.0)
+            )
             for name, array in arrays.items()
         }
         for array in own.arrays.values():
