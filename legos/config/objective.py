@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Literal, Self
 
 from pydantic import model_validator
 
@@ -11,8 +11,8 @@ from legos.config.setting import Settings, knob
 from legos.errors import ConfigError
 from legos.loop.select import Selection
 from legos.losses.kl import KlEstimator
-from legos.losses.objective import Anchor, Objective, check_ratio
-from legos.losses.policy import LOSSES, ImportanceSampling, LossSpec, PolicyLoss
+from legos.losses.objective import Anchor, Objective
+from legos.losses.policy import LOSSES, ImportanceSampling, PolicyLoss
 
 __all__ = ["ObjectiveSettings"]
 
@@ -29,8 +29,7 @@ class ObjectiveSettings(Settings):
     importance_sampling: ImportanceSampling = knob("token")
     """Importance ratio that the loss clips: one per token (PPO) or one per sample (GSPO)."""
     loss: PolicyLoss | None = knob(None)
-    """Policy loss; none: as importance_sampling says. A loss that is set also sets
-    importance_sampling."""
+    """Policy loss; none: ppo, or gspo where importance_sampling is sequence."""
     anchor: Anchor | None = knob(None)
     """Denominator of the importance ratio: the policy that sampled the token (behaviour), or the
     policy before this step (proximal), with a weight of at most 2 that corrects for the difference
@@ -116,19 +115,14 @@ class ObjectiveSettings(Settings):
             if not any(getattr(self, coefficient) for coefficient in needed)
         }
 
-    def replace(self, **changes: Any) -> Self:
-        """A checked copy with some settings changed; see ``Settings.replace``."""
-        return super().replace(**_with_ratio(changes))
-
-    @model_validator(mode="before")
-    @classmethod
-    def _name_ratio(cls, values: Any) -> Any:
-        return _with_ratio(cast("Mapping[str, Any]", values))
-
     @model_validator(mode="after")
     def _check_objective(self) -> Self:
-        check_ratio(self.loss, self.importance_sampling)
         name, spec = self.policy_loss, LOSSES[self.policy_loss]
+        if self.importance_sampling == "sequence" and spec.ratio == "token":
+            raise ConfigError(
+                f"loss is {name!r}, which takes the ratio of each token, but importance_sampling "
+                "is 'sequence'; leave importance_sampling out"
+            )
         self._refuse(spec.clip_range is None, f"loss {name!r}", "clip_range", "clip_range_high")
         self._refuse(spec.max_clipped is not None, f"loss {name!r}", "clip_skip_threshold")
         for name in ("kl_reference", "kl_refresh_steps"):
@@ -193,11 +187,3 @@ class ObjectiveSettings(Settings):
                 raise ConfigError(
                     f"{name} is {value}, which {by} does not use; leave it out, or at {usual}"
                 )
-
-
-def _with_ratio(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values, with the ``importance_sampling`` that ``loss`` implies where it is missing."""
-    specs: Mapping[Any, LossSpec] = LOSSES
-    loss = values.get("loss")
-    spec = specs.get(loss) if isinstance(loss, str) else None
-    return dict(values) if spec is None else {"importance_sampling": spec.ratio, **values}

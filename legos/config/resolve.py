@@ -42,7 +42,6 @@ _OPTIONS = "play.options"
 _MIX = "mix."
 _OWN = "play."  # of each arena of a mix
 _DETERMINISTIC = "loop.deterministic"
-_LOSS, _RATIO = "training.loss", "training.importance_sampling"
 _IMPLIED: Mapping[str, object] = {
     "training.staleness_limit": 0,
     "loop.step_concurrency": 1,
@@ -256,9 +255,6 @@ def _merge(layers: Iterable[_Layer]) -> tuple[dict[str, object], dict[str, str]]
     values: dict[str, object] = {}
     sources: dict[str, str] = {}
     for layer in layers:
-        if layer.values.get(_LOSS) is not None:  # replaces the ratio that an earlier loss implied
-            values.pop(_RATIO, None)
-            sources.pop(_RATIO, None)
         values |= layer.values
         sources |= dict.fromkeys(layer.values, layer.source)
     return values, sources

@@ -7,9 +7,9 @@ from typing import Literal, get_args
 
 from legos.errors import ConfigError
 from legos.losses.kl import KlEstimator
-from legos.losses.policy import LOSSES, ImportanceSampling, PolicyLoss
+from legos.losses.policy import LOSSES, PolicyLoss
 
-__all__ = ["Anchor", "ImportanceSampling", "KlEstimator", "Objective", "PolicyLoss", "check_ratio"]
+__all__ = ["Anchor", "KlEstimator", "Objective", "PolicyLoss"]
 
 Anchor = Literal["behaviour", "proximal"]
 
@@ -18,8 +18,7 @@ Anchor = Literal["behaviour", "proximal"]
 class Objective:
     """The loss of one optimiser step; schedules are already applied to its coefficients."""
 
-    importance_sampling: ImportanceSampling | None = None  # "token": ppo; "sequence": gspo
-    loss: PolicyLoss | None = None  # policy loss; None: importance_sampling selects it
+    loss: PolicyLoss = "ppo"
     anchor: Anchor = "behaviour"  # policy of the ratios: "proximal" is the current one
     icepop: float | None = None  # k: keep a token only if 1 / k <= pi / mu <= k
     clip_low: float | None = None  # lower size of the clip range; None: LOSSES
@@ -30,7 +29,7 @@ class Objective:
     entropy_coef: float = 0.0  # weight of the entropy bonus
 
     def __post_init__(self) -> None:
-        """Refuse values out of range, and fields that contradict each other.
+        """Refuse values out of range.
 
         Raises:
             ConfigError: fields are invalid; the message names the fields and the values.
@@ -48,19 +47,11 @@ class Objective:
         for name in ("kl_coef", "ema_kl_coef", "entropy_coef"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected a number >= 0")
-        check_ratio(self.loss, self.importance_sampling)
-
-    @property
-    def policy_loss(self) -> PolicyLoss:
-        """The policy loss, selected by ``loss`` or by ``importance_sampling``."""
-        if self.loss is not None:
-            return self.loss
-        return "gspo" if self.importance_sampling == "sequence" else "ppo"
 
     @property
     def clip_range(self) -> tuple[float, float]:
         """The clip range, down and up; (0, 0) where the loss has none."""
-        low, high = LOSSES[self.policy_loss].clip_range or (0.0, 0.0)
+        low, high = LOSSES[self.loss].clip_range or (0.0, 0.0)
         return (
             low if self.clip_low is None else self.clip_low,
             high if self.clip_high is None else self.clip_high,
@@ -68,21 +59,7 @@ class Objective:
 
 
 _WORDS: Mapping[str, tuple[object, ...]] = {
-    "importance_sampling": (None, *get_args(ImportanceSampling)),
-    "loss": (None, *LOSSES),
+    "loss": tuple(LOSSES),
     "anchor": get_args(Anchor),
     "kl_estimator": get_args(KlEstimator),
 }
-
-
-def check_ratio(loss: PolicyLoss | None, importance_sampling: str | None) -> None:
-    """Refuse a loss whose ratio contradicts ``importance_sampling``.
-
-    Raises:
-        ConfigError: they contradict each other; the message names both.
-    """
-    if loss is not None and importance_sampling not in (None, LOSSES[loss].ratio):
-        raise ConfigError(
-            f"loss is {loss!r}, which takes the ratio of each {LOSSES[loss].ratio}, but "
-            f"importance_sampling is {importance_sampling!r}; leave importance_sampling out"
-        )

@@ -198,7 +198,7 @@ def policy_loss(
     frozen = detach(xp, logprob) if frozen is None else frozen
     anchor = behaviour_logprob if objective.anchor == "behaviour" else frozen
     tokens = ChosenTokens(xp, objective.clip_range, logprob, frozen, anchor, advantage, mask)
-    loss, cut = LOSSES[objective.policy_loss].loss(tokens)
+    loss, cut = LOSSES[objective.loss].loss(tokens)
     return loss * mask, cut * mask
 
 

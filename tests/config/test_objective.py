@@ -18,28 +18,26 @@ def objective(**settings: Any) -> Objective:
 
 
 @pytest.mark.parametrize("loss", list(LOSSES))
-def test_a_loss_brings_its_ratio_and_its_papers_range(loss: Any) -> None:
-    config = TrainingConfig(loss=loss)
-    assert config.importance_sampling == LOSSES[loss].ratio
+def test_a_loss_brings_its_papers_range(loss: Any) -> None:
     found = objective(loss=loss)
-    assert found.policy_loss == loss
+    assert found.loss == loss
     assert found.clip_range == (LOSSES[loss].clip_range or (0.0, 0.0))
     assert TrainingConfig().replace(loss=loss).policy_loss == loss
 
 
 def test_the_old_names_stand() -> None:
-    assert objective().policy_loss == "ppo"
-    assert objective(importance_sampling="token").policy_loss == "ppo"
-    assert objective(importance_sampling="sequence").policy_loss == "gspo"
+    assert objective().loss == "ppo"
+    assert objective(importance_sampling="token").loss == "ppo"
+    assert objective(importance_sampling="sequence").loss == "gspo"
     sequences = TrainingConfig(importance_sampling="sequence")
     assert sequences.skip_threshold == 0.9
     assert TrainingConfig(loss="gmpo").skip_threshold == 0.3
 
 
 def test_a_loss_and_another_ratio_contradict_each_other() -> None:
-    for make in (TrainingConfig, Objective):
-        with pytest.raises(ConfigError, match=r"(?s)loss is 'gspo'.*importance_sampling is 'tok"):
-            make(loss="gspo", importance_sampling="token")
+    with pytest.raises(ConfigError, match=r"loss is 'ppo'.*importance_sampling is 'sequence'"):
+        TrainingConfig(loss="ppo", importance_sampling="sequence")
+    assert objective(loss="gmpo", importance_sampling="sequence").loss == "gmpo"
 
 
 def test_a_resolved_file_reads_back(tmp_path: Any) -> None:
@@ -147,13 +145,11 @@ def test_impossible_combinations_are_refused_by_name(settings: Any, message: str
         TrainingConfig(**settings)
 
 
-def test_a_loss_changes_what_another_loss_implied(tmp_path: Path) -> None:
+def test_a_loss_replaces_that_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(resolve(overrides={"training.loss": "gspo"}).toml())
     other = resolve(run=file, overrides={"training.loss": "cispo"}).config.training
-    assert (other.policy_loss, other.importance_sampling) == ("cispo", "token")
-    unnamed = resolve(run=file, overrides={"training.loss": "none"}).config.training
-    assert unnamed.objective(0, 10).clip_range == (3e-4, 4e-4)
+    assert other.policy_loss == "cispo"
     both = {"training.loss": "cispo", "training.importance_sampling": "sequence"}
     with pytest.raises(ConfigError, match="leave importance_sampling out"):
         resolve(run=file, overrides=both)

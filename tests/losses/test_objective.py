@@ -12,7 +12,7 @@ from legos.losses.objective import Objective
 
 def test_a_range_that_nobody_gives_is_that_of_the_loss() -> None:
     assert Objective().clip_range == (0.2, 0.2)
-    assert Objective(importance_sampling="sequence").clip_range == (3e-4, 4e-4)
+    assert Objective(loss="gspo").clip_range == (3e-4, 4e-4)
     assert Objective(loss="cispo", clip_high=3.0).clip_range == (1.0, 3.0)
     assert Objective(loss="dppo_kl", clip_low=0.1).clip_range == (0.1, 0.05)
     assert Objective(loss="sapo").clip_range == (0.0, 0.0)
@@ -26,7 +26,7 @@ def test_a_range_that_nobody_gives_is_that_of_the_loss() -> None:
         ({"clip_low": math.nan}, r"clip_low nan"),
         ({"kl_coef": -1.0}, r"kl_coef is -1\.0; expected a number >= 0"),
         ({"entropy_coef": math.nan}, r"entropy_coef is nan"),
-        ({"loss": "pp0"}, r"loss is 'pp0'; expected one of None, 'reinforce', 'ppo'"),
+        ({"loss": "pp0"}, r"loss is 'pp0'; expected one of 'reinforce', 'ppo'"),
         ({"anchor": "proximall"}, r"anchor is 'proximall'; expected one of 'behaviour', 'prox"),
         ({"kl_estimator": "k9"}, r"kl_estimator is 'k9'"),
     ],

@@ -34,7 +34,7 @@ def test_token_ratios_are_clipped_one_by_one() -> None:
 
 
 def test_a_sequence_ratio_is_the_geometric_mean_of_its_tokens() -> None:
-    loss, cut = losses(Objective(importance_sampling="sequence", clip_low=0.1, clip_high=0.1))
+    loss, cut = losses(Objective(loss="gspo", clip_low=0.1, clip_high=0.1))
     first = math.sqrt(1.5 * 0.5)  # below 0.9: clipped for the token with a negative advantage
     assert loss == pytest.approx(np.array([[-first, 0.9], [-1.0, 0.0]]))
     assert cut.tolist() == [[0.0, 1.0], [0.0, 0.0]]

@@ -104,7 +104,7 @@ def written_out(
             - batch.behaviour_logprob[sample, index]
             for place, token, index in places
         ]
-        if objective.importance_sampling == "sequence":
+        if objective.loss == "gspo":
             logs = [sum(logs) / len(logs)] * len(logs)
         for (place, token, index), log in zip(places, logs, strict=True):
             policy = distribution(batch, logits, place)
@@ -121,9 +121,9 @@ def written_out(
 
 
 @pytest.mark.parametrize("support", ["open", "legal", "restricted", "mixed"])
-@pytest.mark.parametrize("importance_sampling", ["token", "sequence"])
+@pytest.mark.parametrize("loss", ["ppo", "gspo"])
 def test_the_loss_is_what_its_equations_say(
-    support: Support, importance_sampling: Any, monkeypatch: pytest.MonkeyPatch
+    support: Support, loss: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     estimators: tuple[KlEstimator, ...] = ("k2", "exact")
     for seed, (estimator, kl, ema, entropy, dual) in enumerate(
@@ -132,7 +132,7 @@ def test_the_loss_is_what_its_equations_say(
         batch, *logits = random_case(seed, support)
         monkeypatch.setattr(losses, "DUAL_CLIP", dual)
         objective = Objective(
-            importance_sampling=importance_sampling,
+            loss=loss,
             clip_low=0.3,
             clip_high=0.1,
             kl_estimator=estimator,
@@ -218,7 +218,7 @@ def test_a_sequence_ratio_on_policy_shares_the_mean_advantage() -> None:
     batch = with_ratio(batch, logits, 0.0)
     counts = batch.mask.sum(axis=1, keepdims=True)
     shared = np.where(batch.mask, batch.advantage.sum(axis=1, keepdims=True) / counts, 0.0)
-    found = gradient(batch, Objective(importance_sampling="sequence"), logits)
+    found = gradient(batch, Objective(loss="gspo"), logits)
     expected = score_gradient(replace(batch, advantage=shared), logits)
     assert found == pytest.approx(expected, abs=1e-8)
 
@@ -230,8 +230,7 @@ def test_of_one_token_the_sequence_ratio_is_the_token_ratio() -> None:
     batch = float64(batch)
     logits = rng.normal(size=(len(batch.logit_row), VOCAB))
     token, sequence = (
-        Objective(importance_sampling=kind, clip_low=0.1, clip_high=0.3)
-        for kind in ("token", "sequence")
+        Objective(loss=kind, clip_low=0.1, clip_high=0.3) for kind in ("ppo", "gspo")
     )
     assert loss_of(batch, token, logits) == loss_of(batch, sequence, logits)
     assert gradient(batch, token, logits) == pytest.approx(
@@ -281,13 +280,11 @@ def constant_advantage(batch: Batch, value: float) -> Batch:
         (1.0, -50.0, -math.exp(-20.0)),  # the log-ratio stops at -20
     ],
 )
-@pytest.mark.parametrize("importance_sampling", ["token", "sequence"])
-def test_clips_by_hand(
-    advantage: float, log_ratio: float, expected: float, importance_sampling: Any
-) -> None:
+@pytest.mark.parametrize("loss", ["ppo", "gspo"])
+def test_clips_by_hand(advantage: float, log_ratio: float, expected: float, loss: Any) -> None:
     batch, logits, _, _ = random_case(9)
     batch = constant_advantage(with_ratio(batch, logits, log_ratio), advantage)
-    objective = Objective(importance_sampling=importance_sampling, clip_low=0.2, clip_high=0.2)
+    objective = Objective(loss=loss, clip_low=0.2, clip_high=0.2)
     assert loss_of(batch, objective, logits) == pytest.approx(expected, rel=1e-9)
     cut = expected in (-1.2, 0.8) or expected == -3.0 * advantage
     slope = np.abs(gradient(batch, objective, logits)).max()
@@ -300,9 +297,7 @@ def test_clips_by_hand(
 
 def test_what_is_masked_is_not_read() -> None:
     batch, logits, reference, average = random_case(10)
-    objective = Objective(
-        importance_sampling="sequence", kl_coef=0.3, ema_kl_coef=0.2, entropy_coef=0.1
-    )
+    objective = Objective(loss="gspo", kl_coef=0.3, ema_kl_coef=0.2, entropy_coef=0.1)
     assert not batch.mask.all()
     rubbish = {
         "behaviour_logprob": np.where(batch.mask, batch.behaviour_logprob, -7.0),

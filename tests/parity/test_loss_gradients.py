@@ -12,7 +12,7 @@ from packed import pack
 from random_samples import Support, float64, random_samples
 
 from legos.losses.normalisation import normalisation_weights
-from legos.losses.objective import ImportanceSampling, KlEstimator, Objective
+from legos.losses.objective import KlEstimator, Objective, PolicyLoss
 from legos.losses.positions import chosen_logprobs, position_logprobs
 from legos.losses.total import BatchArrays, total_loss
 from legos.records.batch import Batch
@@ -81,18 +81,18 @@ def mlx_gradient(
     return float(np.array(value)), np.array(found, np.float64)
 
 
-IMPORTANCE: tuple[ImportanceSampling, ...] = ("token", "sequence")
+CLIPPED: tuple[PolicyLoss, ...] = ("ppo", "gspo")
 ESTIMATORS: tuple[KlEstimator, ...] = ("k2", "exact")
 
 
 @pytest.mark.parametrize("support", ["open", "legal", "restricted", "mixed"])
 @pytest.mark.parametrize("temperatures", [(1.0,), (0.5, 1.0, 2.0)])
-@pytest.mark.parametrize("importance_sampling", IMPORTANCE)
+@pytest.mark.parametrize("policy_loss", CLIPPED)
 @pytest.mark.parametrize("kl_estimator", ESTIMATORS)
 def test_mlx_has_the_gradient_of_the_finite_differences(
     support: Support,
     temperatures: tuple[float, ...],
-    importance_sampling: ImportanceSampling,
+    policy_loss: PolicyLoss,
     kl_estimator: KlEstimator,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -107,7 +107,7 @@ def test_mlx_has_the_gradient_of_the_finite_differences(
         reference, average = (x.astype(np.float32).astype(np.float64) for x in drawn)
         others = (reference if kl else None, average if ema else None)
         objective = Objective(
-            importance_sampling=importance_sampling,
+            loss=policy_loss,
             kl_estimator=kl_estimator,
             kl_coef=kl,
             ema_kl_coef=ema,
