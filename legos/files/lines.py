@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -18,7 +18,6 @@ __all__ = [
     "has_evaluation_alone",
     "has_step_lines",
     "parse_line",
-    "report_steps",
     "rewind_lines",
 ]
 
@@ -119,9 +118,7 @@ def has_step_lines(path: Path) -> bool:
         return any(not _line(data).evaluation for data in file)
 
 
-def rewind_lines(
-    path: Path, step: int, *, evaluated: int | None = None
-) -> tuple[set[int], set[int]]:
+def rewind_lines(path: Path, step: int, *, evaluated: int | None = None) -> set[int]:
     """Remove the lines of later steps, which the run will repeat, and damaged lines.
 
     A file with damaged lines is first copied under another name, which is logged. An incomplete
@@ -134,13 +131,13 @@ def rewind_lines(
             evaluations; None: ``step``.
 
     Returns:
-        The steps whose lines of metrics are kept, and the later steps whose lines were removed.
+        The steps that had a line of metrics, the removed ones included.
 
     Raises:
         CheckpointError: the file cannot be written.
     """
     if not path.exists():
-        return set(), set()
+        return set()
     with refusals_named(path):
         lines = [line._replace(data=b"") for line in _lines(path)]
         damaged = [number for number, line in enumerate(lines, start=1) if line.step is None]
@@ -160,36 +157,7 @@ def rewind_lines(
         else:
             write_file(path, b"".join(kept))
         _end_last_line(path)
-    known = {line.step for line in lines if line.step is not None and not line.evaluation}
-    return {at for at in known if at <= step}, {at for at in known if at > step}
-
-
-def report_steps(path: Path, step: int, *, kept: Collection[int], again: Collection[int]) -> None:
-    """Log which steps a resumed run repeats, and which steps are missing from its metrics.
-
-    Args:
-        path: the metrics file.
-        step: the step from which the run continues.
-        kept: steps whose lines are kept.
-        again: later steps whose lines were removed.
-    """
-    if again:
-        logger.warning("not in a checkpoint and made again: %s", _spans(again))
-    missing = set(range(min(kept, default=1), step + 1)).difference(kept)
-    if missing:
-        logger.warning("%s has no line of %s, which the checkpoint holds", path, _spans(missing))
-
-
-def _spans(steps: Collection[int]) -> str:
-    """Format steps as ``step 3`` or ``steps 3, 7 to 9``."""
-    spans: list[list[int]] = []
-    for step in sorted(steps):
-        if spans and step == spans[-1][-1] + 1:
-            spans[-1] = [spans[-1][0], step]
-        else:
-            spans.append([step])
-    listed = ", ".join(" to ".join(map(str, span)) for span in spans)
-    return f"step {listed}" if len(steps) == 1 else f"steps {listed}"
+    return {line.step for line in lines if line.step is not None and not line.evaluation}
 
 
 def _lines(path: Path) -> Iterator[_Line]:

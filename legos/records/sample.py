@@ -16,8 +16,8 @@ MAX_ADVANTAGE = 1e12  # its square, times the tokens of a step, is within the ra
 LOGPROB_ROUNDING = 1e-4  # a log-probability may exceed 0 by this rounding error
 
 
-class Sample(Struct, frozen=True, kw_only=True, gc=False):
-    """One training sequence of T tokens, of which A were chosen by the policy.
+class Sample(Struct, frozen=True, kw_only=True, gc=False, array_like=True):
+    """One training sequence of T tokens, of which A were chosen by the policy; stored as an array.
 
     All fields of length A are for the chosen tokens only, in the order of ``positions``. Reference
     log-probabilities have the same temperature and the same legal tokens.

@@ -159,9 +159,7 @@ class RunFolder:
             for parent in (self.path, *adapters, self.checkpoints):
                 clear_unfinished(parent)
 
-    def rewind(
-        self, *, step: int, versions: Mapping[str, int], evaluated: int | None
-    ) -> tuple[set[int], set[int]]:
+    def rewind(self, *, step: int, versions: Mapping[str, int], evaluated: int | None) -> set[int]:
         """Remove everything of later steps than the one that a resumed run continues from.
 
         Args:
@@ -171,7 +169,7 @@ class RunFolder:
             evaluated: step of the newest evaluation; None: there is none.
 
         Returns:
-            The steps whose metrics are kept, and the later steps whose metrics were removed.
+            The steps that had a line of metrics, the removed ones included.
 
         Raises:
             CheckpointError: the files cannot be written.

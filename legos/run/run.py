@@ -15,7 +15,6 @@ from typing import Any
 from legos.arena.arena import Arena
 from legos.config.schema import LoopConfig
 from legos.errors import CheckpointError, EngineError, Stopped
-from legos.files.lines import report_steps
 from legos.loop.loop import batcher_of, training_loop
 from legos.loop.mix import Mix, mix_of
 from legos.loop.player import PlayGroup
@@ -158,12 +157,20 @@ class Run:
             CheckpointError: it belongs to another model or arena; nothing is removed then.
         """
         self._state.restore(place)
-        kept, again = self._folder.rewind(
+        written = self._folder.rewind(
             step=self.step, versions=self._trainer.versions, evaluated=self._evaluations.step
         )
-        report_steps(
-            self._folder.metrics, self.step, kept=self._state.with_restored(kept), again=again
-        )
+        if self.step in written:
+            self._state.unlogged = None
+        kept = {step for step in written if step <= self.step}
+        missing = self.step + 1 - min(kept, default=1) - len(kept)
+        if missing > (self._state.unlogged is not None):
+            text = "%s lacks the lines of %d steps that the checkpoint holds"
+            logger.warning(text, self._folder.metrics, missing)
+        if (newest := max(written, default=0)) > self.step:
+            logger.warning(
+                "steps %d to %d are in no checkpoint and are made again", self.step + 1, newest
+            )
 
     def fork(self, place: Path, *, same_credit: bool, same_figures: bool) -> None:
         """Start this new run from a checkpoint of another run, and save it as its own.

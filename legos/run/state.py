@@ -18,10 +18,13 @@ __all__ = ["RunState"]
 
 
 class RunState:
-    """The parts of a run that have state, and which line of metrics is still to be written.
+    """The parts of a run that have state, and the metrics of the newest step.
 
-    A step can be complete when the run ends before its line is written: the publication of its
-    adapter fails, or the disk is full. A checkpoint then holds the line.
+    A step can be complete when the run ends before its line of metrics is written: the publication
+    of its adapter fails, or the disk is full. A resumed run then writes it.
+
+    Attributes:
+        unlogged: metrics of the newest step, if its line is still to be written.
     """
 
     def __init__(
@@ -31,8 +34,7 @@ class RunState:
         self._mix = mix
         self._batcher = batcher
         self._evaluations = evaluations
-        self._unlogged: Metrics | None = None  # a line that could not be written, here or before
-        self._logged = 0  # newest step whose line was written, or restored
+        self.unlogged: Metrics | None = None
 
     def take(self, *, num_episodes: int) -> Callable[[], dict[str, Any]]:
         """Take the state as it is now.
@@ -45,15 +47,12 @@ class RunState:
             converting the groups takes longest.
         """
         queued = self._batcher.queued  # immutable
-        unlogged = self._unlogged
-        if unlogged is None and self._trainer.step > self._logged:
-            unlogged = self._trainer.metrics
         state = deepcopy(
             {
                 "trainer": self._trainer.state(),
                 "arenas": self._mix.state(),
                 "batcher": self._batcher.state(),
-                "unlogged": unlogged,
+                "unlogged": self.unlogged or self._trainer.metrics or None,
                 **self._evaluations.state(),
             }
         )
@@ -84,7 +83,7 @@ class RunState:
             queued = {name: groups_from_json(each) for name, each in state["queued"].items()}
             self._batcher.restore(state["batcher"], queued, versions=self._trainer.versions)
             self._evaluations.restore(state)
-            self._unlogged, self._logged = state["unlogged"], self._trainer.step
+            self.unlogged = state["unlogged"]
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{place} does not fit this run: {error!r}; was it written by another version?"
@@ -103,20 +102,13 @@ class RunState:
         if not same_credit:
             self._batcher.discard_rest("forked")
 
-    def with_restored(self, written: set[int]) -> set[int]:
-        """The steps whose lines are written, and the one whose line is still to be written."""
-        step = self._trainer.step
-        if step in written:
-            self._unlogged = None  # by a process that was killed before its next checkpoint
-        return written | ({step} if self._unlogged is not None else set())
-
     def log_restored(self, tracker: Tracker) -> None:
         """Log the line that the process before did not write."""
-        if self._unlogged is not None:
-            self.log(self._unlogged, tracker)
+        if self.unlogged is not None:
+            self.log(self.unlogged, tracker)
 
     def log(self, metrics: Metrics, tracker: Tracker) -> None:
         """Log the line of the newest step; it is kept for a checkpoint where that fails."""
-        self._unlogged = metrics
+        self.unlogged = metrics
         tracker.log(metrics, step=self._trainer.step)
-        self._unlogged, self._logged = None, self._trainer.step
+        self.unlogged = None

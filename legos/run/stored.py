@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from msgspec.structs import fields
+from msgspec.structs import replace
 
 from legos.records.episode import Episode
 from legos.records.group import Group
@@ -14,25 +14,21 @@ from legos.records.sample import Sample
 __all__ = ["groups_from_json", "groups_to_json", "kept_episodes"]
 
 logger = logging.getLogger(__name__)
-_FIELDS = tuple(field.name for field in fields(Sample))
 
 
 def groups_to_json(groups: Sequence[Group], *, num_episodes: int = 0) -> list[dict[str, Any]]:
-    """Samples and metrics of groups, and the ``kept_episodes`` of each."""
-    return [
-        {
-            "samples": [[getattr(sample, name) for name in _FIELDS] for sample in group.samples],
-            "metrics": dict(group.metrics),
-            "weights": dict(group.weights),
-            "num_tasks": group.num_tasks,
-            "arena": group.arena,
-            "episodes": [
-                msgspec.to_builtins(episode.without_data(), enc_hook=float)  # NumPy's floats
-                for episode in kept_episodes(group.episodes, num_episodes)
-            ],
-        }
+    """Groups with their samples and metrics, and the ``kept_episodes`` of each."""
+    waiting = [
+        replace(
+            group,
+            plays=(),
+            episodes=tuple(e.without_data() for e in kept_episodes(group.episodes, num_episodes)),
+            tokens_generated=group.num_tokens,
+            tokens_discarded={},
+        )
         for group in groups
     ]
+    return msgspec.to_builtins(waiting, enc_hook=float)  # NumPy's floats
 
 
 def kept_episodes(episodes: Sequence[Episode], number: int) -> list[Episode]:
@@ -44,21 +40,13 @@ def groups_from_json(stored: Sequence[Mapping[str, Any]]) -> list[Group]:
     """Restore the groups that ``groups_to_json`` stored, with the tokens of their samples."""
     groups: list[Group] = []
     for item in stored:
-        samples = tuple(
-            msgspec.convert(dict(zip(_FIELDS, values, strict=True)), Sample)
-            for values in item["samples"]
+        samples = msgspec.convert(item["samples"], tuple[Sample, ...])
+        tokens = sum(len(sample.positions) for sample in samples)
+        empty = msgspec.convert(
+            {**item, "samples": [], "episodes": [], "tokens_generated": 0}, Group
         )
-        groups.append(
-            Group(
-                samples=samples,
-                episodes=_episodes(item.get("episodes", ())),
-                tokens_generated=sum(len(sample.positions) for sample in samples),
-                metrics=item["metrics"],
-                weights=item["weights"],
-                num_tasks=item["num_tasks"],
-                arena=item.get("arena", ""),
-            )
-        )
+        episodes = _episodes(item.get("episodes", ()))
+        groups.append(replace(empty, samples=samples, episodes=episodes, tokens_generated=tokens))
     return groups
 
 

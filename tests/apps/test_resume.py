@@ -268,7 +268,7 @@ def test_damaged_and_missing_lines_cost_no_resume(
     assert [line["step"] for line in read_steps(run / "metrics.jsonl")] == [2, 3, 4]
     (run / "metrics.jsonl").unlink()
     assert main(["train", "--resume", str(run), "--steps", "5"]) == 0
-    missing = f"{run / 'metrics.jsonl'} has no line of steps 1 to 4, which the checkpoint holds"
+    missing = f"{run / 'metrics.jsonl'} lacks the lines of 4 steps that the checkpoint holds"
     assert missing in caplog.messages
 
 

@@ -142,7 +142,7 @@ def test_a_killed_run_goes_on_from_its_first_checkpoint_and_says_what_is_made_ag
     [*_, last] = steps_done()
     assert [place.name for place in checkpoints(Path("run/checkpoints"))] == ["step-000000"]
     finish(int(str(last)) + 1, capsys)
-    assert f"not in a checkpoint and made again: steps 1 to {last}" in caplog.messages
+    assert f"steps 1 to {last} are in no checkpoint and are made again" in caplog.messages
 
 
 @pytest.mark.slow

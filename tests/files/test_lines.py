@@ -2,7 +2,6 @@
 
 import errno
 import json
-import logging
 import os
 import shutil
 from pathlib import Path
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legos.errors import CheckpointError
-from legos.files.lines import NewLines, has_step_lines, report_steps, rewind_lines
+from legos.files.lines import NewLines, has_step_lines, rewind_lines
 
 
 def line(step: int) -> bytes:
@@ -30,9 +29,9 @@ def test_good_lines_up_to_the_step_stay(
     content = b"".join(line(part) if isinstance(part, int) else part for part in parts) + end
     path.write_bytes(content)
     good = [part for part in parts if isinstance(part, int)]
-    kept, cut = rewind_lines(path, 5)
+    known = rewind_lines(path, 5)
     assert path.read_bytes() == b"".join(line(step) for step in good if step <= 5)
-    assert (kept, cut) == ({n for n in good if n <= 5}, {n for n in good if n > 5})
+    assert known == {*good}
     others = [other for other in path.parent.iterdir() if other != path]
     assert [other.read_bytes() for other in others] == [content] * (len(good) < len(parts))
 
@@ -53,7 +52,7 @@ def test_a_damaged_file_is_kept_aside_each_time(
 def test_a_last_line_without_its_line_break_stays(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(line(1) + line(2)[:-1])
-    assert rewind_lines(path, 2) == ({1, 2}, set())
+    assert rewind_lines(path, 2) == {1, 2}
     assert path.read_bytes() == line(1) + line(2)
 
 
@@ -65,7 +64,7 @@ def test_figures_that_came_late_stay_up_to_the_newest_evaluation(tmp_path: Path)
     lines = [figures(0), line(1), line(2), figures(1), line(3), figures(2), line(4), figures(3)]
     path.write_bytes(b"".join(lines))
     assert has_step_lines(path)
-    assert rewind_lines(path, 3, evaluated=1) == ({1, 2, 3}, {4})
+    assert rewind_lines(path, 3, evaluated=1) == {1, 2, 3, 4}
     assert path.read_bytes() == b"".join([*lines[:5]])
     path.write_bytes(figures(0))
     assert not has_step_lines(path)
@@ -74,7 +73,7 @@ def test_figures_that_came_late_stay_up_to_the_newest_evaluation(tmp_path: Path)
 
 
 def test_an_absent_file_has_no_lines(tmp_path: Path) -> None:
-    assert rewind_lines(tmp_path / "metrics.jsonl", 5) == (set(), set())
+    assert rewind_lines(tmp_path / "metrics.jsonl", 5) == set()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -91,32 +90,6 @@ def test_a_full_disk_leaves_the_file_as_it_is(
     with pytest.raises(CheckpointError, match=r"metrics\.jsonl cannot be written: .*free some"):
         rewind_lines(path, 2)
     assert path.read_bytes() == line(1) + b"nonsense\n" + line(2)
-
-
-@pytest.mark.parametrize(
-    ("kept", "again", "messages"),
-    [
-        (range(1, 51), range(51, 64), ["not in a checkpoint and made again: steps 51 to 63"]),
-        (range(1, 51), [51], ["not in a checkpoint and made again: step 51"]),
-        (range(21, 51), [], []),  # a fork's
-        (range(1, 41), [], ["m.jsonl has no line of steps 41 to 50, which the checkpoint holds"]),
-        ([], [], ["m.jsonl has no line of steps 1 to 50, which the checkpoint holds"]),
-        (
-            {*range(1, 51)} - {3, 7, 8, 50},
-            [52],
-            [
-                "not in a checkpoint and made again: step 52",
-                "m.jsonl has no line of steps 3, 7 to 8, 50, which the checkpoint holds",
-            ],
-        ),
-    ],
-)
-def test_steps_that_are_made_again_or_are_missing_are_named(
-    kept: range, again: range, messages: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        report_steps(Path("m.jsonl"), 50, kept=set(kept), again=set(again))
-    assert caplog.messages == messages
 
 
 def test_only_what_is_new_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

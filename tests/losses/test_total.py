@@ -121,9 +121,9 @@ def written_out(
 
 
 @pytest.mark.parametrize("support", ["open", "legal", "restricted", "mixed"])
-@pytest.mark.parametrize("loss", ["ppo", "gspo"])
+@pytest.mark.parametrize("kind", ["ppo", "gspo"])
 def test_the_loss_is_what_its_equations_say(
-    support: Support, loss: Any, monkeypatch: pytest.MonkeyPatch
+    support: Support, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     estimators: tuple[KlEstimator, ...] = ("k2", "exact")
     for seed, (estimator, kl, ema, entropy, dual) in enumerate(
@@ -132,7 +132,7 @@ def test_the_loss_is_what_its_equations_say(
         batch, *logits = random_case(seed, support)
         monkeypatch.setattr(losses, "DUAL_CLIP", dual)
         objective = Objective(
-            loss=loss,
+            loss=kind,
             clip_low=0.3,
             clip_high=0.1,
             kl_estimator=estimator,
@@ -280,11 +280,11 @@ def constant_advantage(batch: Batch, value: float) -> Batch:
         (1.0, -50.0, -math.exp(-20.0)),  # the log-ratio stops at -20
     ],
 )
-@pytest.mark.parametrize("loss", ["ppo", "gspo"])
-def test_clips_by_hand(advantage: float, log_ratio: float, expected: float, loss: Any) -> None:
+@pytest.mark.parametrize("kind", ["ppo", "gspo"])
+def test_clips_by_hand(advantage: float, log_ratio: float, expected: float, kind: Any) -> None:
     batch, logits, _, _ = random_case(9)
     batch = constant_advantage(with_ratio(batch, logits, log_ratio), advantage)
-    objective = Objective(loss=loss, clip_low=0.2, clip_high=0.2)
+    objective = Objective(loss=kind, clip_low=0.2, clip_high=0.2)
     assert loss_of(batch, objective, logits) == pytest.approx(expected, rel=1e-9)
     cut = expected in (-1.2, 0.8) or expected == -3.0 * advantage
     slope = np.abs(gradient(batch, objective, logits)).max()
