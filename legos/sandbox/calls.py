@@ -10,13 +10,14 @@ import math
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from importlib import import_module
 from importlib.machinery import PathFinder
+from multiprocessing import Pipe
 from typing import Any
 
 from msgspec import Struct
@@ -24,14 +25,14 @@ from msgspec import Struct
 from legos.errors import ArenaError, RunError, text_of
 from legos.records.numbers import brief, number
 from legos.sandbox import worker
-from legos.sandbox.worker import BEGAN, HEADER, message
+from legos.sandbox.worker import BEGAN
 from legos.stalls import Watchdog
 
 __all__ = ["CallLimits", "CallPool"]
 
 TICK_S = 0.05  # seconds between two checks of the running calls
 LOAD_S = 120.0  # seconds in which a process must start and import the function's module
-END_S = 5.0  # seconds in which a process that closed its socket usually ends by itself
+END_S = 5.0  # seconds in which a process that closed its pipe usually ends by itself
 MAX_PROCESSES = 32  # processes of one call at a time, its own included
 MIB = 1 << 20
 
@@ -68,7 +69,9 @@ class CallPool:
         Args:
             size: maximum number of simultaneous calls, others wait; None: number of cores.
         """
-        self._free = asyncio.Semaphore(size or os.cpu_count() or 1)
+        size = size or os.cpu_count() or 1
+        self._free = asyncio.Semaphore(size)
+        self._threads = ThreadPoolExecutor(size, "legos-calls")  # each waits for one answer
         self._idle: list[_Process] = []
         self._busy: set[_Process] = set()
         self._started = False
@@ -89,7 +92,7 @@ class CallPool:
         async with self._free:
             process = self._next()
             try:
-                kind, value, usable = await process.call(packed, limits)
+                kind, value, usable = await process.call(packed, limits, self._threads)
             except (OSError, EOFError):
                 try:
                     await asyncio.to_thread(process.let_end)
@@ -118,6 +121,7 @@ class CallPool:
         self._watched.close()
         for process in (*self._idle, *self._busy):
             process.kill()
+        self._threads.shutdown(wait=False)
 
     def _next(self) -> "_Process":
         """A process that waits for a call, with its limits checked from now on."""
@@ -142,8 +146,7 @@ class _Process:
     """One process, the leader of a process group and session."""
 
     def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair()
-        self._socket.setblocking(False)
+        self._pipe, theirs = Pipe()
         with theirs:
             number = theirs.fileno()
             self._popen = subprocess.Popen(
@@ -173,21 +176,26 @@ class _Process:
             return f"its process was ended by {signal.Signals(-code).name}"
         return f"its process ended with exit code {code}"
 
-    async def call(self, packed: bytes, limits: CallLimits) -> tuple[str, bytes, bool]:
-        """Send a call and return the answer.
+    async def call(
+        self, packed: bytes, limits: CallLimits, threads: Executor
+    ) -> tuple[str, bytes, bool]:
+        """Send a call and return the answer, for which one of the threads waits.
 
         Raises:
             OSError, EOFError: the process has ended.
         """
         output = int(limits.output_mb * MIB)
         self._turn, self._loading, self._limits = object(), True, limits
-        request = pickle.dumps((sys.path, output, int(limits.memory_mb * MIB / 2), packed))
-        await asyncio.get_running_loop().sock_sendall(self._socket, message(request))
-        answer = await self._receive()
+        request = sys.path, output, int(limits.memory_mb * MIB / 2), packed
+        return await asyncio.get_running_loop().run_in_executor(threads, self._ask, request)
+
+    def _ask(self, request: object) -> tuple[str, bytes, bool]:
+        self._pipe.send(request)
+        answer: Any = self._pipe.recv()
         if answer == BEGAN:
             self._turn, self._loading = object(), False
-            answer = await self._receive()
-        return pickle.loads(answer)
+            answer = self._pipe.recv()
+        return answer
 
     def check(self, dog: Watchdog, members: Sequence[int]) -> None:
         """Kill the process if its call is beyond a limit.
@@ -209,32 +217,18 @@ class _Process:
             self._kill_group()
 
     def let_end(self) -> None:
-        """Wait for the end of a process that has closed its socket, to learn its exit code."""
+        """Wait for the end of a process that has closed its pipe, to learn its exit code."""
         with suppress(subprocess.TimeoutExpired):
             self._popen.wait(END_S)
 
     def kill(self) -> None:
-        """Kill its process group and close the socket."""
+        """Kill its process group; the thread that waits for its answer sees the end of the pipe."""
         self._kill_group()
         self._popen.wait()
-        self._socket.close()
 
     def _kill_group(self) -> None:
         with suppress(ProcessLookupError, PermissionError):  # macOS: EPERM where all are zombies
             os.killpg(self.pid, signal.SIGKILL)
-
-    async def _receive(self) -> bytes:
-        (size,) = HEADER.unpack(await self._exactly(HEADER.size))
-        return await self._exactly(size)
-
-    async def _exactly(self, size: int) -> bytes:
-        loop, found = asyncio.get_running_loop(), bytearray()
-        while len(found) < size:
-            piece = await loop.sock_recv(self._socket, min(size - len(found), MIB))
-            if not piece:
-                raise EOFError
-            found += piece
-        return bytes(found)
 
 
 def _packed(function: Callable[..., Any], args: Sequence[Any], name: str) -> bytes:

@@ -1,9 +1,8 @@
 """The process in which ``Table.run`` calls functions, one at a time; started by ``CallPool``.
 
-A message is its length in eight bytes and a pickle. A request is ``(sys.path, bytes of output
-allowed, peak bytes allowed for another call, pickled function and arguments)``. The answers are
-``BEGAN`` once the function is loaded, and then a kind, a value, and whether the process can be used
-again.
+A request is ``(sys.path, bytes of output allowed, peak bytes allowed for another call, pickled
+function and arguments)``. The answers are ``BEGAN`` once the function is loaded, and then a kind, a
+pickled value, and whether the process can be used again.
 """
 
 import contextlib
@@ -12,68 +11,60 @@ import os
 import pickle
 import resource
 import signal
-import socket
-import struct
 import sys
 import tempfile
 import threading
 import time
 import traceback
 from importlib import import_module
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from legos.errors import text_of
 
-__all__ = ["BEGAN", "HEADER", "message"]
+__all__ = ["BEGAN"]
 
-HEADER = struct.Struct("!Q")
-BEGAN = b"began"
+BEGAN = "began"
+Answer = tuple[str, bytes, bool]
 PARENT_CHECK_S = 1.0  # seconds between two checks whether the parent lives
 
 
-def message(content: bytes) -> bytes:
-    """A message with its length."""
-    return HEADER.pack(len(content)) + content
-
-
 def _main() -> None:
-    """Answer requests until the other end of the socket is closed."""
-    channel = socket.socket(fileno=int(sys.argv[1]))
+    """Answer requests until the other end of the pipe is closed."""
+    channel: Connection[Any, Any] = Connection(int(sys.argv[1]))
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     output = tempfile.TemporaryFile()  # noqa: SIM115 - it stays open until the process ends
     os.dup2(output.fileno(), 1)
     os.dup2(output.fileno(), 2)
-    with channel.makefile("rb") as requests:
-        while header := requests.read(HEADER.size):
-            request = pickle.loads(requests.read(*HEADER.unpack(header)))
-            channel.sendall(message(_answer(channel, *request)))
-            os.ftruncate(output.fileno(), 0)
-            os.lseek(output.fileno(), 0, os.SEEK_SET)
+    while True:
+        channel.send(_answer(channel, *channel.recv()))
+        os.ftruncate(output.fileno(), 0)
+        os.lseek(output.fileno(), 0, os.SEEK_SET)
 
 
 def _answer(
-    channel: socket.socket, paths: list[str], output: int, memory: int, call: bytes
-) -> bytes:
-    """Call the function; returns the pickled answer."""
+    channel: "Connection[Any, Any]", paths: list[str], output: int, memory: int, call: bytes
+) -> Answer:
+    """Call the function; returns the answer."""
     sys.path[:] = paths
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (output, hard))
     threads = threading.active_count()
     try:
         function, args = pickle.loads(call)
-        channel.sendall(message(BEGAN))
+        channel.send(BEGAN)
         kind, value = "returned", _pickled(function(*args))
         sys.stdout.flush()
         sys.stderr.flush()
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.EFBIG:
-            return pickle.dumps(("output", b"", False))
+            return "output", b"", False
         kind, value = "raised", _pickled_error(error)
     if len(value) > output:
-        return pickle.dumps(("output", b"", False))
+        return "output", b"", False
     left = threading.active_count() > threads or _has_children()
-    return pickle.dumps((kind, value, not left and _peak_bytes() < memory))
+    return kind, value, not left and _peak_bytes() < memory
 
 
 def _pickled(value: Any) -> bytes:
@@ -123,5 +114,5 @@ def _end_with_parent(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError, ConnectionError):
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionError):
         _main()
