@@ -18,7 +18,7 @@ from legos.config.play import MixedArena
 from legos.config.removed import from_before, why_removed, why_renamed
 from legos.config.schema import RunConfig
 from legos.config.setting import BadSetting, Settings, SettingsError, admits_none
-from legos.config.toml import is_written, uncommented, write_toml
+from legos.config.toml import is_written, split_name, uncommented, write_toml
 from legos.errors import ConfigError, did_you_mean
 
 __all__ = [
@@ -138,7 +138,7 @@ def _advice(recommend: Recommend, chosen: Mapping[str, object]) -> list[_Layer]:
     if not (isinstance(arena, str) and isinstance(model, str)):
         return []  # a wrong type, which the check of the whole configuration reports
     layers = [_Layer(source=f"model {BUILTIN}", values=RECOMMENDED)] if model == BUILTIN else []
-    mixed = list(dict.fromkeys(_arena_of(name) for name in chosen if name.startswith(_MIX)))
+    mixed = list(dict.fromkeys(split_name(n)[0][1] for n in chosen if n.startswith(_MIX)))
     found = {name: recommend(name, model) for name in mixed}
     for name, values in found.items():
         own = {
@@ -211,11 +211,6 @@ def _field_of_mix(name: str, source: str) -> FieldInfo:
     return fields[last]
 
 
-def _arena_of(name: str) -> str:
-    """The arena of a setting ``mix.ARENA.SETTING``; it may have dots."""
-    return name.removeprefix(_MIX).rpartition(".")[0]
-
-
 def _checked(values: Mapping[str, object], source: str) -> dict[str, object]:
     """The values with "none" replaced by None; refuses names that do not exist."""
     known = knobs()
@@ -263,9 +258,7 @@ def _merge(layers: Iterable[_Layer]) -> tuple[dict[str, object], dict[str, str]]
 def _build(values: Mapping[str, object], origins: Mapping[str, str]) -> ResolvedConfig:
     nested: dict[str, Any] = {}
     for name, value in values.items():
-        *groups, last = name.split(".", 2)
-        if name.startswith(_MIX):
-            groups, last = ["mix", _arena_of(name)], name.rpartition(".")[2]
+        groups, last = split_name(name)
         table = nested
         for group in groups:
             table = table.setdefault(group, {})

@@ -8,7 +8,7 @@ from typing import cast
 
 from legos.errors import ConfigError
 
-__all__ = ["is_written", "read_sources", "uncommented", "write_toml"]
+__all__ = ["is_written", "read_sources", "split_name", "uncommented", "write_toml"]
 
 _NOT_CHOSEN = "#: "
 _HEADER = f"""\
@@ -35,11 +35,11 @@ def write_toml(
     """
     tables: dict[str, list[str]] = {}
     for name, value in values.items():
-        table, last = _table_and_key(name)
+        groups, last = split_name(name)
         comment = f"  # {_printable(sources[name])}" if name in sources else ""
         mark = _NOT_CHOSEN if name in not_chosen else ""
         line = f"{mark}{_key(last)} = {_value(value, name)}{comment}"
-        tables.setdefault(table, []).append(line)
+        tables.setdefault(".".join(map(_key, groups)), []).append(line)
     blocks = [
         "\n".join([f"[{table}]", *lines] if table else lines) for table, lines in tables.items()
     ]
@@ -72,16 +72,16 @@ def read_sources(text: str) -> dict[str, str]:
     return sources
 
 
-def _table_and_key(name: str) -> tuple[str, str]:
-    """``play.options.a.b`` becomes table ``play.options`` and key ``a.b``.
+def split_name(name: str) -> tuple[list[str], str]:
+    """The tables of a setting, and its key: ``play.options.a.b`` has the key ``a.b``.
 
     The arena in ``mix.ARENA.key`` may have dots.
     """
     if name.startswith("mix."):
         arena, _, last = name.removeprefix("mix.").rpartition(".")
-        return f"mix.{_key(arena)}", last
-    parts = name.split(".", 2)
-    return ".".join(parts[:-1]), parts[-1]
+        return ["mix", arena], last
+    *groups, last = name.split(".", 2)
+    return groups, last
 
 
 def _printable(text: str) -> str:
