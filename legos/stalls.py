@@ -126,7 +126,7 @@ class LoopWatch:
         *,
         stall_after_s: float = STALL_AFTER_S,
         file: Path | None = None,
-        report: Callable[[float, FrameType | None], object] | None = None,
+        advice: str = "",
     ) -> None:
         """Make a watch of the running event loop.
 
@@ -134,20 +134,18 @@ class LoopWatch:
             observe: called on the loop with each lag: seconds from a check to the loop's next turn.
             stall_after_s: lag that is reported, once per stall.
             file: the stacks of all threads and tasks are appended to it; None: they are logged.
-            report: called in place of that, in the watchdog's thread, with the lag so far and the
-                frame in which the loop's thread is.
+            advice: follows the message about a stall.
         """
         self._observe = observe
         self._stall_after_s = stall_after_s
         self._file = file
-        self._report = report or self._write_stacks
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._asked = self._answered = 0  # numbers of the newest request to turn and answer
         self._still_s = 0.0  # since the first check after the newest request
         self._stalled = False
         self._dumps = 0
-        self._advice = ""
+        self._advice = advice
 
     def expect_end(self, advice: str) -> None:
         """Report a loop that does not turn for a second from now on, with an advice."""
@@ -164,7 +162,7 @@ class LoopWatch:
         elif self._still_s >= self._stall_after_s and not self._stalled:
             self._stalled = True
             frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - documented
-            self._report(self._still_s, frames.get(self._thread))
+            self._write_stacks(self._still_s, frames.get(self._thread))
 
     def _answer(self, every_s: float, asked_at: float) -> None:
         """Measure the lag; checks bound it, because a stopped process makes none."""

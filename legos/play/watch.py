@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from traceback import walk_stack
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -22,6 +21,7 @@ __all__ = ["Watch", "Watched"]
 logger = logging.getLogger(__name__)
 TICK_S = 1.0  # maximum seconds between two checks
 GRACE_S = 5.0  # seconds in which a play must end after it was cancelled
+BLOCKED = ", so no play goes on; await what takes long: await asyncio.to_thread(function)"
 T = TypeVar("T")
 
 
@@ -79,9 +79,7 @@ class Watch:
         self._looked_s = 0.0  # of the watchdog's clock, at the last look
         self._quiet_s = 0.0  # seconds since a play ended
         self._report_at = arena.report_after_s
-        loop = LoopWatch(
-            self._look, stall_after_s=arena.report_after_s, report=self._report_blocked_loop
-        )
+        loop = LoopWatch(self._look, stall_after_s=arena.report_after_s, advice=BLOCKED)
         limits = [s / 4 for s in (arena.play_timeout_s, arena.report_after_s) if s is not None]
         self._dog = Watchdog(loop.check, name="legos-watch", every_s=min(TICK_S, *limits))
 
@@ -159,15 +157,6 @@ class Watch:
             ) from error
         finally:  # an error refers to this frame, which must not refer to the error
             del task, watched, where, expired
-
-    def _report_blocked_loop(self, blocked_s: float, frame: FrameType | None) -> None:
-        logger.warning(
-            "arena %r: the event loop has been blocked for %.0f s (%s), so no play goes on; await "
-            "what takes long: await asyncio.to_thread(function)",
-            self._arena.name,
-            blocked_s,
-            _line((f for f, _ in walk_stack(frame)), self._arena),
-        )
 
     def _look(self, _: float) -> None:
         """In the loop: cancel plays beyond their time limit, and log if none has ended."""
