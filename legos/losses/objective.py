@@ -1,11 +1,8 @@
 """The objective of one optimiser step: the policy loss and its settings."""
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from legos.errors import ConfigError
 from legos.losses.kl import KlEstimator
 from legos.losses.policy import LOSSES, PolicyLoss
 
@@ -16,7 +13,7 @@ Anchor = Literal["behaviour", "proximal"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """The loss of one optimiser step; schedules are already applied to its coefficients."""
+    """The loss of one optimiser step; ``TrainingConfig`` checks its values and applies schedules."""
 
     loss: PolicyLoss = "ppo"
     anchor: Anchor = "behaviour"  # policy of the ratios: "proximal" is the current one
@@ -28,26 +25,6 @@ class Objective:
     ema_kl_coef: float = 0.0  # weight of KL(policy || EMA of the policy)
     entropy_coef: float = 0.0  # weight of the entropy bonus
 
-    def __post_init__(self) -> None:
-        """Refuse values out of range.
-
-        Raises:
-            ConfigError: fields are invalid; the message names the fields and the values.
-        """
-        for name, words in _WORDS.items():
-            if (given := getattr(self, name)) not in words:
-                expected = ", ".join(map(repr, words))
-                raise ConfigError(f"{name} is {given!r}; expected one of {expected}")
-        if not all(reach >= 0 for reach in self.clip_range):
-            raise ConfigError(
-                f"clip_low {self.clip_low} and clip_high {self.clip_high} must be >= 0"
-            )
-        if self.icepop is not None and not self.icepop > 1:
-            raise ConfigError(f"icepop is {self.icepop}; expected more than 1, or none")
-        for name in ("kl_coef", "ema_kl_coef", "entropy_coef"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected a number >= 0")
-
     @property
     def clip_range(self) -> tuple[float, float]:
         """The clip range, down and up; (0, 0) where the loss has none."""
@@ -56,10 +33,3 @@ class Objective:
             low if self.clip_low is None else self.clip_low,
             high if self.clip_high is None else self.clip_high,
         )
-
-
-_WORDS: Mapping[str, tuple[object, ...]] = {
-    "loss": tuple(LOSSES),
-    "anchor": get_args(Anchor),
-    "kl_estimator": get_args(KlEstimator),
-}

@@ -18,7 +18,6 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from legos.errors import RecordError
 from legos.records.sample import Sample
 
 __all__ = [
@@ -56,36 +55,6 @@ class Batch:
     advantage: Floats  # [S, A] 0 where masked
     weight: Floats  # [S, A] weight of the token in the optimiser step's loss, 0 where masked
     reference_logprob: Floats | None = None  # [S, A] nats that samples bring; NaN: none, 0: masked
-
-    def __post_init__(self) -> None:
-        """Check that shapes and indices are consistent.
-
-        Raises:
-            RecordError: the message names the array and what was expected.
-        """
-        shape = self.mask.shape
-        for name in self.sample_fields:
-            if getattr(self, name).shape != shape:
-                raise RecordError(
-                    f"{name} has shape {getattr(self, name).shape}; expected {shape} like mask"
-                )
-        num_positions = len(self.logit_row)
-        for name in LOGIT_FIELDS:
-            if len(getattr(self, name)) != num_positions:
-                raise RecordError(
-                    f"{name} has {len(getattr(self, name))} positions; expected {num_positions} "
-                    "like logit_row"
-                )
-        num_rows, num_columns = self.input_ids.shape
-        for name, limit, what in (
-            ("logit_index", num_positions, "positions"),
-            ("logit_row", num_rows, "rows"),
-            ("logit_column", num_columns, "columns"),
-        ):
-            indices = getattr(self, name)
-            if indices.size and not 0 <= indices.min() <= indices.max() < limit:
-                worst = indices.min() if indices.min() < 0 else indices.max()
-                raise RecordError(f"{name} points at {worst} of {limit} {what}")
 
     @property
     def sample_fields(self) -> list[str]:

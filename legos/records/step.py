@@ -1,6 +1,5 @@
 """Records that the trainer and a backend exchange: settings, pass results and updates."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from legos.errors import ConfigError
 from legos.records.names import POLICY
 
 __all__ = [
@@ -64,20 +62,3 @@ class Update:
     max_grad_norm: float = 1.0  # gradients are scaled down to this norm
     ema_decay: float | None = None  # share of its past that the EMA keeps; None: the policy itself
     kl_refresh_steps: int | None = None  # updates between refreshes of the reference; None: never
-
-    def __post_init__(self) -> None:
-        """Check the ranges of the values.
-
-        Raises:
-            ConfigError: the message names the field and the value.
-        """
-        if not 0 <= self.learning_rate < math.inf:
-            raise ConfigError(f"learning_rate is {self.learning_rate}; expected a number >= 0")
-        if not self.max_grad_norm > 0:
-            raise ConfigError(f"max_grad_norm is {self.max_grad_norm}; expected more than 0")
-        if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
-            raise ConfigError(f"ema_decay is {self.ema_decay}; expected 0 or more, below 1")
-        if self.kl_refresh_steps is not None and self.kl_refresh_steps < 1:
-            raise ConfigError(
-                f"kl_refresh_steps is {self.kl_refresh_steps}; expected at least 1 update"
-            )

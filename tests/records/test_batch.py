@@ -1,15 +1,12 @@
 """Packing keeps every sample whole, shares what is equal, and respects the budget."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from packed import pack
 
-from legos.errors import RecordError
 from legos.fakes import make_sample
 from legos.records.batch import Batch
 from legos.records.sample import Sample
@@ -157,27 +154,3 @@ def test_a_row_longer_than_the_budget_is_a_batch_of_its_own() -> None:
 
 def test_nothing_packs_to_nothing() -> None:
     assert pack([], [], max_tokens=10) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("target", np.zeros((1, 3), np.int32), "target has shape"),
-        ("weight", np.zeros((2, 1), np.float32), "weight has shape"),
-        (
-            "logit_index",
-            np.full((1, 1), 7, np.int32),
-            "logit_index points at 7 of 1 positions",
-        ),
-        ("logit_index", np.full((1, 1), -1, np.int32), "logit_index points at -1"),
-        ("logit_row", np.full(1, 3, np.int32), "logit_row points at 3 of 1 rows"),
-        ("logit_column", np.full(1, 2, np.int32), "logit_column points at 2 of 2 columns"),
-        ("logit_temperature", np.ones(2, np.float32), "logit_temperature has 2 positions"),
-    ],
-)
-def test_a_batch_refuses_arrays_that_contradict_each_other(
-    name: str, value: np.ndarray, message: str
-) -> None:
-    (batch,) = pack([make_sample()], [1.0], max_tokens=10)
-    with pytest.raises(RecordError, match=message):
-        replace(batch, **{name: value})
