@@ -13,7 +13,7 @@ Anchor = Literal["behaviour", "proximal"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """The loss of one optimiser step; ``TrainingConfig`` checks its values and applies schedules."""
+    """The loss of one optimiser step, with schedules applied to its coefficients."""
 
     loss: PolicyLoss = "ppo"
     anchor: Anchor = "behaviour"  # policy of the ratios: "proximal" is the current one

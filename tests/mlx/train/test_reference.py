@@ -15,7 +15,7 @@ from packed import pack
 from tiny_models import write_any_model
 
 from legos.device.backend import LoraBackend
-from legos.errors import AdapterError, CheckpointError, ConfigError
+from legos.errors import AdapterError, CheckpointError
 from legos.fakes import make_sample
 from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
@@ -328,8 +328,3 @@ def test_an_adapter_that_contradicts_itself_is_not_read(
     given = written(tmp_path / "other", tiny_models["llama"], change=change)
     with pytest.raises(AdapterError, match=r"cannot be read .* several ranks: 6 .*5"):
         make_backend(tiny_models["llama"], given)
-
-
-def test_a_refresh_after_no_update_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"kl_refresh_steps is 0; expected at least 1"):
-        Update(learning_rate=1e-2, kl_refresh_steps=0)
