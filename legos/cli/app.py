@@ -42,6 +42,7 @@ _ALSO_CALLED = {  # what other programs call a setting -> the last part of its o
 }
 _REMOVED = {  # an option that older versions had -> what to do
     "--again": "compare two runs with the same --seed; --episode N shows a play turn by turn",
+    "--fits": "legos train plans the memory of a model before it loads it (docs/run/mac.md)",
 }
 
 

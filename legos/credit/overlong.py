@@ -42,8 +42,7 @@ class OverlongPenalty(CreditAssigner):
         """
         if not 1 <= margin <= limit:
             raise ConfigError(
-                f"overlong_margin is {margin} and max_tokens {limit}; "
-                "expected a margin from 1 to max_tokens"
+                f"margin is {margin} and limit {limit}; expected a margin from 1 to the limit"
             )
         self._credit = credit
         self.needs_step = credit.needs_step

@@ -213,7 +213,7 @@ def test_a_penalty_moves_rewards_before_they_are_compared() -> None:
     assert firsts(credit, tree) == firsts(HierarchicalCredit(), tree)
     credit.assign(plays(1.0))
     assert (credit.singletons, credit.state()) == (1, {"singletons": 1})
-    with pytest.raises(ConfigError, match=r"overlong_margin is 11 and max_tokens 10"):
+    with pytest.raises(ConfigError, match=r"margin is 11 and limit 10"):
         OverlongPenalty(inner, limit=10, margin=11)
 
 
