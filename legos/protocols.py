@@ -374,8 +374,8 @@ class Tracker(Protocol):
     def log(self, metrics: Mapping[str, float | int | None], *, step: int) -> None:
         """Record the metrics of one optimiser step.
 
-        The figures of an evaluation (``eval/...``) may come in a later call of their own, also
-        after those of later steps. Step 0 has only figures.
+        The metrics of an evaluation (``eval/...``) may come in a later call of their own, also
+        after those of later steps. Step 0 has only metrics.
         """
         ...
 

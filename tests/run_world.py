@@ -76,7 +76,7 @@ class Evaluation:
         self.adapters: list[str] = []
         self.shares: dict[int, float] = {}  # by the number of the evaluation, from 1
 
-    async def figures(self, *, adapters: Mapping[str, str] | None = None) -> dict[str, Any]:
+    async def metrics(self, *, adapters: Mapping[str, str] | None = None) -> dict[str, Any]:
         self.adapters.append((adapters or {}).get(POLICY, POLICY))
         if self.done == self.waits_at:
             await asyncio.wait_for(self.go_on.wait(), 3600)
@@ -155,7 +155,7 @@ class World:
             episode_concurrency=8,
             evaluation=self.evaluation,
             count_tokens=self.count,
-            engine_figures=dict,
+            engine_stats=dict,
             writer=writer or Inline(),
             clock=lambda: next(clock),
         )

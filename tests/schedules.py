@@ -88,7 +88,7 @@ class Session:
             episode_concurrency=4,
             evaluation=self.evaluation,
             count_tokens=self.count,
-            engine_figures=dict,
+            engine_stats=dict,
             writer=SlowWriter(nature),
             clock=lambda: asyncio.get_running_loop().time() if _running() else 0.0,
         )

@@ -175,7 +175,7 @@ class SlowEvaluation:
         self.tokens_generated = 0
         self.episodes: tuple[Episode, ...] = ()
 
-    async def figures(self, *, adapters: Mapping[str, str] | None = None) -> dict[str, Any]:
+    async def metrics(self, *, adapters: Mapping[str, str] | None = None) -> dict[str, Any]:
         for _ in range(3):
             await asyncio.sleep(self._nature.device_s())
         self.tokens_generated += 5

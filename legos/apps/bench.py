@@ -30,7 +30,7 @@ def bench(
     Args:
         model: a folder, a name on the hub or "builtin"; None: random weights, 40 million
             parameters.
-        seconds: time to measure, roughly; slow models take longer, as each figure needs a round.
+        seconds: time to measure, roughly; slow models take longer, as each metric needs a round.
         write: gets the lines of the table as they are measured.
 
     Returns:

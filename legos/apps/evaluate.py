@@ -44,8 +44,8 @@ def evaluate_run(
         overrides: dotted settings that replace those of the run.
 
     Returns:
-        ``arena``, ``policy_version`` and the figures of the arena; None where one is not defined.
-        Of a mix, ``arenas``: name of each arena -> its figures.
+        ``arena``, ``policy_version`` and the metrics of the arena; None where one is not defined.
+        Of a mix, ``arenas``: name of each arena -> its metrics.
 
     Raises:
         CheckpointError: the run or the adapter is not found.
@@ -73,8 +73,8 @@ def evaluate_run(
             )
         if not evaluation.exact:
             sys.stderr.write(f"playing {config.loop.evaluation_plays} plays of {config.title}\n")
-        figures = asyncio.run(_reported(evaluation.figures()))
-    return {"arena": figures["arena"], "policy_version": weights.version, **figures}
+        metrics = asyncio.run(_reported(evaluation.metrics()))
+    return {"arena": metrics["arena"], "policy_version": weights.version, **metrics}
 
 
 async def _reported(work: Coroutine[Any, Any, T], *, every_s: float = 10.0) -> T:

@@ -55,7 +55,7 @@ def export(run: str, *, to: Path, form: ExportFormat = "peft") -> Mapping[str, A
 def _write(
     adapter: Adapter, form: ExportFormat, model: str, folder: Path
 ) -> Mapping[str, float | str]:
-    """Write the files; returns figures for the report."""
+    """Write the files; returns metrics for the report."""
     if form == "mlx":
         write_adapter(adapter, folder)
     elif form == "peft":

@@ -40,14 +40,14 @@ def trackers(
 
 @asynccontextmanager
 async def shown_while(
-    run: Run, console: ConsoleTracker | None, figures: EngineStats
+    run: Run, console: ConsoleTracker | None, stats: EngineStats
 ) -> AsyncGenerator[None]:
     """Within the block, the console shows what the run does, for how long, and how fast.
 
     Args:
         run: the run.
         console: shows it; None: nothing is shown.
-        figures: returns what the engine counts.
+        stats: returns what the engine counts.
     """
 
     async def show() -> None:
@@ -56,7 +56,7 @@ async def shown_while(
             await asyncio.sleep(LOOK_S)
             now = loop.time()
             try:
-                sampled = figures().get(_TOKENS, 0.0)
+                sampled = stats().get(_TOKENS, 0.0)
             except EngineError:  # the run itself reports it
                 sampled = tokens
             changed = run.doing != doing

@@ -20,7 +20,7 @@ _JUDGED_BY = ("exploitability", "joint_value", "reward_mean")  # the first that 
 
 
 def list_runs(parent: Path = RUNS) -> dict[str, dict[str, Any]]:
-    """Name of each run in a folder -> its state, arena, model, step and newest figures."""
+    """Name of each run in a folder -> its state, arena, model, step and newest metrics."""
     folders = sorted(path.parent for path in parent.glob("*/config.toml"))
     return {path.name: _summary(RunFolder(path)) for path in folders}
 
@@ -51,20 +51,20 @@ def in_brief(
 
 
 def _evaluated(run: Mapping[str, Any]) -> str | None:
-    """The figure of the newest evaluation that says most; of a mix, one for each arena."""
-    found: dict[str, str] = {}  # what the figure's name begins with -> name and value
-    for figure in _JUDGED_BY:
+    """The metric of the newest evaluation that says most; of a mix, one for each arena."""
+    found: dict[str, str] = {}  # what the metric's name begins with -> name and value
+    for metric in _JUDGED_BY:
         for name, value in run.items():
             start, slash, last = name.rpartition("/")
-            if last == figure and slash and start not in found and start.startswith("eval"):
+            if last == metric and slash and start not in found and start.startswith("eval"):
                 arena = start.removeprefix("eval").removeprefix("/")
-                words = (arena, figure.removesuffix("_mean").replace("_", " "), f"{value:.4g}")
+                words = (arena, metric.removesuffix("_mean").replace("_", " "), f"{value:.4g}")
                 found[start] = " ".join(filter(None, words))
     return ", ".join(found.values()) or None
 
 
 def describe_run(run: str) -> dict[str, Any]:
-    """The contents of a run folder: figures, checkpoints, adapters, changed settings.
+    """The contents of a run folder: metrics, checkpoints, adapters, changed settings.
 
     Raises:
         CheckpointError: the run is not found.
@@ -94,9 +94,9 @@ def _summary(folder: RunFolder) -> dict[str, Any]:
         config = read_config(folder.settings)
     except LegosError as error:
         return {"problem": f"{error}"}
-    metrics, figures = newest_metrics(folder.metrics), newest_metrics(folder.evaluations)
-    step, steps = int(metrics.get("step") or figures.get("step") or 0), config.loop.steps
-    state = standing(folder, done=step >= steps and figures.get("step") == step)
+    metrics, evaluated = newest_metrics(folder.metrics), newest_metrics(folder.evaluations)
+    step, steps = int(metrics.get("step") or evaluated.get("step") or 0), config.loop.steps
+    state = standing(folder, done=step >= steps and evaluated.get("step") == step)
     summary = {
         "state": state,
         "arena": config.title,
@@ -111,7 +111,7 @@ def _summary(folder: RunFolder) -> dict[str, Any]:
         "forked_from": config.fork_from,
         "reward_mean": metrics.get("reward_mean"),
     }
-    return summary | {n: v for n, v in figures.items() if n.startswith("eval/")}
+    return summary | {n: v for n, v in evaluated.items() if n.startswith("eval/")}
 
 
 def _last_part(name: str) -> str:

@@ -12,7 +12,7 @@ from legos.builtin import BUILTIN
 from legos.config.learning_rate import learning_rates
 from legos.config.resolve import ResolvedConfig, is_chosen
 from legos.config.schema import RunConfig
-from legos.loop.evaluation import flat_figures
+from legos.loop.evaluation import flat_metrics
 from legos.mac import has_battery, on_battery
 from legos.machine import blas_hint
 from legos.run.folder import RunFolder
@@ -114,14 +114,14 @@ def _hints(folder: RunFolder, config: RunConfig) -> Iterator[list[str]]:
 
 def comparison(first: Mapping[str, Any], last: Mapping[str, Any], title: str) -> Table:
     """A table of the evaluations before and after a run; ``title`` names the arena."""
-    before, after = flat_figures(first), flat_figures(last)
+    before, after = flat_metrics(first), flat_metrics(last)
     table = Table(title=title, box=None, header_style="bold", title_justify="left")
     for column in ("", "before", "after"):
         table.add_column(column, justify="right" if column else "left")
     for name in (*after, *(before.keys() - after.keys())):
         if name != "eval/policy_version":
             label = name.removeprefix("eval/").replace("_", " ")
-            table.add_row(label, *(_shown(figures.get(name)) for figures in (before, after)))
+            table.add_row(label, *(_shown(metrics.get(name)) for metrics in (before, after)))
     return table
 
 

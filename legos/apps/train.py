@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
 __all__ = ["check", "train"]
 
-# Settings that determine figures of an evaluation.
-FIGURES = ("loop.evaluation_plays", "loop.evaluation_temperature")
+# Settings that determine the metrics of an evaluation.
+EVALUATION = ("loop.evaluation_plays", "loop.evaluation_temperature")
 _NEEDS_CHANGE = (*FAILS_AGAIN, TrainerError)
 _CHANGE = "change what the message names, then "
 _AT_ONCE = "; a second signal (Ctrl-C) ends the run at once, without a checkpoint of the last steps"
@@ -139,7 +139,7 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
                 base_model=config.model,
                 evaluation=evaluation,
                 count_tokens=_token_count(trainer, served, players),
-                engine_figures=trainer.engine_figures,
+                engine_stats=trainer.engine_stats,
                 writer=writer,
                 play=play_each if players is None else players.play,
             )
@@ -248,11 +248,11 @@ def _fork(run: Run, config: RunConfig, start: str) -> None:
     def of_play(settings: RunConfig, name: str) -> list[object]:
         return [getattr(one.play, name) for one in settings.arenas.values()]
 
-    figures = all(get(config) == get(before) for get in map(attrgetter, FIGURES))
+    evaluation = all(get(config) == get(before) for get in map(attrgetter, EVALUATION))
     run.fork(
         checkpoint_of(parent, step),
         same_credit=of_play(config, "credit") == of_play(before, "credit"),
-        same_figures=figures and of_play(config, "options") == of_play(before, "options"),
+        same_evaluation=evaluation and of_play(config, "options") == of_play(before, "options"),
     )
 
 
@@ -278,7 +278,7 @@ def _go(
 
         signals.on_stop(stop)
         try:
-            async with serving, shown_while(run, console, trainer.engine_figures):
+            async with serving, shown_while(run, console, trainer.engine_stats):
                 with watched(
                     lambda: trainer.model.turns,
                     folder.path,

@@ -8,7 +8,7 @@ from typing import Any
 from legos.records.episode import Episode
 from legos.records.group import Group
 
-__all__ = ["RESERVED", "merged_metrics", "play_figures", "step_metrics", "with_children"]
+__all__ = ["RESERVED", "evaluation_metrics", "merged_metrics", "step_metrics", "with_children"]
 
 RESERVED = frozenset(
     {
@@ -149,8 +149,8 @@ def _over_all_plays(name: str) -> str:
     return name
 
 
-def play_figures(episodes: Sequence[Episode]) -> dict[str, Any]:
-    """Evaluation figures of a policy from plays.
+def evaluation_metrics(episodes: Sequence[Episode]) -> dict[str, Any]:
+    """Evaluation metrics of a policy from plays.
 
     Args:
         episodes: all plays, spawned ones included, also those that did not end.
@@ -167,17 +167,17 @@ def play_figures(episodes: Sequence[Episode]) -> dict[str, Any]:
     played = [episode for episode in episodes if not episode.error and not episode.void]
     rollouts = [rollout for episode in episodes for rollout in episode.rollouts]
     split = any(turn.reward is not None for rollout in rollouts for turn in rollout.turns)
-    figures: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     for name in ("reward", "play_reward", "turn_rewards"):
         shown = split or name == "reward"
-        figures[f"{name}_mean"] = found.get(f"{name}_mean") if shown else None
-        figures[name] = _below(f"{name}/", found) if shown else None
-    metrics, _ = _metric_means(played)
-    forfeited = metrics.pop("forfeit", 0.0) if played else None
+        metrics[f"{name}_mean"] = found.get(f"{name}_mean") if shown else None
+        metrics[name] = _below(f"{name}/", found) if shown else None
+    own, _ = _metric_means(played)
+    forfeited = own.pop("forfeit", 0.0) if played else None
     cut = [t.completion.finish_reason == "length" for r in rollouts if r.policy for t in r.turns]
-    return figures | {
+    return metrics | {
         "reward_part": _below(_PART, found),
-        "metric": metrics,
+        "metric": own,
         "forfeit_share": forfeited,
         "illegal_share": found[_EVERY_PLAY] if played else None,
         "truncation_share": fmean(cut) if cut else None,

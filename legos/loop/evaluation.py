@@ -11,7 +11,7 @@ from typing import Any, cast
 from legos.arena.arena import Arena, GameArena
 from legos.arena.curriculum import success_rates
 from legos.arena.cursor import plays_from
-from legos.credit.means import play_figures, with_children
+from legos.credit.means import evaluation_metrics, with_children
 from legos.errors import ArenaError, GameSizeError
 from legos.games.exact import (
     DecisionPoint,
@@ -24,11 +24,11 @@ from legos.protocols import Scorer
 from legos.records.episode import Episode
 from legos.records.message import Message
 
-__all__ = ["ArenaEvaluation", "MixEvaluation", "flat_figures"]
+__all__ = ["ArenaEvaluation", "MixEvaluation", "flat_metrics"]
 
 logger = logging.getLogger(__name__)
 SEED = 0x5EED  # evaluations use other plays than training
-UNDEFINED = (  # figures that are not defined without enumerating the states
+UNDEFINED = (  # metrics that are not defined without enumerating the states
     "optimal_move_rate",
     "exploitability",
     "joint_value",
@@ -81,7 +81,7 @@ class ArenaEvaluation:
             try:
                 self._tree = GameTree(arena.game)
                 if (reason := self._tree.unsolved) is not None:
-                    logger.warning("%s: no figures of optimal play: %s", arena.name, reason)
+                    logger.warning("%s: no metrics of optimal play: %s", arena.name, reason)
             except GameSizeError as error:
                 logger.warning("evaluated by play, not exactly: %s", error)
             except ArenaError as error:
@@ -90,11 +90,11 @@ class ArenaEvaluation:
 
     @property
     def exact(self) -> bool:
-        """Whether the figures are computed exactly, without any play."""
+        """Whether the metrics are computed exactly, without any play."""
         return self._tree is not None
 
-    async def figures(self, *, adapters: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """The evaluation as JSON values; a figure that the arena does not define is None.
+    async def metrics(self, *, adapters: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """The evaluation as JSON values; a metric that the arena does not define is None.
 
         Args:
             adapters: name of a trained policy -> name in the engine of the adapter that is
@@ -105,13 +105,13 @@ class ArenaEvaluation:
         return await self._played(adapters or {})
 
     async def report(self, *, adapters: Mapping[str, str] | None = None) -> GameReport:
-        """All figures of the game, computed from move probabilities.
+        """All metrics of the game, computed from move probabilities.
 
         An arena with several policies seats the policy of each role (``Arena.seats``); the seats
         of its first task count for all positions.
 
         Args:
-            adapters: as for ``figures``.
+            adapters: as for ``metrics``.
 
         Raises:
             ArenaError: the arena's states cannot be enumerated.
@@ -173,7 +173,7 @@ class ArenaEvaluation:
         return {
             "arena": arena.name,
             **dict.fromkeys(UNDEFINED),
-            **play_figures(list(with_children(episodes))),
+            **evaluation_metrics(list(with_children(episodes))),
             "success": {
                 level: fmean(found) for level, found in success_rates(arena, episodes).items()
             },
@@ -203,28 +203,28 @@ class MixEvaluation:
 
     @property
     def exact(self) -> bool:
-        """Whether the figures of all arenas are computed exactly, without any play."""
+        """Whether the metrics of all arenas are computed exactly, without any play."""
         return all(each.exact for each in self._evaluations.values())
 
-    async def figures(self, *, adapters: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """``arena``: the names of all; ``arenas``: name of each -> its figures."""
+    async def metrics(self, *, adapters: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """``arena``: the names of all; ``arenas``: name of each -> its metrics."""
         found = {
-            name: await each.figures(adapters=adapters) for name, each in self._evaluations.items()
+            name: await each.metrics(adapters=adapters) for name, each in self._evaluations.items()
         }
         return {"arena": "+".join(found), "arenas": found}
 
 
-def flat_figures(figures: Mapping[str, Any]) -> dict[str, float]:
+def flat_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of an evaluation under flat names: ``eval/vs_random_win``.
 
     Those of one of several arenas carry its name: ``eval/kuhn/vs_random_win``.
     """
     flat: dict[str, float] = {}
-    arenas = cast("Mapping[str, Mapping[str, Any]]", figures.get("arenas") or {})
+    arenas = cast("Mapping[str, Mapping[str, Any]]", metrics.get("arenas") or {})
     for arena, found in arenas.items():
-        own = flat_figures(found).items()
+        own = flat_metrics(found).items()
         flat |= {f"eval/{arena}/{name.removeprefix('eval/')}": value for name, value in own}
-    for name, value in figures.items():
+    for name, value in metrics.items():
         if name == "arenas":
             continue
         if isinstance(value, Mapping):

@@ -7,7 +7,7 @@ __all__ = ["BASE", "LAG", "MODEL_HEADER", "POLICY", "adapter_name", "evaluated_n
 POLICY = "policy"  # the adapter that is trained, unless another name is given
 BASE = "base"  # the model without an adapter
 MODEL_HEADER = "x-legos-model"  # of our server's answers: name and fingerprint of its base model
-LAG = "lag_versions/"  # of an engine's figures: by how many versions the server named is behind
+LAG = "lag_versions/"  # of an engine's metrics: by how many versions the server named is behind
 
 
 @lru_cache(maxsize=1024)

@@ -1,6 +1,6 @@
 """The evaluations of a run, each of the pinned adapters of one step.
 
-They are published under second names, so that the figures belong to that step although training
+They are published under second names, so that the metrics belong to that step although training
 goes on. An evaluation that is due while another one runs waits for it. A stop cancels the running
 evaluation; checkpoints have its step, and a resumed run makes it again from the adapters in the
 run's folder.
@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from legos.errors import ConfigError
-from legos.loop.evaluation import flat_figures
+from legos.loop.evaluation import flat_metrics
 from legos.loop.ledger import Ledger
 from legos.protocols import Publisher, Tracker
 from legos.records.episode import Episode
@@ -24,10 +24,10 @@ from legos.run.stored import kept_episodes
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
 
-__all__ = ["Evaluation", "Evaluations", "Figures", "Outputs"]
+__all__ = ["Evaluation", "Evaluations", "Outputs", "Results"]
 
 logger = logging.getLogger(__name__)
-Figures = dict[str, Any]
+Results = dict[str, Any]
 
 
 class Evaluation(Protocol):
@@ -43,8 +43,8 @@ class Evaluation(Protocol):
         """The plays of the newest evaluation; none where it was exact."""
         ...
 
-    async def figures(self, *, adapters: Mapping[str, str] | None = None) -> Figures:
-        """The figures of one evaluation, as JSON values.
+    async def metrics(self, *, adapters: Mapping[str, str] | None = None) -> Results:
+        """The metrics of one evaluation, as JSON values.
 
         Args:
             adapters: policy -> name of the adapter that is evaluated in its place.
@@ -55,17 +55,17 @@ class Evaluation(Protocol):
 class Outputs(NamedTuple):
     """Where the results of a run go."""
 
-    steps: Tracker  # receives the metrics of each step, and the figures of each evaluation
-    evaluations: Tracker  # receives the figures of each evaluation only
+    steps: Tracker  # receives the metrics of each step, and the metrics of each evaluation
+    evaluations: Tracker  # receives the metrics of each evaluation only
     publisher: Publisher  # loads adapters into the engines that play
 
 
 class Evaluations:
-    """Makes evaluations one after another, and records their figures.
+    """Makes evaluations one after another, and records their metrics.
 
     Attributes:
-        first: figures of the first evaluation.
-        last: figures of the newest evaluation.
+        first: metrics of the first evaluation.
+        last: metrics of the newest evaluation.
         step: step of the newest evaluation; None: there is none yet.
         pinned: step, and version of each policy, of an evaluation that was started and has not
             ended; None: there is none.
@@ -88,7 +88,7 @@ class Evaluations:
             evaluation: evaluates one adapter.
             ledger: counts the tokens of the evaluations.
             folder: its adapters contain every pinned one.
-            keep_best: figure whose best step is recorded; "-x": a lower x is better.
+            keep_best: metric whose best step is recorded; "-x": a lower x is better.
             plays_kept: number of plays of each evaluation that the folder gets, besides all failed.
             fail: called with an error, to end the training loop.
             on_writer: calls a function in the thread that writes files.
@@ -100,11 +100,11 @@ class Evaluations:
         self._keep_best = keep_best
         self._plays_kept = plays_kept
         self._task = Background(fail)
-        self.first: Figures = {}
-        self.last: Figures = {}
+        self.first: Results = {}
+        self.last: Results = {}
         self.step: int | None = None
         self.pinned: tuple[int, Mapping[str, int]] | None = None
-        self._best: tuple[str, int, float] | None = None  # figure, step, value of the best
+        self._best: tuple[str, int, float] | None = None  # metric, step, value of the best
 
     @property
     def kept_steps(self) -> set[int]:
@@ -122,7 +122,7 @@ class Evaluations:
         Args:
             step: number of optimiser steps done.
             adapters: the adapter of each policy after this step.
-            out: receives the figures when they are ready, and the adapters under second names.
+            out: receives the metrics when they are ready, and the adapters under second names.
 
         Raises:
             Exception: the error of the evaluation before it.
@@ -164,7 +164,7 @@ class Evaluations:
         if self.pinned is not None:
             logger.info("the evaluation of step %d is left to the resumed run", self.pinned[0])
 
-    def state(self) -> Figures:
+    def state(self) -> Results:
         """The state that a resumed run needs, as JSON values."""
         return {
             "first": self.first,
@@ -180,8 +180,8 @@ class Evaluations:
         self.step = state["evaluated_step"]
         pinned = state["evaluating"]
         self.pinned = None if pinned is None else (pinned[0], dict(pinned[1]))
-        figure, step, value = state["best"] or ("", 0, 0.0)
-        self._best = (figure, step, value) if self._keep_best == figure else None
+        metric, step, value = state["best"] or ("", 0, 0.0)
+        self._best = (metric, step, value) if self._keep_best == metric else None
 
     async def _beside(self, step: int, adapters: Sequence[Adapter], out: Outputs) -> None:
         await self._on_writer(partial(self._folder.write_adapters, adapters))  # for a resumed run
@@ -191,27 +191,27 @@ class Evaluations:
                 name = evaluated_name(adapter.name)
                 await out.publisher.publish(replace(adapter, name=name))
                 pinned[adapter.name] = name
-            found = await self._figures(pinned)
+            found = await self._measured(pinned)
         finally:
             for name in pinned.values():
                 await out.publisher.drop(name)
-        # No await between these, so that a checkpoint has the figures if the files have them.
+        # No await between these, so that a checkpoint has the metrics if the files have them.
         self._record(step, adapters[0].version, found, out)
         self.pinned = None
 
-    async def _figures(self, adapters: Mapping[str, str]) -> Figures:
+    async def _measured(self, adapters: Mapping[str, str]) -> Results:
         before = self._evaluation.tokens_generated
         try:
-            return await self._evaluation.figures(adapters=adapters)
+            return await self._evaluation.metrics(adapters=adapters)
         finally:
             self._ledger.lose("evaluation", self._evaluation.tokens_generated - before)
 
-    def _record(self, step: int, version: int, found: Figures, out: Outputs) -> None:
-        """Store and log the figures of a step."""
+    def _record(self, step: int, version: int, found: Results, out: Outputs) -> None:
+        """Store and log the metrics of a step."""
         self.last = {"policy_version": version, **found}
         self.first = self.first or self.last
         self.step = step
-        flat = flat_figures(found)
+        flat = flat_metrics(found)
         self._compare(step, flat)
         out.evaluations.log({"policy_version": version, **flat}, step=step)
         kept = kept_episodes(self._evaluation.episodes, self._plays_kept)
@@ -219,22 +219,22 @@ class Evaluations:
             self._folder.add_episodes(step, kept, evaluation=True)
         out.steps.log(flat, step=step)
 
-    def _compare(self, step: int, figures: Mapping[str, float]) -> None:
+    def _compare(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record a step if its evaluation is the best so far.
 
         Raises:
-            ConfigError: the evaluation has no such figure.
+            ConfigError: the evaluation has no such metric.
         """
         wanted = self._keep_best
         if wanted is None:
             return
         name = f"eval/{wanted.removeprefix('-')}"
-        if name not in figures:
-            known = ", ".join(sorted(key.removeprefix("eval/") for key in figures))
+        if name not in metrics:
+            known = ", ".join(sorted(key.removeprefix("eval/") for key in metrics))
             raise ConfigError(
                 f"loop.keep_best is {wanted!r} but the evaluation of arena "
-                f"{self.last.get('arena')!r} has no such figure; it has {known}"
+                f"{self.last.get('arena')!r} has no such metric; it has {known}"
             )
-        value = -figures[name] if wanted.startswith("-") else figures[name]
+        value = -metrics[name] if wanted.startswith("-") else metrics[name]
         if self._best is None or value > self._best[2]:
             self._best = (wanted, step, value)

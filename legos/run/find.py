@@ -117,7 +117,7 @@ def _step(run: RunFolder, at: str) -> int:
     if best is None:
         raise CheckpointError(
             f"{run.path} keeps no best checkpoint; give a step, or train with --loop.keep-best and "
-            "a figure of the evaluation"
+            "a metric of the evaluation"
         )
     return best[1]
 

@@ -66,7 +66,7 @@ class RunFolder:
 
     @property
     def has_steps(self) -> bool:
-        """Whether the run has done a step; line 0 has the figures of the first evaluation."""
+        """Whether the run has done a step; line 0 has the metrics of the first evaluation."""
         return has_step_lines(self.metrics)
 
     def check_free(self) -> None:

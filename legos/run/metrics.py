@@ -40,7 +40,7 @@ class MetricsTail:
 def read_metrics(path: Path) -> list[Metrics]:
     """All complete lines of a file, in order; none if it does not exist.
 
-    In metrics.jsonl the figures of an evaluation may have a line of their own; ``read_steps``
+    In metrics.jsonl the metrics of an evaluation may have a line of their own; ``read_steps``
     leaves these out.
 
     Raises:

@@ -25,7 +25,7 @@ from legos.records.group import Group
 from legos.remote.publish.engine import reaching
 from legos.run.background import Background
 from legos.run.checkpoint import write_checkpoint
-from legos.run.evaluations import Evaluation, Evaluations, Figures, Outputs
+from legos.run.evaluations import Evaluation, Evaluations, Outputs, Results
 from legos.run.folder import RunFolder
 from legos.run.leaving import LeavingPublisher
 from legos.run.power import mains_power
@@ -57,7 +57,7 @@ class Run:
         episode_concurrency: int,
         evaluation: Evaluation,
         count_tokens: Callable[[], Awaitable[int]],
-        engine_figures: Callable[[], Mapping[str, float]],
+        engine_stats: Callable[[], Mapping[str, float]],
         writer: Executor,
         play: PlayGroup = play_each,
         base_model: str | None = None,
@@ -74,7 +74,7 @@ class Run:
             evaluation: evaluates an adapter.
             count_tokens: returns the number of tokens that the engine has sampled since it was
                 made, for play and for evaluations.
-            engine_figures: returns what the engine counts (``Engine.stats``); empty: nothing.
+            engine_stats: returns what the engine counts (``Engine.stats``); empty: nothing.
             writer: one thread, which writes checkpoints and adapters.
             play: plays a group, here or in other processes.
             base_model: base model that is recorded in each adapter.
@@ -86,11 +86,11 @@ class Run:
         self._settings, self._episode_concurrency = settings, episode_concurrency
         self._base_model = base_model
         self._count_tokens = count_tokens
-        self._engine_figures = engine_figures
+        self._engine_stats = engine_stats
         self._play = play
         self._clock = clock
         self._saved = clock()
-        self.speed = Speed(engine_figures, clock)
+        self.speed = Speed(engine_stats, clock)
         self._batcher = batcher_of(trainer, self._mix)
         self._stopping = asyncio.Event()
         self._awaits_evaluation = False
@@ -108,13 +108,13 @@ class Run:
         self._state = RunState(trainer, self._mix, self._batcher, self._evaluations)
 
     @property
-    def first(self) -> Figures:
-        """Figures of the policy before the first step."""
+    def first(self) -> Results:
+        """Metrics of the policy before the first step."""
         return self._evaluations.first
 
     @property
-    def last(self) -> Figures:
-        """Figures of the newest evaluation."""
+    def last(self) -> Results:
+        """Metrics of the newest evaluation."""
         return self._evaluations.last
 
     @property
@@ -172,20 +172,20 @@ class Run:
                 "steps %d to %d are in no checkpoint and are made again", self.step + 1, newest
             )
 
-    def fork(self, place: Path, *, same_credit: bool, same_figures: bool) -> None:
+    def fork(self, place: Path, *, same_credit: bool, same_evaluation: bool) -> None:
         """Start this new run from a checkpoint of another run, and save it as its own.
 
         Args:
             place: an intact checkpoint of a run with the same model, LoRA and arena.
             same_credit: whether the credit rule is the same; otherwise its baselines start again,
                 and the queued samples are discarded.
-            same_figures: whether evaluations use the same plays; otherwise their results start
+            same_evaluation: whether evaluations use the same plays; otherwise their results start
                 again.
 
         Raises:
             CheckpointError: it does not fit, or the files cannot be written.
         """
-        self._state.fork(place, same_credit=same_credit, same_figures=same_figures)
+        self._state.fork(place, same_credit=same_credit, same_evaluation=same_evaluation)
         self._checkpoint(self._trainer.backend.snapshot().result())()
 
     async def go(self, tracker: Tracker, evaluations: Tracker) -> bool:
@@ -193,7 +193,7 @@ class Run:
 
         Args:
             tracker: receives the metrics of each step.
-            evaluations: receives the figures of each evaluation.
+            evaluations: receives the metrics of each evaluation.
 
         Returns:
             True if the last step was reached, False if the run was stopped.
@@ -269,7 +269,7 @@ class Run:
                 batcher=self._batcher,
                 publisher=out.publisher,
                 play=self._play,
-                stats=self._engine_figures if self._follows_engine else None,
+                stats=self._engine_stats if self._follows_engine else None,
                 progress=False,
             )
         if not self.finished:  # the run was stopped during the last evaluation

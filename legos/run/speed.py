@@ -12,15 +12,15 @@ class Speed:
     """Measures each step from the end of the step before it."""
 
     def __init__(
-        self, figures: Callable[[], Mapping[str, float]], clock: Callable[[], float]
+        self, stats: Callable[[], Mapping[str, float]], clock: Callable[[], float]
     ) -> None:
         """Start before any step.
 
         Args:
-            figures: returns what the engine counts (``Engine.stats``); empty: nothing.
+            stats: returns what the engine counts (``Engine.stats``); empty: nothing.
             clock: returns a time in seconds.
         """
-        self._figures, self._clock = figures, clock
+        self._stats, self._clock = stats, clock
         self._ended = clock()
         self._engine_s = 0.0  # that the engine has computed until the end of the previous step
         self._lag_s = 0.0  # largest lag of the event loop since then
@@ -31,7 +31,7 @@ class Speed:
 
     def begin(self) -> None:
         """Measure the next step from now."""
-        self._ended, self._engine_s = self._clock(), _worked_s(self._figures())
+        self._ended, self._engine_s = self._clock(), _worked_s(self._stats())
 
     def of_step(self, batches: Sequence[Group], trained_s: float) -> dict[str, float]:
         """Speed of the step that ends, shares of idle time, and how far servers lag.
@@ -40,7 +40,7 @@ class Speed:
             batches: what it was trained on.
             trained_s: time that the trainer took.
         """
-        figures, before, worked = self._figures(), self._ended, self._engine_s
+        stats, before, worked = self._stats(), self._ended, self._engine_s
         self.begin()
         seconds = max(self._ended - before, 1e-9)
         engine_s, lag_s, self._lag_s = self._engine_s - worked, self._lag_s, 0.0
@@ -52,10 +52,10 @@ class Speed:
             "loop/lag_max_s": lag_s,
             "loop/engine_idle_share": max(0.0, 1.0 - engine_s / seconds),
             "loop/trainer_idle_share": max(0.0, 1.0 - trained_s / seconds),
-            **{f"publish/{name}": n for name, n in figures.items() if name.startswith(LAG)},
+            **{f"publish/{name}": n for name, n in stats.items() if name.startswith(LAG)},
         }
 
 
-def _worked_s(figures: Mapping[str, float]) -> float:
+def _worked_s(stats: Mapping[str, float]) -> float:
     """Seconds that the engine has computed; 0 where it does not report them."""
-    return figures.get("worked_seconds_total", 0.0)
+    return stats.get("worked_seconds_total", 0.0)

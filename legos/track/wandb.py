@@ -69,7 +69,7 @@ class WandbTracker:
         """Log the metrics of one step, without those that are None.
 
         W&B ignores what comes for an earlier step than the newest one, and a step is written once
-        it is committed. Figures of an evaluation that come late are therefore logged with the next
+        it is committed. Metrics of an evaluation that come late are therefore logged with the next
         step; ``eval/step`` is the step that they belong to, and the horizontal axis of their
         curves.
         """

@@ -39,8 +39,8 @@ async def evaluate(
         temperature: sampling temperature of these plays, 0: greedy; None: the arena's.
 
     Returns:
-        ``arena``, ``policy_version`` and the arena's figures; None where a figure is undefined.
+        ``arena``, ``policy_version`` and the arena's metrics; None where a metric is undefined.
     """
     await trainer.publish_weights()
     evaluation = ArenaEvaluation(arena, trainer.client(), plays=plays, temperature=temperature)
-    return {"policy_version": trainer.version, **await evaluation.figures()}
+    return {"policy_version": trainer.version, **await evaluation.metrics()}

@@ -204,7 +204,7 @@ class Trainer(PolicyTrainer):
         """
         return await asyncio.wrap_future(self.engine.tokens_generated(policy))
 
-    def engine_figures(self) -> Mapping[str, float]:
+    def engine_stats(self) -> Mapping[str, float]:
         """The counts and sizes that the engine reports; see ``Engine.stats``.
 
         Raises:

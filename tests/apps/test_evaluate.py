@@ -16,7 +16,7 @@ from short_runs import FEW, NIM
 
 from legos.apps.evaluate import _reported
 from legos.cli.process import main
-from legos.loop.evaluation import flat_figures
+from legos.loop.evaluation import flat_metrics
 from legos.run.metrics import read_metrics, read_steps
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.folder import read_adapter, write_adapter
@@ -91,7 +91,7 @@ def logged(run: Path, step: int) -> Mapping[str, Any]:
 
 def as_logged(figures: dict[str, Any]) -> Mapping[str, Any]:
     found = {name: value for name, value in figures.items() if name != "policy_version"}
-    return {"policy_version": figures["policy_version"], **flat_figures(found)}
+    return {"policy_version": figures["policy_version"], **flat_metrics(found)}
 
 
 def test_the_figures_of_nim_are_those_of_the_run(

@@ -10,7 +10,7 @@ import pytest
 from stored_plays import TIMES
 
 from legos.cli.process import main
-from legos.loop.evaluation import flat_figures
+from legos.loop.evaluation import flat_metrics
 from legos.run.checkpoint import newest_whole, read_state
 from legos.run.metrics import read_metrics, read_steps
 from legos.weights.folder import read_adapter
@@ -122,7 +122,7 @@ def test_a_later_evaluation_has_the_adapters_of_both(
     run: Path, at: str, line: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["eval", f"{run}{at}", "--json"]) == 0
-    found = flat_figures(json.loads(capsys.readouterr().out))
+    found = flat_metrics(json.loads(capsys.readouterr().out))
     then = read_metrics(run / "evaluations.jsonl")[line]
     rewards = {name: value for name, value in then.items() if name.startswith("eval/reward")}
     assert set(rewards) == {"eval/reward_mean", "eval/reward_proposer", "eval/reward_solver"}

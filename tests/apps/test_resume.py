@@ -321,13 +321,13 @@ def test_the_checkpoint_of_the_best_evaluation_is_kept(
 ) -> None:
     shares = iter([0.5, 0.5, 0.9, 0.4, 0.1, 0.5, 0.6, 0.8, 0.2])
 
-    async def figures(_: ArenaEvaluation, **__: Any) -> dict[str, Any]:
+    async def metrics(_: ArenaEvaluation, **__: Any) -> dict[str, Any]:
         return {"arena": "nim", "share": next(shares)}
 
     def steps_kept() -> list[int]:
         return [read_state(place)["trainer"]["step"] for place in checkpoints(run / "checkpoints")]
 
-    monkeypatch.setattr(ArenaEvaluation, "figures", figures)
+    monkeypatch.setattr(ArenaEvaluation, "metrics", metrics)
     run, options = tmp_path / "run", [f"--loop.keep-best={figure}"] if figure else []
     every = ("--loop.checkpoint-every", "5", "--loop.evaluate-every", "1")
     train(run, *options, *every, "--loop.keep-checkpoints", "2", fast=NIM)
@@ -345,5 +345,5 @@ def test_a_figure_that_the_evaluation_lacks_is_named_before_the_first_step(
     options = ["train", "--out", str(tmp_path / "run"), "--loop.keep-best", "elo", *SMALL]
     assert main(options) == 2
     told = capsys.readouterr().err
-    assert "loop.keep_best is 'elo' but the evaluation of arena 'nim' has no such figure" in told
+    assert "loop.keep_best is 'elo' but the evaluation of arena 'nim' has no such metric" in told
     assert "optimal_move_rate" in told

@@ -15,7 +15,7 @@ from legos.credit import GRPOCredit
 from legos.credit.means import merged_metrics
 from legos.errors import ArenaError, ConfigError
 from legos.fakes import Asked, ScriptedClient
-from legos.loop.evaluation import ArenaEvaluation, flat_figures
+from legos.loop.evaluation import ArenaEvaluation, flat_metrics
 from legos.play.table import Table
 from legos.protocols import Curriculum
 from legos.records.episode import Task
@@ -142,7 +142,7 @@ def test_what_it_did_is_a_metric_and_evaluations_have_every_level() -> None:
     assert shares == {"easy": 1.0, "medium": 0.0, "hard": 0.0}
     before = arena.state()
     evaluation = ArenaEvaluation(arena, ScriptedClient([]), plays=12)  # type: ignore[arg-type]
-    figures = flat_figures(asyncio.run(evaluation.figures()))
+    figures = flat_metrics(asyncio.run(evaluation.metrics()))
     assert {name: figures[f"eval/success_{name}"] for name in LEVELS} == shares
     assert arena.state() == before
 

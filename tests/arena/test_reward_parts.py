@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from legos.arena.arena import Arena
 from legos.arena.endings import Draw, Forfeit
 from legos.credit import GRPOCredit
-from legos.credit.means import merged_metrics, play_figures
+from legos.credit.means import evaluation_metrics, merged_metrics
 from legos.errors import ArenaError
 from legos.fakes import ScriptedClient
-from legos.loop.evaluation import flat_figures
+from legos.loop.evaluation import flat_metrics
 from legos.play.table import Table
 from legos.records.episode import Task
 from legos.records.group import Group
@@ -84,7 +84,9 @@ def test_plays_without_a_part_count_as_zero_also_in_other_groups() -> None:
 
 def test_parts_are_in_evaluations_and_in_what_is_kept() -> None:
     batch = step(Graded({"writer": {"correct": 1.0}, "judge": 0.0}))
-    assert flat_figures(play_figures(batch.episodes))["eval/reward_part_writer/correct"] == 1.0
+    assert (
+        flat_metrics(evaluation_metrics(batch.episodes))["eval/reward_part_writer/correct"] == 1.0
+    )
     parts = {"writer": {"correct": 1.0}}
     assert json.loads(json.dumps(episode_to_json(batch.episodes[0])))["reward_parts"] == parts
     stored = json.loads(json.dumps(groups_to_json([batch], num_episodes=1)))

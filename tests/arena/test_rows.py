@@ -197,14 +197,14 @@ def test_what_is_held_out_is_evaluated_and_never_trained_on(file: Path) -> None:
     assert set(arena.played) == {task.id for task in arena.trained}
     arena.played.clear()
     client: Any = arena.client
-    asyncio.run(ArenaEvaluation(arena, client, plays=2 * len(held_out)).figures())
+    asyncio.run(ArenaEvaluation(arena, client, plays=2 * len(held_out)).metrics())
     assert set(arena.played) == held_out
 
 
 def test_without_held_out_tasks_an_evaluation_plays_the_others(file: Path) -> None:
     arena = Sums(file, 0.0)
     client: Any = arena.client
-    asyncio.run(ArenaEvaluation(arena, client, plays=5).figures())
+    asyncio.run(ArenaEvaluation(arena, client, plays=5).metrics())
     assert len(arena.played) == 5
 
 
@@ -216,4 +216,4 @@ def test_bad_held_out_tasks_are_refused(file: Path) -> None:
     arena = Wrong(file, 0.1)
     client: Any = arena.client
     with pytest.raises(ArenaError, match=r"held_out\(\) of arena 'wrong' yielded 'a', a str"):
-        asyncio.run(ArenaEvaluation(arena, client, plays=5).figures())
+        asyncio.run(ArenaEvaluation(arena, client, plays=5).metrics())

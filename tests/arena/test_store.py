@@ -76,7 +76,7 @@ def test_an_evaluation_changes_a_copy() -> None:
     before = arena.stores.state()
     client: Any = arena.client
     evaluation = ArenaEvaluation(arena, client, plays=4, concurrency=1)
-    figures = asyncio.run(evaluation.figures())
+    figures = asyncio.run(evaluation.metrics())
     assert figures["reward"]["player"] == (3 + 3 + 3 + 3) / 4  # tasks 0 to 2 are there already
     assert arena.stores.state() == before
 

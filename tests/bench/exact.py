@@ -58,7 +58,7 @@ def exact_evaluation(arena: str) -> dict[str, float]:
 
         async def figures() -> Mapping[str, Any]:
             await trainer.publish_weights()
-            return await evaluation.figures()
+            return await evaluation.metrics()
 
         asyncio.run(figures())
         ended = perf_counter()

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from legos.arena.arena import Arena
 from legos.credit import DrGRPOCredit, GRPOCredit
-from legos.credit.means import RESERVED, merged_metrics, play_figures, step_metrics
+from legos.credit.means import RESERVED, evaluation_metrics, merged_metrics, step_metrics
 from legos.fakes import ScriptedClient
 from legos.play.table import Table
 from legos.protocols import Seat
@@ -98,7 +98,7 @@ def test_metrics_of_some_plays_are_not_drawn_to_zero() -> None:
     assert (found["arena/own"], found["arena/judge_unclear"]) == (1.0, 0.0)
     assert found["arena/judge_first"] == 1.0  # the answer is "a" in both orders
     assert (weights["arena/own"], weights["arena/illegal"]) == (2.0, 4.0)
-    assert play_figures(batch.episodes)["metric"]["own"] == 1.0
+    assert evaluation_metrics(batch.episodes)["metric"]["own"] == 1.0
 
 
 def test_a_seat_that_is_not_trained_is_no_part_of_the_mean() -> None:

@@ -16,7 +16,7 @@ from legos.arena.endings import Forfeit, Void
 from legos.arena.game import Game
 from legos.fakes import Asked, ScriptedClient
 from legos.games.exact import GameTree
-from legos.loop.evaluation import ArenaEvaluation, MixEvaluation, flat_figures
+from legos.loop.evaluation import ArenaEvaluation, MixEvaluation, flat_metrics
 from legos.play.table import Table
 from legos.protocols import Seat
 from legos.records.episode import Task
@@ -57,7 +57,7 @@ class Quiz(Arena):
 
 
 def evaluated(arena: Quiz, **settings: Any) -> dict[str, Any]:
-    return asyncio.run(ArenaEvaluation(arena, arena.scripted, **settings).figures())
+    return asyncio.run(ArenaEvaluation(arena, arena.scripted, **settings).metrics())
 
 
 async def plain(t: Table) -> Mapping[str, float]:
@@ -78,7 +78,7 @@ def test_a_game_with_too_many_states_is_evaluated_by_play(
     client = First(lambda asked: asked.sampling.choices[0])
     evaluation = ArenaEvaluation(GameArena(Goofspiel(cards=4, seats=3), client), client, plays=5)
     assert not evaluation.exact
-    figures = asyncio.run(evaluation.figures())
+    figures = asyncio.run(evaluation.metrics())
     assert (figures["plays"], figures["exploitability"]) == (5, None)
     assert "evaluated by play, not exactly: game 'goofspiel' has more than 20" in caplog.text
 
@@ -86,14 +86,14 @@ def test_a_game_with_too_many_states_is_evaluated_by_play(
 def test_a_game_without_optimal_play_says_why(caplog: pytest.LogCaptureFixture) -> None:
     client = ScriptedClient([])
     ArenaEvaluation(GameArena(Goofspiel(seats=3), client), Answering())
-    assert "goofspiel: no figures of optimal play: it has 3 roles, whose payoffs sum" in caplog.text
+    assert "goofspiel: no metrics of optimal play: it has 3 roles, whose payoffs sum" in caplog.text
 
 
 @pytest.mark.parametrize(("plays", "num_tasks"), [(10, 3), (64, 1), (2, 3)])
 def test_a_list_of_tasks_is_played_over_and_over(plays: int, num_tasks: int) -> None:
     arena = Quiz(plain, num_tasks=num_tasks)
     evaluation = ArenaEvaluation(arena, arena.scripted, plays=plays)
-    figures = asyncio.run(evaluation.figures())
+    figures = asyncio.run(evaluation.metrics())
     assert len(evaluation.episodes) == len(MixEvaluation({"quiz": evaluation}).episodes) == plays
     asked = [question.prompt for question in arena.scripted.asked]
     assert sorted(asked) == sorted(f"q{n % num_tasks}" for n in range(plays))
@@ -139,7 +139,7 @@ def test_where_every_play_fails_there_is_nothing_but_their_number() -> None:
     figures = evaluated(Quiz(play), plays=5)
     assert figures["failed"] == 5
     assert figures["reward_mean"] is figures["truncation_share"] is None
-    assert set(flat_figures(figures)) == {
+    assert set(flat_metrics(figures)) == {
         f"eval/{name}" for name in ("plays", "failed", "timed_out", "endpoint_failed", "void")
     }
 
@@ -152,7 +152,7 @@ def test_figures_by_hand() -> None:
         t.metric(number=float(t.task.id[1:]))
         return {"asker": -1.0, "answerer": 2.0}
 
-    figures = flat_figures(evaluated(Quiz(play), plays=6))
+    figures = flat_metrics(evaluated(Quiz(play), plays=6))
     assert figures == {
         "eval/reward_mean": 0.625,
         "eval/reward_asker": -1.0,
@@ -178,7 +178,7 @@ def test_figures_by_hand() -> None:
 def test_without_turn_rewards_their_parts_are_no_figures() -> None:
     figures = evaluated(Quiz(plain), plays=2)
     assert figures["play_reward_mean"] is figures["turn_rewards"] is None
-    assert not any("turn_rewards" in name for name in flat_figures(figures))
+    assert not any("turn_rewards" in name for name in flat_metrics(figures))
 
 
 class Solver(Arena):
@@ -238,6 +238,6 @@ def test_an_exact_evaluation_asks_each_policy_for_its_roles() -> None:
     client = Certain([])
     evaluation = ArenaEvaluation(Two(TinyHanabi(), client), client)
     for adapters in (None, {"one": "one/evaluated", "two": "two/evaluated"}):
-        figures = asyncio.run(evaluation.figures(adapters=adapters))
+        figures = asyncio.run(evaluation.metrics(adapters=adapters))
         assert figures["joint_value"] == 4.0  # of b and then a, whatever the cards
-    assert asyncio.run(evaluation.figures(adapters={"two": "one"}))["joint_value"] == 8.0
+    assert asyncio.run(evaluation.metrics(adapters={"two": "one"}))["joint_value"] == 8.0

@@ -66,7 +66,7 @@ def test_an_exact_evaluation_asks_what_plays_ask() -> None:
     client = Scored([])
     arena = make_arena("kuhn", client, play=PlayConfig(rules=True))
     assert isinstance(arena, GameArena)
-    asyncio.run(ArenaEvaluation(arena, client).figures())
+    asyncio.run(ArenaEvaluation(arena, client).metrics())
     assert {one.messages for one in asked_of("kuhn", "org/chat-model")} <= scored
 
 
