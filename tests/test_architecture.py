@@ -114,6 +114,13 @@ def test_every_public_name_is_documented() -> None:
         assert getattr(legos, name).__doc__, name
 
 
+def test_the_stub_lists_the_public_names_and_their_homes() -> None:
+    stub = ast.parse((ROOT / "legos" / "__init__.pyi").read_text())
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    listed = {alias.name: node.module for node in imports for alias in node.names}
+    assert listed == vars(legos)["_HOMES"]
+
+
 @pytest.mark.parametrize("module", ["legos", "legos.cli", "legos.config", "arenas.nim"])
 def test_import_loads_no_device_library(module: str) -> None:
     code = (
