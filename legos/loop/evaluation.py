@@ -112,14 +112,8 @@ class ArenaEvaluation:
 
         Args:
             adapters: as for ``metrics``.
-
-        Raises:
-            ArenaError: the arena's states cannot be enumerated.
         """
-        if self._tree is None:
-            raise ArenaError(
-                f"arena {self._arena.name!r} cannot be evaluated exactly; it lists no starts"
-            )
+        assert self._tree is not None  # the evaluation is exact
         points_of: dict[str, list[DecisionPoint]] = {}
         players = self._policies_by_role()
         for point in self._tree.graph.points:
