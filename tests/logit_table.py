@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from random_samples import float64
+from total_loss import total_loss
 
 from legos.chat.tokenizer import load_tokenizer
 from legos.chat.tools import PLAIN_TOOLS
@@ -22,7 +23,7 @@ from legos.fakes.futures import answered
 from legos.losses.objective import Objective
 from legos.losses.positions import Positions, chosen_logprobs, position_logprobs
 from legos.losses.softmax import log_softmax
-from legos.losses.total import BatchArrays, total_loss
+from legos.losses.total import BatchArrays
 from legos.protocols import Snapshot
 from legos.records.batch import Batch, make_batch, pad_rows
 from legos.records.limits import EngineLimits, TrainingSize

@@ -26,7 +26,6 @@ __all__ = [
     "policy_loss",
     "token_loss",
     "token_terms",
-    "total_loss",
 ]
 
 Terms = Mapping[str, Any]
@@ -46,39 +45,6 @@ class BatchArrays:
         given = batch.reference_logprob
         self.reference_logprob = None if given is None else xp.array(given)
         self.mask = xp.array(batch.mask.astype(batch.weight.dtype))
-
-
-def total_loss(
-    xp: Any,
-    logits: Any,
-    arrays: BatchArrays,
-    objective: Objective,
-    *,
-    reference: Any = None,
-    ema: Any = None,
-    frozen: Any = None,
-) -> tuple[Any, Any]:
-    """Sum over tokens of weight * (policy loss + divergences - entropy bonus).
-
-    Weights are normalised over the whole optimiser step and 0 where masked, so losses and gradients
-    of its batches add up for any split.
-
-    Args:
-        xp: array namespace.
-        logits: [P, V] float32 logits of the policy being trained.
-        arrays: the batch.
-        objective: the objective to minimise.
-        reference: [P, V] logits of the reference, or None when ``kl_coef`` is 0.
-        ema: [P, V] logits of the policy's EMA, or None when ``ema_kl_coef`` is 0.
-        frozen: see ``policy_loss``.
-
-    Returns:
-        The loss (scalar), and [len(SUMS)] sums for the metrics, whose gradient is not used.
-    """
-    others = {"reference": reference, "ema": ema}
-    given = {name: other for name, other in others.items() if other is not None}
-    terms = token_terms(xp, logits, given, arrays, objective)
-    return token_loss(xp, terms, arrays, objective, frozen=frozen)
 
 
 def token_terms(
@@ -117,7 +83,10 @@ def token_terms(
 def token_loss(
     xp: Any, terms: Terms, arrays: BatchArrays, objective: Objective, *, frozen: Any = None
 ) -> tuple[Any, Any]:
-    """Compute ``total_loss`` from terms of the chosen tokens, without logits.
+    """Sum over tokens of weight * (policy loss + divergences - entropy bonus).
+
+    Weights are normalised over the whole optimiser step and 0 where masked, so losses and gradients
+    of its batches add up for any split.
 
     Args:
         xp: array namespace.
@@ -130,7 +99,7 @@ def token_loss(
         frozen: see ``policy_loss``.
 
     Returns:
-        See ``total_loss``.
+        The loss (scalar), and [len(SUMS)] sums for the metrics, whose gradient is not used.
     """
     logprob, token_entropy = terms["logprob"], terms["entropy"]
     mask = arrays.mask

@@ -10,12 +10,13 @@ import pytest
 from numpy.typing import NDArray
 from packed import pack
 from random_samples import Support, float64, random_samples
+from total_loss import total_loss
 
 from legos.fakes import make_sample
 from legos.losses import policy as losses
 from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import KlEstimator, Objective
-from legos.losses.total import SUMS, BatchArrays, total_loss
+from legos.losses.total import SUMS, BatchArrays
 from legos.records.batch import Batch
 
 Floats = NDArray[np.float64]

@@ -9,12 +9,13 @@ from numpy.typing import NDArray
 from objectives import EVERY_OBJECTIVE
 from packed import pack
 from random_samples import float64, random_samples
+from total_loss import total_loss
 
 from legos.losses.kl import loss_kl
 from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
 from legos.losses.positions import Positions, chosen_logprobs, position_logprobs
-from legos.losses.total import SUMS, BatchArrays, total_loss
+from legos.losses.total import SUMS, BatchArrays
 from legos.records.batch import Batch
 from legos.records.sample import Sample
 

@@ -10,11 +10,12 @@ import pytest
 from numpy.typing import NDArray
 from packed import pack
 from random_samples import Support, float64, random_samples
+from total_loss import total_loss
 
 from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import KlEstimator, Objective, PolicyLoss
 from legos.losses.positions import chosen_logprobs, position_logprobs
-from legos.losses.total import BatchArrays, total_loss
+from legos.losses.total import BatchArrays
 from legos.records.batch import Batch
 
 Floats = NDArray[np.float64]

@@ -11,11 +11,12 @@ import pytest
 from mlx.utils import tree_flatten, tree_map
 from packed import pack
 from tiny_models import write_any_model
+from total_loss import total_loss
 
 from legos.fakes import make_sample
 from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
-from legos.losses.total import BatchArrays, total_loss
+from legos.losses.total import BatchArrays
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays, without_lora
 from legos.mlx.train.prefix_sharing.plan import plan_passes

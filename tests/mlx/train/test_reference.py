@@ -13,13 +13,14 @@ from backend_steps import Stepped, optimiser_step
 from mlx.utils import tree_flatten
 from packed import pack
 from tiny_models import write_any_model
+from total_loss import total_loss
 
 from legos.device.backend import LoraBackend
 from legos.errors import AdapterError, CheckpointError
 from legos.fakes import make_sample
 from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
-from legos.losses.total import SUMS, BatchArrays, total_loss
+from legos.losses.total import SUMS, BatchArrays
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, other_lora, set_lora_arrays
 from legos.mlx.model.worker import InlineWorker

@@ -49,7 +49,7 @@ def head_loss(
 
     Returns:
         A surrogate with the gradient of the loss (and, without chunks, its value), the loss,
-        ``total_loss``'s sums, and [S, A] log-probabilities of the chosen tokens (nats).
+        the sums of ``token_loss``, and [S, A] log-probabilities of the chosen tokens (nats).
     """
     if len(batch.logit_row) > num_positions:
         return _Chunked(forward, batch, objective, others, num_positions).loss(hidden)
