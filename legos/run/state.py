@@ -35,6 +35,7 @@ class RunState:
         self._batcher = batcher
         self._evaluations = evaluations
         self.unlogged: Metrics | None = None
+        self._logged = 0  # newest step whose line was written, or restored
 
     def take(self, *, num_episodes: int) -> Callable[[], dict[str, Any]]:
         """Take the state as it is now.
@@ -47,12 +48,15 @@ class RunState:
             converting the groups takes longest.
         """
         queued = self._batcher.queued  # immutable
+        unlogged = self.unlogged
+        if unlogged is None and self._trainer.step > self._logged:
+            unlogged = self._trainer.metrics
         state = deepcopy(
             {
                 "trainer": self._trainer.state(),
                 "arenas": self._mix.state(),
                 "batcher": self._batcher.state(),
-                "unlogged": self.unlogged or self._trainer.metrics or None,
+                "unlogged": unlogged,
                 **self._evaluations.state(),
             }
         )
@@ -83,7 +87,7 @@ class RunState:
             queued = {name: groups_from_json(each) for name, each in state["queued"].items()}
             self._batcher.restore(state["batcher"], queued, versions=self._trainer.versions)
             self._evaluations.restore(state)
-            self.unlogged = state["unlogged"]
+            self.unlogged, self._logged = state["unlogged"], self._trainer.step
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{place} does not fit this run: {error!r}; was it written by another version?"
@@ -111,4 +115,4 @@ class RunState:
         """Log the line of the newest step; it is kept for a checkpoint where that fails."""
         self.unlogged = metrics
         tracker.log(metrics, step=self._trainer.step)
-        self.unlogged = None
+        self.unlogged, self._logged = None, self._trainer.step
