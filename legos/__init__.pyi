@@ -50,3 +50,5 @@ from legos.wiring.model import apply_lora as apply_lora
 from legos.wiring.model import disable_lora as disable_lora
 from legos.wiring.model import load_model as load_model
 from legos.wiring.trainer import Trainer as Trainer
+
+__all__: list[str]

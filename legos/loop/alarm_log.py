@@ -1,6 +1,7 @@
 """Log the alarms of a run: those of single steps, and that rewards stay equal for many steps."""
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
@@ -12,15 +13,21 @@ __all__ = ["AlarmLog"]
 
 logger = logging.getLogger(__name__)
 EQUAL_STEPS = 10  # with equal rewards, until it is reported
+NEAR = 0.02  # distance of a metric of an evaluation from its optimum that counts as none
 Metrics = Mapping[str, float | int | None]
 Rewards = dict[str, set[float]]
 """Role -> its different rewards."""
 
 
 class AlarmLog:
-    """Logs an error each time it starts, and each warning once per process."""
+    """Logs an error each time it starts, and each warning once per process.
+
+    Attributes:
+        evaluated: metrics of the newest evaluation, under flat names.
+    """
 
     def __init__(self) -> None:
+        self.evaluated: Mapping[str, float] = {}
         self._sounding: set[tuple[str, str]] = set()  # metric and level of alarms already logged
         self._equal: dict[str, tuple[int, Rewards]] = {}  # arena -> steps, and rewards in all
 
@@ -60,7 +67,7 @@ class AlarmLog:
         equal = all(len(found) == 1 for found in seen.values())
         steps = steps + 1 if equal else 0
         self._equal[arena] = steps, together
-        if steps < EQUAL_STEPS:
+        if steps < EQUAL_STEPS or self._solved(arena):
             return []
         where = f" in {arena}" if arena else ""
         listed = ", ".join(f"{role} {r + 0.0:g}" for role, got in together.items() for r in got)
@@ -72,6 +79,19 @@ class AlarmLog:
             f"(`legos imitate`) or change the tasks, unless this is the best ({PAGE})"
         )
         return [Alarm(level="warning", metric=f"equal rewards {arena}", text=text)]
+
+    def _solved(self, arena: str) -> bool:
+        """Whether the newest evaluation shows best play in an arena."""
+
+        def metric(name: str, default: float) -> float:
+            found = self.evaluated
+            return found.get(f"eval/{arena}/{name}", found.get(f"eval/{name}", default))
+
+        return (
+            metric("exploitability", math.inf) <= NEAR
+            or metric("optimal_move_rate", 0.0) >= 1.0 - NEAR
+            or metric("joint_value", -math.inf) >= metric("optimal_joint_value", math.inf) - NEAR
+        )
 
 
 def _answers(batches: Sequence[Group]) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 from legos.arena.arena import Arena
 from legos.config.schema import LoopConfig
 from legos.errors import CheckpointError, EngineError, Stopped
+from legos.loop.evaluation import flat_metrics
 from legos.loop.loop import batcher_of, training_loop
 from legos.loop.mix import Mix, mix_of
 from legos.loop.player import PlayGroup
@@ -287,6 +288,7 @@ class Run:
             )
         if self._due:
             await self._evaluate(out, wait=last or settings.deterministic)
+        self._trainer.alarms.evaluated = flat_metrics(self._evaluations.last)
         due = settings.checkpoint_every and step % settings.checkpoint_every == 0
         late = self._clock() - self._saved >= CHECKPOINT_S
         if (due or late or step in self._evaluations.kept_steps) and not last:

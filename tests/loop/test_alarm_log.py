@@ -22,10 +22,13 @@ def batch(episodes: Sequence[Episode], arena: str = "sums") -> Group:
     return Group(episodes=tuple(episodes), arena=arena)
 
 
-def logged(caplog: pytest.LogCaptureFixture, steps: Sequence[Sequence[Group]]) -> list[str]:
+def logged(
+    caplog: pytest.LogCaptureFixture, steps: Sequence[Sequence[Group]], **evaluated: float
+) -> list[str]:
     """The messages of some steps."""
     caplog.clear()
     log = AlarmLog()
+    log.evaluated = {name.replace("__", "/"): value for name, value in evaluated.items()}
     with caplog.at_level(logging.WARNING):
         for step, batches in enumerate(steps, start=1):
             log.after_step({"step": step}, batches, {POLICY: ""})
@@ -70,3 +73,18 @@ def test_each_arena_of_a_mix_is_watched(caplog: pytest.LogCaptureFixture) -> Non
     mix = [batch(plays(0.0, 1.0)), batch(plays(0.5, 0.5), arena="duel")]
     [told] = logged(caplog, [mix] * EQUAL_STEPS)
     assert "equal in duel (solver 0.5)" in told
+    solved = {"eval__duel__exploitability": 0.01, "eval__nim__exploitability": 0.9}
+    assert logged(caplog, [mix] * EQUAL_STEPS, **solved) == []
+    solved = {"eval__nim__exploitability": 0.01}
+    assert len(logged(caplog, [mix] * EQUAL_STEPS, **solved)) == 1
+
+
+def test_a_solved_game_is_in_order(caplog: pytest.LogCaptureFixture) -> None:
+    steps = [[batch(plays(-1.0, -1.0))]] * EQUAL_STEPS
+    for solved in (
+        {"eval__exploitability": 0.002},
+        {"eval__exploitability": 0.4, "eval__optimal_move_rate": 0.99},
+        {"eval__joint_value": 0.745, "eval__optimal_joint_value": 0.75},
+    ):
+        assert logged(caplog, steps, **solved) == []
+    assert len(logged(caplog, steps, eval__exploitability=0.46)) == 1
