@@ -260,7 +260,7 @@ def flip_a_bit(run: Path) -> None:
         ),
         (lambda run: (run / ARRAYS).write_bytes(b"1234"), "v2 cannot be read as an adapter: "),
         (flip_a_bit, "was recorded; the file is damaged"),
-        (rewritten(narrower), "and rank 16, and its arrays are those of lora of rank 4"),
+        (rewritten(narrower), "nk 16, and its arrays have rank 4"),
         (rewritten(elsewhere), "other.lora_a adapts what this model has not; was it"),
         (rewritten(without_numbers), "holds values that are not finite"),
     ],
