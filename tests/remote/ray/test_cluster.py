@@ -65,6 +65,7 @@ def prepared(cluster: Any, actor: Any) -> Any:
             time.sleep(0.2)
 
 
+@pytest.mark.nightly  # a minute of chaos
 def test_a_killed_player_and_a_killed_engine_lose_only_unfinished_groups(cluster: Any) -> None:
     config = resolve(
         overrides={"ray": "auto", "players": 2, "engines": 2, "play.tasks_per_step": 32},
