@@ -18,14 +18,16 @@ import msgspec
 from legos.arena.arena import Arena
 from legos.arena.rows import hold_out, read_tasks
 from legos.clients.recited import RecitedClient
-from legos.errors import ArenaError
+from legos.config.resolve import read_config
+from legos.errors import ArenaError, ConfigError
 from legos.protocols import Seat
 from legos.records.episode import Task
 from legos.records.message import Message
 from legos.run.episodes import EpisodesTail, StoredEpisode, StoredMessage, StoredSeat
 from legos.run.find import find_run
+from legos.weights.adapter import model_name
 
-__all__ = ["SETTINGS", "Imitation", "num_steps"]
+__all__ = ["SETTINGS", "Imitation", "model_of", "num_steps"]
 
 SETTINGS: Mapping[str, object] = {
     "arena": "legos.apps.imitate:Imitation",
@@ -107,16 +109,43 @@ def num_steps(options: Mapping[str, Any], epochs: float, tasks_per_step: int | N
         tasks_per_step: answers of a step; None: the arena's own number.
 
     Raises:
-        ArenaError: the data cannot be read, or nothing is left to train on.
+        ConfigError: ``epochs`` is not a number above 0.
+        ArenaError: the data cannot be read, or hold no answer.
     """
+    if not 0.0 < epochs < math.inf:
+        raise ConfigError(f"--epochs is {epochs}; expected a number above 0")
     arena = Imitation(**options)
     return max(1, round(epochs * len(arena.answers) / (tasks_per_step or arena.tasks_per_step)))
 
 
+def model_of(data: str, model: str | None) -> str | None:
+    """The model of a run that is imitated, whose token ids no other tokenizer reads.
+
+    Args:
+        data: what is imitated.
+        model: the model that is asked for; None: none is.
+
+    Returns:
+        The model to train; None: any.
+
+    Raises:
+        ConfigError: the run has another model.
+        CheckpointError: there is no such run.
+    """
+    if not _is_run(data):
+        return model
+    played = read_config(find_run(data).settings).model
+    if model is not None and model_name(model) != model_name(played):
+        raise ConfigError(
+            f"model is {model!r} but {data} was played by {played!r}, and its answers are tokens "
+            f"of that model; leave --model out, or give --model {played}"
+        )
+    return model or played
+
+
 def _answers(data: str, min_reward: float) -> list[Task]:
     """A task for each answer; its data are the prompt and the answer."""
-    path = Path(data)
-    if path.suffix or not _is_run(path):
+    if not _is_run(data):
         rows = read_tasks(data)
         found = [Task(id=f"{row.id}{part}", data=pair) for row in rows for part, pair in _row(row)]
     else:
@@ -134,8 +163,9 @@ def _answers(data: str, min_reward: float) -> list[Task]:
     return found
 
 
-def _is_run(path: Path) -> bool:
-    return path.is_dir() or "/" not in str(path)
+def _is_run(data: str) -> bool:
+    """Whether data names a run: a folder, or a name that no file and no data set of the hub has."""
+    return Path(data).is_dir() or ("/" not in data and not Path(data).suffix)
 
 
 def _row(row: Task) -> Iterator[tuple[str, tuple[list[list[str]], str]]]:

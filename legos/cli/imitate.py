@@ -34,13 +34,13 @@ def imitate(
     --resume, and improve what it has learned with legos train --adapter. For example:
 
         legos imitate chats.jsonl --model MODEL
-        legos imitate sums-1 --min-reward 1 --model MODEL
+        legos imitate sums-1 --min-reward 1
         legos train --adapter imitation-1 --arena my_arena.py:Debate
 
     Args:
         data: File of rows, or a data set of the hub, with messages, or with prompt and completion;
             or a run: its folder, or its name in runs/.
-        run: What the run trains, and where it is kept.
+        run: What the run trains, and where it is kept; the model of an imitated run is its own.
         epochs: How often each answer is trained on, unless --steps is given.
         steps: Length of the run, in optimiser steps.
         min_reward: Of a run, imitate seats that earned at least this; by default 1.
@@ -51,7 +51,7 @@ def imitate(
         loop: Settings of the run.
         tracking: Settings of the trackers.
     """
-    from legos.apps.imitate import SETTINGS, num_steps  # imports the arenas
+    from legos.apps.imitate import SETTINGS, model_of, num_steps  # imports the arenas
 
     groups = {"": run, "training": training, "play": play, "loop": loop, "track": tracking}
     options: dict[str, Any] = (
@@ -62,6 +62,8 @@ def imitate(
         **{f"play.options.{name}": value for name, value in options.items()},
         **dotted(groups, {"--steps": ("loop.steps", steps)}),
     }
+    if (found := model_of(data, overrides.get("model"))) is not None:
+        overrides["model"] = found
     if "loop.steps" not in overrides:
         overrides["loop.steps"] = num_steps(options, epochs, overrides.get("play.tasks_per_step"))
     resolved = resolve_run(config, resume=None, overrides=overrides)

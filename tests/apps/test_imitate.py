@@ -10,7 +10,7 @@ import pytest
 from short_runs import NIM
 
 from legos import Message, load_model
-from legos.apps.imitate import Imitation
+from legos.apps.imitate import Imitation, model_of
 from legos.cli.process import main
 from legos.errors import ArenaError
 from legos.run.episodes import EpisodesTail
@@ -105,6 +105,19 @@ def test_the_best_plays_of_a_run_are_imitated_token_by_token(tmp_path: Path) -> 
     assert steps[0]["loss"] == pytest.approx(-steps[0]["reward_mean"], abs=0.2)  # by token, by play
     with pytest.raises(ArenaError, match=r"reward of at least 5 \(--play.options.min_reward\)"):
         pairs(str(run), min_reward=5.0)
+
+
+def test_the_model_of_an_imitated_run_is_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "nim.v1"  # no file, though the name has a dot
+    assert main(["train", "--out", str(run), "--steps", "1", "--deterministic", *NIM]) == 0
+    assert model_of(str(run), None) == "builtin"
+    assert model_of("rows.jsonl", None) is None
+    assert main(["imitate", str(run), "--model", "org/other", "--out", str(tmp_path / "o")]) == 2
+    assert "was played by 'builtin', and its answers are tokens" in capsys.readouterr().err
+    assert main(["imitate", str(run), "--epochs", "nan", "--out", str(tmp_path / "o")]) == 2
+    assert "--epochs is nan; expected a number above 0" in capsys.readouterr().err
 
 
 def test_a_run_that_does_not_exist_is_named(
