@@ -12,6 +12,8 @@ from legos.cli.train import Loop, Play, Track, Training, start
 
 __all__ = ["imitate"]
 
+_OPTIONS = "play.options."  # of the arena
+
 
 def imitate(
     data: str,
@@ -54,17 +56,20 @@ def imitate(
     from legos.apps.imitate import SETTINGS, model_of, num_steps  # imports the arenas
 
     groups = {"": run, "training": training, "play": play, "loop": loop, "track": tracking}
-    options: dict[str, Any] = (
-        {"data": data} if min_reward is None else {"data": data, "min_reward": min_reward}
-    )
-    overrides: dict[str, Any] = {
-        **SETTINGS,
-        **{f"play.options.{name}": value for name, value in options.items()},
-        **dotted(groups, {"--steps": ("loop.steps", steps)}),
+    shorthands = {
+        "--steps": ("loop.steps", steps),
+        "--min-reward": (f"{_OPTIONS}min_reward", min_reward),
     }
+    given = dotted(groups, shorthands)
+    overrides: dict[str, Any] = {**SETTINGS, f"{_OPTIONS}data": data, **given}
     if (found := model_of(data, overrides.get("model"))) is not None:
         overrides["model"] = found
     if "loop.steps" not in overrides:
+        options = {
+            name.removeprefix(_OPTIONS): value
+            for name, value in overrides.items()
+            if name.startswith(_OPTIONS)
+        }
         overrides["loop.steps"] = num_steps(options, epochs, overrides.get("play.tasks_per_step"))
     resolved = resolve_run(config, resume=None, overrides=overrides)
     return start(resolved, None, dry_run=dry_run)

@@ -120,6 +120,15 @@ def test_the_model_of_an_imitated_run_is_its_own(
     assert "--epochs is nan; expected a number above 0" in capsys.readouterr().err
 
 
+def test_an_epoch_has_the_answers_that_are_not_held_out(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{number}", "completion": "1"} for number in range(40)]
+    data, options = written(tmp_path, *rows), ("--play.tasks-per-step", "2")
+    found = len(Imitation(data=data, held_out=0.5).answers)
+    assert 10 < found < 30
+    steps = imitated(data, tmp_path / "run", "--play.options.held_out", "0.5", *options)
+    assert len(steps) == round(found / 2)
+
+
 def test_a_run_that_does_not_exist_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
