@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 
 from legos.errors import ModelError
 
-__all__ = ["awake", "check_mac", "has_battery", "mac_facts", "on_battery"]
+__all__ = ["awake", "check_mac", "mac_facts", "on_battery"]
 
 logger = logging.getLogger(__name__)
 OLDEST = 14  # major version of macOS for which MLX has wheels
@@ -75,11 +75,6 @@ def mac_facts() -> Mapping[str, str]:
 def on_battery() -> bool:
     """Whether this is a Mac that draws its power from a battery."""
     return "'Battery Power'" in _output("pmset", "-g", "batt")
-
-
-def has_battery() -> bool:
-    """Whether this is a Mac with a battery."""
-    return "InternalBattery" in _output("pmset", "-g", "batt")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from short_runs import NIM
 from legos import mac
 from legos.cli.process import main
 from legos.errors import ModelError
-from legos.mac import awake, check_mac, has_battery, mac_facts, on_battery
+from legos.mac import awake, check_mac, mac_facts, on_battery
 
 
 @pytest.fixture
@@ -158,29 +158,8 @@ def test_a_run_keeps_the_mac_awake_unless_told_otherwise(
     arguments = ["train", *NIM, "--steps", "1", "--out", str(tmp_path / "run")]
     assert main([*arguments, *([] if keep_awake else ["--loop.no-keep-awake"])]) == 0
     assert log.exists() == keep_awake
-    hint = (
-        "this Mac runs on battery; connect it to power, or let the run wait for power with --loop"
-    )
+    hint = "this Mac runs on battery; connect it to power"
     assert (hint in capsys.readouterr().out) == keep_awake
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("reported", "battery"),
-    [
-        ("Now drawing from 'AC Power' -InternalBattery-0 (id=1) 100%; charged", True),
-        ("Now drawing from 'AC Power'", False),
-    ],
-)
-def test_a_pause_on_battery_without_a_battery_is_noticed(
-    reported: str, battery: bool, tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tool(tools, "pmset", f'echo "{reported}"')
-    assert has_battery() == battery
-    arguments = ["train", *NIM, "--steps", "1", "--out", str(tmp_path / "run")]
-    assert main([*arguments, "--loop.pause-on-battery"]) == 0
-    notice = "loop.pause_on_battery has no effect: this machine is no Mac with a battery"
-    assert (notice not in capsys.readouterr().out) == battery
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from legos.config.learning_rate import learning_rates
 from legos.config.resolve import ResolvedConfig, is_chosen
 from legos.config.schema import RunConfig
 from legos.loop.evaluation import flat_metrics
-from legos.mac import has_battery, on_battery
+from legos.mac import on_battery
 from legos.machine import blas_hint
 from legos.run.folder import RunFolder
 from legos.run.run import Run
@@ -60,13 +60,8 @@ def announcement(
             f"learning rate {rate:.3g}; for LoRA on a model of this size look between "
             f"{rates.lowest:.1g} and {rates.highest:.1g} (training.learning_rate)"
         )
-    if config.loop.pause_on_battery and not has_battery():
-        yield "loop.pause_on_battery has no effect: this machine is no Mac with a battery"
-    if on_battery() and not config.loop.pause_on_battery:
-        yield (
-            "hint: this Mac runs on battery; connect it to power, or let the run wait for power "
-            "with --loop.pause-on-battery"
-        )
+    if on_battery():
+        yield "hint: this Mac runs on battery; connect it to power"
     if hint := blas_hint():
         yield hint
 

@@ -33,6 +33,7 @@ REMOVED: Mapping[str, Removed] = {
     "loop.keep_batches": Removed(False, "steps can no longer be computed again"),
     "loop.max_failed_share": Removed(0.9, "it is 0.9 in every run"),
     "loop.max_restarts": Removed(3, "it is 3 in every run"),
+    "loop.pause_on_battery": Removed(False, "stop the run and continue it later: --resume"),
     "loop.stall_after_s": Removed(10.0, "it is 10 in every run"),
     "mix.concurrency": Removed("none", "play.concurrency holds for all arenas"),
     "mix.entropy_coef": Removed("none", "training.entropy_coef holds for all arenas"),

@@ -146,8 +146,6 @@ class LoopConfig(Settings):
     besides all that failed; 0: none."""
     keep_awake: bool = knob(True)
     """Keep macOS from sleeping while the run goes on (caffeinate -is); its display may sleep."""
-    pause_on_battery: bool = knob(False)
-    """Pause between steps while a Mac runs on battery; the run goes on by itself on mains power."""
     serve_port: int | None = knob(None, ge=0, le=65535)
     """Port of 127.0.0.1 at which the policy can be asked while it trains, and at which programs
     start the episodes of the arena programs; 0: a free port; none: no server."""

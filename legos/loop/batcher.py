@@ -199,13 +199,6 @@ class Batcher:
         self.stopping = self.stopping or isinstance(reason, Stopped)
         await self._wake()
 
-    async def ends_within(self, seconds: float) -> bool:
-        """Wait for the end of the run, for at most so many seconds; returns whether it came."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds), self._changed:
-                await self._changed.wait_for(lambda: self._ending)
-        return self._ending is not None
-
     def discard_rest(self, reason: str = "unused") -> None:
         """Record the remaining tokens as discarded for a reason; they will not be trained on."""
         for buffer in self.buffers.values():

@@ -29,7 +29,6 @@ from legos.run.checkpoint import write_checkpoint
 from legos.run.evaluations import Evaluation, Evaluations, Outputs, Results
 from legos.run.folder import RunFolder
 from legos.run.leaving import LeavingPublisher
-from legos.run.power import mains_power
 from legos.run.speed import Speed
 from legos.run.state import RunState
 from legos.run.stored import kept_episodes
@@ -293,8 +292,6 @@ class Run:
         late = self._clock() - self._saved >= CHECKPOINT_S
         if (due or late or step in self._evaluations.kept_steps) and not last:
             await self._save()
-        if settings.pause_on_battery and not last:
-            await mains_power(self._batcher)
 
     async def _evaluate(self, out: Outputs, *, wait: bool) -> None:
         """Start the evaluation of this step, and wait for it or let it run next to training."""
