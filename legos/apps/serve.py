@@ -26,7 +26,7 @@ from legos.stalls import LoopWatch, Watchdog
 from legos.weights.adapter import Adapter, checked_name
 from legos.wiring.http import app_of
 
-__all__ = ["read_adapters", "serve"]
+__all__ = ["serve"]
 
 
 def serve(
@@ -66,7 +66,7 @@ def serve(
     if memory_gib is not None and memory_gib <= 0:
         raise ConfigError(f"--memory-limit-gib is {memory_gib:g}; expected more than 0")
     logging.getLogger("legos.server").setLevel(logging.INFO)
-    named = read_adapters(adapters)
+    named = _read(adapters)
     limits = EngineLimits(
         max_rows=options.max_running,
         memory_bytes=None if memory_gib is None else int(memory_gib * 2**30),
@@ -120,7 +120,7 @@ async def _until_signal(
         say(f"stopping; running requests get {drain_s:g} s to finish (Ctrl-C again: at once)\n")
 
 
-def read_adapters(adapters: Sequence[str]) -> list[Adapter]:
+def _read(adapters: Sequence[str]) -> list[Adapter]:
     """Read the adapters of a command line, in its order.
 
     Args:

@@ -40,8 +40,11 @@ _ALSO_CALLED = {  # what other programs call a setting -> the last part of its o
     "lr": "learning-rate",
     "rank": "lora-rank",
 }
+_BY_HAND = "start vLLM itself with the flags of docs/serve/vllm.md, or train with --engine vllm"
 _REMOVED = {  # an option that older versions had -> what to do
     "--again": "compare two runs with the same --seed; --episode N shows a play turn by turn",
+    "--backend": _BY_HAND,
+    "--vllm-arguments": _BY_HAND,
     "--fits": "legos train plans the memory of a model before it loads it (docs/run/mac.md)",
 }
 

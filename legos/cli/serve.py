@@ -1,27 +1,17 @@
 """``legos serve``: serve a model and its adapters over HTTP."""
 
-import inspect
-import shlex
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
 
 from legos.cli.output import Flag, show
 from legos.cli.overrides import Key, Several
-from legos.errors import ConfigError
 
 __all__ = ["serve"]
-
-_OF_BOTH = {"model", "adapter", "backend", "host", "port", "api_key", "max_batch"}
-_OF_VLLM = {"vllm_arguments"}  # and of vLLM alone; all other options are of legos alone
 
 
 def serve(
     *,
     model: str | None = None,
     adapter: Several = (),
-    backend: Literal["legos", "vllm"] = "legos",
-    vllm_arguments: Several = (),
     host: str = "127.0.0.1",
     port: int = 8000,
     api_key: Key = None,
@@ -44,10 +34,6 @@ def serve(
             adapters were trained on.
         adapter: RUN, RUN@STEP, RUN@best or an adapter folder, served as "policy", or under another
             name as NAME=RUN; may be repeated.
-        backend: Serve with the engine of legos, or start vLLM (LEGOS_VLLM_BIN, or vllm on PATH) and
-            serve with it.
-        vllm_arguments: Further arguments of vllm serve, such as "--tensor-parallel-size 2"; may be
-            repeated.
         host: Address to listen on; addresses other than loopback need an API key.
         port: Port to listen on; 0: a free port.
         api_key: Key that every request must send as a bearer token.
@@ -63,7 +49,6 @@ def serve(
         keep_awake: Keep macOS from sleeping while the server runs.
         log_prompts: Write prompts to the log.
     """
-    given = locals()
     from legos.apps.serve import serve as run
     from legos.server.options import ServerOptions
 
@@ -78,10 +63,6 @@ def serve(
         max_adapters=max_adapters,
         log_prompts=log_prompts,
     )
-    if backend == "vllm":
-        _serve_with_vllm(given)
-        return
-    _refuse_unused(given, _OF_VLLM, "--backend legos")
     run(
         model=model,
         adapters=adapter,
@@ -94,31 +75,3 @@ def serve(
         keep_awake=keep_awake,
         say=show,
     )
-
-
-def _serve_with_vllm(given: Mapping[str, Any]) -> None:
-    from legos.apps.serve import read_adapters
-    from legos.apps.serve_vllm import serve_vllm
-
-    _refuse_unused(given, given.keys() - _OF_BOTH - _OF_VLLM, "--backend vllm")
-    serve_vllm(
-        model=given["model"],
-        adapters=read_adapters(given["adapter"]),
-        host=given["host"],
-        port=given["port"],
-        api_key=given["api_key"],
-        max_rows=given["max_batch"],
-        arguments=[part for text in given["vllm_arguments"] for part in shlex.split(text)],
-        say=show,
-    )
-
-
-def _refuse_unused(given: Mapping[str, Any], names: Iterable[str], backend: str) -> None:
-    """Refuse options that a backend does not read.
-
-    Raises:
-        ConfigError: one of them was given.
-    """
-    for name in names:
-        if given[name] != inspect.signature(serve).parameters[name].default:
-            raise ConfigError(f"--{name.replace('_', '-')} has no effect with {backend}")

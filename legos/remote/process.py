@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-from legos.errors import EngineError, LegosError
+from legos.errors import EngineError
 from legos.remote import guardian
 
 __all__ = ["Command", "ServerProcess", "hold_port", "kept_running", "serve_command"]
@@ -72,7 +72,6 @@ class ServerProcess:
         self,
         command: Command,
         *,
-        port: int = 0,
         log: Path,
         host: str = LOOPBACK,
         program: str = "the server",
@@ -84,7 +83,6 @@ class ServerProcess:
 
         Args:
             command: its command line.
-            port: its port; 0: a free one, which nothing else gets until ``close``.
             log: receives its output, after what the file holds.
             host: its address.
             program: its name, for messages.
@@ -92,11 +90,10 @@ class ServerProcess:
             say: receives its progress while it starts, one line at a time.
             start_s: maximum time until it answers, seconds.
         """
-        self._held = hold_port(host) if port == 0 else None
-        if self._held is not None:
-            port = self._held.getsockname()[1]
-            if sys.platform != "linux":  # a server could not listen there
-                self._held.close()
+        self._held = hold_port(host)  # a free port, which nothing else gets until ``close``
+        port = self._held.getsockname()[1]
+        if sys.platform != "linux":  # a server could not listen there
+            self._held.close()
         self.url = f"http://{LOOPBACK if host == '0.0.0.0' else host}:{port}"
         self.log = log
         self._command = list(command(port))
@@ -182,8 +179,7 @@ class ServerProcess:
         """Stop the server and everything that it started."""
         self._closed.set()
         self.end()
-        if self._held is not None:
-            self._held.close()
+        self._held.close()
 
     def end_of_log(self) -> str:
         """The first error in the newest process's log, and its last lines."""
@@ -217,21 +213,12 @@ class ServerProcess:
 
 
 @contextmanager
-def kept_running(
-    servers: Sequence[ServerProcess],
-    *,
-    most: int,
-    again: Callable[[ServerProcess], object] = lambda _: None,
-    gave_up: Callable[[ServerProcess], object] = lambda _: None,
-) -> Generator[None]:
+def kept_running(servers: Sequence[ServerProcess], *, most: int) -> Generator[None]:
     """Within the block, servers that end are started again; afterwards all are closed.
 
     Args:
         servers: servers that answer.
         most: how often each is started again; a fault that comes back more often needs a person.
-        again: called with a server that answers again, on a thread; where it raises a
-            ``LegosError``, the server is started once more.
-        gave_up: called with a server that stays down, on a thread.
     """
 
     def keep(server: ServerProcess) -> None:
@@ -242,14 +229,12 @@ def kept_running(
             logger.warning("%s at %s has ended, and is started again", server.program, server.url)
             try:
                 server.restart()
-                again(server)
-            except LegosError as error:
+            except EngineError as error:
                 logger.warning("%s", error)
                 server.end()
         server.join()
         if not server.closed:
             logger.error("%s at %s has ended too often and stays down", server.program, server.url)
-            gave_up(server)
 
     try:
         with ThreadPoolExecutor(len(servers), thread_name_prefix="legos-servers") as threads:

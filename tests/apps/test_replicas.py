@@ -141,5 +141,4 @@ def test_what_cannot_be_is_refused_before_anything_is_started(
     assert "9 replicas of" in told
     assert "not even one fits" in told
     assert "expected more than 0" in refused("--memory-limit-gib", "-1")
-    told = refused("--replicas", "2", "--backend", "vllm")
-    assert "--replicas has no effect with --backend vllm" in told
+    assert "--backend was removed: start vLLM itself" in refused("--backend", "vllm")

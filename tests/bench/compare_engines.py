@@ -1,7 +1,7 @@
 r"""Four ways to run the two games with known answers: who trains, and who generates.
 
     uv run legos serve --model builtin --port 8001                       # in one terminal
-    uv run legos serve --backend vllm --model builtin --port 8002        # in another
+    vllm serve ... --port 8002     # in another, as docs/serve/vllm.md says
     uv run python tests/bench/compare_engines.py engines.jsonl --own http://127.0.0.1:8001 \
       --vllm http://127.0.0.1:8002
 

@@ -37,10 +37,9 @@ class VllmOptions:
     model: str | Path  # folder of the model, or its name on the hub
     name: str  # name of the model in the API
     dtype: str  # float type that it computes in: float32, bfloat16 or float16
-    context: int | None  # maximum tokens of prompt plus completion; None: the model's
+    context: int  # maximum tokens of prompt plus completion
     rank: int  # largest LoRA rank
     max_loras: int  # number of adapters that can answer at the same time
-    max_rows: int = 256  # number of requests that are decoded together
     arguments: Sequence[str] = ()  # further arguments, after all others
 
 
@@ -64,16 +63,13 @@ def find_vllm(program: str | Path | None = None) -> Path:
     return Path(found).absolute()
 
 
-def vllm_command(
-    program: Path, options: VllmOptions, port: int, *, host: str = "127.0.0.1"
-) -> list[str]:
+def vllm_command(program: Path, options: VllmOptions, port: int) -> list[str]:
     """Command line of a vLLM server that serves adapters of a run.
 
     Args:
         program: the ``vllm`` program.
         options: what the run needs.
         port: port to listen on.
-        host: address to listen on.
 
     Raises:
         ConfigError: vLLM has no room for adapters of this rank.
@@ -84,13 +80,12 @@ def vllm_command(
             f"LoRA rank {options.rank} is larger than vLLM serves, {RANKS[-1]}; set "
             "training.lora_rank to a smaller one"
         )
-    length = () if options.context is None else ("--max-model-len", str(options.context))
     return [
         *(str(program), "serve", str(options.model), "--served-model-name", options.name),
-        *("--host", host, "--port", str(port)),
-        *("--dtype", options.dtype, *length),
-        *("--max-num-seqs", str(options.max_rows)),
-        *("--max-num-batched-tokens", str(max(WHOLE_PREFILLS, options.context or 0))),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--dtype", options.dtype, "--max-model-len", str(options.context)),
+        *("--max-num-seqs", "256"),
+        *("--max-num-batched-tokens", str(max(WHOLE_PREFILLS, options.context))),
         *("--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(options.max_loras)),
         *("--max-cpu-loras", str(2 * options.max_loras)),
         # Probabilities of the distribution that was sampled from, and no other sampling settings
@@ -128,32 +123,20 @@ def vllm_environment(environment: Mapping[str, str], command: Sequence[str] = ()
 
 
 def vllm_process(
-    command: Command,
-    *,
-    port: int = 0,
-    log: Path,
-    host: str = "127.0.0.1",
-    api_key: str | None = None,
-    say: Callable[[str], object] = logger.info,
+    command: Command, *, log: Path, say: Callable[[str], object] = logger.info
 ) -> ServerProcess:
     """A vLLM server, with the environment that it needs here; see ``ServerProcess``.
 
     Args:
         command: see ``vllm_command``.
-        port: its port; 0: a free one.
         log: receives its output.
-        host: its address.
-        api_key: key that it asks for.
         say: receives its progress while it starts.
     """
-    key = {} if api_key is None else {"VLLM_API_KEY": api_key}
     return ServerProcess(
         command,
-        port=port,
         log=log,
-        host=host,
         program="vllm serve",
-        environment=vllm_environment(os.environ, command(port)) | key,
+        environment=vllm_environment(os.environ, command(0)),
         say=say,
     )
 
