@@ -7,7 +7,6 @@ import numpy as np
 
 from legos.remote.legos_server import LegosServer
 from legos.remote.publish.broadcast import Broadcaster
-from legos.remote.publish.carriers import Carrier
 from legos.weights.adapter import Adapter, LoraShape
 
 __all__ = ["caught_up", "publishers", "small_adapter"]
@@ -32,7 +31,6 @@ async def caught_up(broadcaster: Broadcaster, index: int, adapter: str) -> None:
             await asyncio.sleep(0.01)
 
 
-def publishers(urls: Sequence[str], carrier: Carrier | None = None) -> list[LegosServer]:
-    """A publisher for each server, for which each adapter is prepared once."""
-    shared = carrier or Carrier()
-    return [LegosServer(url, carrier=shared) for url in urls]
+def publishers(urls: Sequence[str]) -> list[LegosServer]:
+    """A publisher for each server."""
+    return [LegosServer(url) for url in urls]

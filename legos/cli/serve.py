@@ -1,7 +1,5 @@
 """``legos serve``: serve a model and its adapters over HTTP."""
 
-from pathlib import Path
-
 from legos.cli.output import Flag, show
 from legos.cli.overrides import Key, Several
 
@@ -21,7 +19,6 @@ def serve(
     max_queue: int = 1024,
     timeout_s: float = 600.0,
     max_body_mb: float = 4.0,
-    adapter_folder: Path | None = None,
     max_adapters: int = 64,
     drain_s: float = 30.0,
     keep_awake: bool = True,
@@ -43,7 +40,6 @@ def serve(
         max_queue: Completions that may wait; further requests get status 429.
         timeout_s: Time limit of one request, in seconds.
         max_body_mb: Size limit of a request body, in MiB; uploads of adapters have their own.
-        adapter_folder: Folder below which adapters may be loaded by path.
         max_adapters: Adapters that may be live at the same time; further loads get status 409.
         drain_s: Time that running requests get to finish after SIGTERM, in seconds.
         keep_awake: Keep macOS from sleeping while the server runs.
@@ -59,7 +55,6 @@ def serve(
         max_queue=max_queue,
         request_timeout_s=timeout_s,
         max_body_bytes=int(max_body_mb * 2**20),
-        adapter_folder=adapter_folder,
         max_adapters=max_adapters,
         log_prompts=log_prompts,
     )

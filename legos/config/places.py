@@ -23,8 +23,8 @@ def check_places(config: Any) -> None:
         )
     if config.adapter_folder is not None and not config.server:
         raise ConfigError(
-            f"adapter_folder is {str(config.adapter_folder)!r} but server is empty; servers read "
-            "adapters there: give their addresses, or leave adapter_folder out"
+            f"adapter_folder is {str(config.adapter_folder)!r} but server is empty; vLLM servers "
+            "read adapters there: give their addresses, or leave adapter_folder out"
         )
     _check_ray(config)
     if config.remote_engine:

@@ -180,9 +180,8 @@ class RunConfig(Settings):
     """Address of a running server that generates, such as http://localhost:8000: `legos serve`,
     also several that share the work, or vLLM. An API key is read from LEGOS_API_KEY."""
     adapter_folder: Path | None = knob(None, loose=True)
-    """Folder that the servers share with this machine: every adapter is written there once, and
-    they read it; none: each gets it over HTTP, and vLLM reads it in the folder for temporary files.
-    `legos serve` needs it as --adapter-folder, vLLM sees it under the same path."""
+    """Folder in which vLLM servers read adapters, which they see under the same path; none: this
+    machine's folder for temporary files."""
     ray: str | None = knob(None, loose=True)
     """Ray cluster that plays and generates: local for one of this machine alone, auto for the one
     that runs on it, or HOST:PORT; none: this process."""

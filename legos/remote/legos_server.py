@@ -18,8 +18,7 @@ from legos.clients.wire import MSGPACK, RequestBatch, generated_of
 from legos.errors import AdapterError, EndpointError, EngineError, NotFoundError, RequestError
 from legos.records.names import adapter_name
 from legos.records.request import Generated, Request
-from legos.remote.publish.carriers import Carrier
-from legos.weights.adapter import Adapter, AdapterInfo
+from legos.weights.adapter import Adapter, AdapterInfo, pack_adapter
 
 __all__ = ["LegosServer"]
 
@@ -61,7 +60,6 @@ class LegosServer:
         retries: int = RETRIES,
         load_retries: int = 4,
         timeout_s: float = REQUEST_S,
-        carrier: Carrier | None = None,
     ) -> None:
         """Describe a server; nothing is sent yet.
 
@@ -71,13 +69,11 @@ class LegosServer:
             retries: maximum number of retries of a failed request.
             load_retries: maximum number of retries of a failed publication.
             timeout_s: maximum time of one answer, seconds.
-            carrier: brings adapters to this server, and to others; None: each publication has the
-                bytes.
 
         Raises:
             RequestError: the address is not an HTTP address.
         """
-        self._url, self._carrier = url, carrier or Carrier()
+        self._url = url
         self._live: dict[str, Adapter] = {}  # what this process has loaded there
         self._loading = asyncio.Lock()
         self._losses = 0  # of all adapters, since the last publication
@@ -256,21 +252,15 @@ class LegosServer:
         info, server = adapter.info, self._loads
         path = "/adapters/load?" + urlencode({"name": info.name, "version": info.version})
         try:
-            async with self._carrier.carried(adapter) as content:
-                live = await server.request(
-                    "POST",
-                    path,
-                    partial(decoded, kind=_Live),
-                    content=content.body,
-                    headers={"content-type": content.kind},
-                )
+            live = await server.request(
+                "POST",
+                path,
+                partial(decoded, kind=_Live),
+                content=await asyncio.to_thread(pack_adapter, adapter),
+                headers={"content-type": "application/octet-stream"},
+            )
         except EndpointError as error:  # without the policy's server the run must end
             raise EngineError(str(error)) from error
-        except NotFoundError as error:  # a file system may show a new folder late
-            raise EngineError(
-                f"{server.url} does not see {info.name}@{info.version}: {error}; its "
-                "--adapter-folder must be the adapter_folder of this run"
-            ) from error
         except RequestError as error:
             raise AdapterError(
                 f"adapter {info.name}@{info.version} is not published: {error}"

@@ -1,7 +1,6 @@
 """Access rules and limits of a server: the API key, sizes, times and counts."""
 
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 from legos.clients.transport import LOOPBACK
 from legos.errors import ConfigError
@@ -22,7 +21,6 @@ class ServerOptions:
     request_timeout_s: float = 600.0  # seconds to receive a body, and seconds to answer it
     body_pause_s: float = 30.0  # maximum seconds between two pieces of a body
     max_adapters: int = 64  # adapters that are loaded at the same time
-    adapter_folder: Path | None = None  # folder to load adapters from; None: not allowed
     log_prompts: bool = False
 
     def __post_init__(self) -> None:
@@ -41,8 +39,6 @@ class ServerOptions:
             raise ConfigError("the API key has characters that no header can hold; use ASCII")
         if self.api_key == "":
             raise ConfigError("the API key is empty; give one, or none at all")
-        if self.adapter_folder is not None and not self.adapter_folder.is_dir():
-            raise ConfigError(f"adapter folder {self.adapter_folder} does not exist")
 
     @classmethod
     def for_host(cls, host: str, *, api_key: str | None, **options: object) -> "ServerOptions":

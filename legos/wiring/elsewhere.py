@@ -56,10 +56,15 @@ def engine_at(
         return partial(
             vllm_at, urls, policies=policies, api_key=api_key, adapter_folder=adapter_folder
         )
+    if adapter_folder is not None:
+        raise ConfigError(
+            f"adapter_folder is {str(adapter_folder)!r}, but only vLLM servers read adapters in a "
+            "folder; `legos serve` gets them over HTTP: leave it out"
+        )
     other = next((url for url, kind in kinds.items() if kind != "legos"), None)
     if other is not None:
         raise ConfigError(
             f"server {other!r} is {_KINDS[kinds[other]]}, and the servers of a run are all "
             "`legos serve` or all vLLM; give addresses of one kind"
         )
-    return partial(served_engine, urls, api_key=api_key, adapter_folder=adapter_folder)
+    return partial(served_engine, urls, api_key=api_key)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legos.clients.answers import dialect_of, listed_models
@@ -15,7 +14,6 @@ from legos.errors import EndpointError, EngineError, RequestError
 from legos.remote.engine import RemoteEngine
 from legos.remote.legos_server import RETRIES, LegosServer
 from legos.remote.publish.broadcast import Broadcaster
-from legos.remote.publish.carriers import Carrier
 from legos.remote.publish.engine import EnginePublisher
 from legos.weights.adapter import Adapter, AdapterInfo
 from legos.wiring.same_model import check_same_model
@@ -95,7 +93,6 @@ def served_engine(
     model: ModelHandle,
     *,
     api_key: str | None,
-    adapter_folder: Path | None = None,
 ) -> TokenEngine:
     """The engine on running servers (``legos serve``), which must have the model.
 
@@ -103,42 +100,27 @@ def served_engine(
         urls: their addresses.
         model: the trainer's model, with LoRA that still changes nothing.
         api_key: their API key.
-        adapter_folder: folder in which they read adapters; None: they get them over HTTP.
 
     Raises:
-        ConfigError: there is no such folder.
-        CheckpointError: nothing can be written there.
         ModelError: a server has another model, or another tokenizer.
         EngineError: a server does not answer.
     """
-    carrier = Carrier(adapter_folder)
-    engine = engine_on(urls, api_key=api_key, retries=RETRIES, carrier=carrier)
+    engine = engine_on(urls, api_key=api_key, retries=RETRIES)
     with ExitStack() as stack:
-        stack.callback(carrier.close)
         stack.callback(engine.close)
         check_same_model(engine, model, where="server")
         return TokenEngine(engine, model, closing=stack.pop_all().close)
 
 
-def engine_on(
-    urls: Sequence[str],
-    *,
-    api_key: str | None,
-    retries: int,
-    carrier: Carrier | None = None,
-) -> RemoteEngine:
+def engine_on(urls: Sequence[str], *, api_key: str | None, retries: int) -> RemoteEngine:
     """The engine of servers that share the work, and get every adapter.
 
     Args:
         urls: addresses of the servers (``legos serve``), which have the same model.
         api_key: their API key.
         retries: of a failed publication at one server.
-        carrier: brings adapters to the servers; None: over HTTP.
     """
-    shared = carrier or Carrier()  # each adapter is prepared once
-    servers = [
-        LegosServer(url, api_key=api_key, load_retries=retries, carrier=shared) for url in urls
-    ]
+    servers = [LegosServer(url, api_key=api_key, load_retries=retries) for url in urls]
     return RemoteEngine(servers, Broadcaster((server.name, server) for server in servers))
 
 

@@ -28,7 +28,6 @@ from legos.remote.engine import RemoteEngine, RemoteServer
 from legos.remote.legos_server import LegosServer
 from legos.remote.process import serve_command
 from legos.remote.publish.broadcast import Broadcaster
-from legos.remote.publish.carriers import Carrier
 from legos.remote.ray.arena_file import TravellingArena
 from legos.weights.model_folder import resolve_folder
 from legos.wiring.arena import make_arena
@@ -73,10 +72,7 @@ def ray_engine(
         environment = partial(blas_environment, parts)
         placed = started(ServerActor, num, key, command, environment, use_gpus=True)
         stack.callback(end, [actor for _, actor, _ in placed])
-        carrier = Carrier()  # each adapter is prepared once
-        servers = [
-            PlacedServer(place, url, api_key=key, carrier=carrier) for place, _, url in placed
-        ]
+        servers = [PlacedServer(place, url, api_key=key) for place, _, url in placed]
         names = [f"engine-{number}" for number in range(num)]
         broadcaster = Broadcaster(zip(names, servers, strict=True))
         engine = RemoteEngine(servers, broadcaster)

@@ -17,7 +17,6 @@ from legos.records.limits import EngineLimits, TrainingSize
 from legos.records.names import POLICY
 from legos.records.step import BackendConfig
 from legos.remote.legos_server import LegosServer
-from legos.remote.publish.carriers import Carrier
 from legos.remote.publish.engine import ManyPublishers
 from legos.run.find import adapter_of, find_adapter
 from legos.run.folder import RunFolder
@@ -144,8 +143,7 @@ class Trainer(PolicyTrainer):
         if urls is None:
             return await super().publish_weights()
         given = [urls] if isinstance(urls, str) else urls
-        carrier = Carrier()
-        servers = [LegosServer(url, api_key=api_key, carrier=carrier) for url in given]
+        servers = [LegosServer(url, api_key=api_key) for url in given]
         try:
             return await self.publish_to(ManyPublishers(servers))
         finally:

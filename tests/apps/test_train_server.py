@@ -44,13 +44,7 @@ def engine(model: ModelHandle) -> Iterator[LocalEngine]:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which the server may read adapters."""
-    return tmp_path_factory.mktemp("shared")
-
-
-@pytest.fixture(scope="module")
-def url(model: ModelHandle, engine: LocalEngine, shared: Path) -> Iterator[str]:
+def url(model: ModelHandle, engine: LocalEngine) -> Iterator[str]:
     client = EngineClient(engine, model.tokenizer, use_threads=True)
     context = model.context
     service = Service(
@@ -60,7 +54,7 @@ def url(model: ModelHandle, engine: LocalEngine, shared: Path) -> Iterator[str]:
         model="builtin",
         context=context,
         lora_scale=1.0,
-        options=ServerOptions(adapter_folder=shared),
+        options=ServerOptions(),
     )
     with serving(make_app(service)) as address:
         yield address
@@ -83,16 +77,9 @@ def test_a_run_on_a_server_is_evaluated_balanced_and_resumed(
     assert 0 <= (steps[4]["loop/engine_idle_share"] or 0) < 1
 
 
-def test_adapters_may_come_through_a_shared_folder(
-    url: str, engine: LocalEngine, shared: Path
-) -> None:
-    places = ("--server", url, "--adapter-folder", str(shared))
-    assert main(["train", *places, "--out", str(RUN), "--steps", "4", *NIM]) == 0
-    steps = list(read_steps(RUN / "metrics.jsonl"))
-    assert engine.versions()["policy"] == steps[-1]["policy_version"] == 4
-    assert max(step["staleness_mean"] or 0.0 for step in steps) <= 3
-    assert balanced_ledger(RUN)["trained"] > 0
-    assert list(shared.iterdir()) == []
+def test_a_folder_of_adapters_is_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--server", url, "--adapter-folder", ".", *NIM]) == 2
+    assert "`legos serve` gets them over HTTP" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_server_may_be_named_twice(url: str) -> None:

@@ -90,7 +90,7 @@ def close(found: Any, expected: Any) -> None:
 def served(written: Path) -> Iterator[TestClient]:
     """What `legos serve --adapter` and `legos chat --adapter` start; the file names the model."""
     with loaded(None, [named_adapter(str(written))], EngineLimits()) as live:
-        options = ServerOptions(adapter_folder=written.parent)
+        options = ServerOptions()
         app = app_of(live.handle, live.engine, name=live.name, options=options, scale=1.0)
         yield TestClient(app)
 
@@ -112,9 +112,7 @@ def test_a_folder_is_served(served: TestClient, expected: np.ndarray) -> None:
     close(scored(served, "policy"), chosen(expected))
 
 
-def test_it_is_uploaded_and_loaded_by_path(
-    served: TestClient, written: Path, expected: np.ndarray
-) -> None:
+def test_it_is_uploaded(served: TestClient, written: Path, expected: np.ndarray) -> None:
     data = (written / "adapters.safetensors").read_bytes()
     config = json.loads((written / "adapter_config.json").read_text())
     fields = {"weights": base64.b64encode(data).decode(), "version": 1}
@@ -126,7 +124,6 @@ def test_it_is_uploaded_and_loaded_by_path(
             content=data,
             headers={"content-type": "application/octet-stream"},
         ),
-        "d": served.post("/adapters/load", json={"path": written.name, "name": "d"}),
     }
     for name, answer in answers.items():
         assert answer.status_code == 200, answer.text

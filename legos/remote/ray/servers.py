@@ -17,7 +17,6 @@ from typing import NoReturn
 from legos.errors import LegosError
 from legos.remote.legos_server import LegosServer
 from legos.remote.process import ServerProcess
-from legos.remote.publish.carriers import Carrier
 from legos.remote.ray.kit import check_kit
 from legos.remote.ray.library import RayError, cause_of, first_line, ray
 
@@ -112,20 +111,17 @@ class PlacedServer:
         api_key: the server's key.
     """
 
-    def __init__(
-        self, place: str, url: str, *, api_key: str, carrier: Carrier | None = None
-    ) -> None:
+    def __init__(self, place: str, url: str, *, api_key: str) -> None:
         """Describe a server; nothing is sent yet.
 
         Args:
             place: name of its Ray actor, a ``ServerActor``.
             url: its address now.
             api_key: bearer token.
-            carrier: brings adapters there.
         """
         self.place, self.actor, self.api_key = place, ray.get_actor(place), api_key
         self._server = server = LegosServer(
-            url, api_key=api_key, retries=RETRIES, load_retries=RETRIES, carrier=carrier
+            url, api_key=api_key, retries=RETRIES, load_retries=RETRIES
         )
         self.answer, self.score, self.aclose = server.answer, server.score, server.aclose
         self.publish, self.drop = server.publish, server.drop

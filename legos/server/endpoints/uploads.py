@@ -4,8 +4,6 @@ All functions here process tens of megabytes and run on a thread.
 """
 
 from binascii import a2b_base64
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,8 +13,7 @@ from legos.errors import AdapterError
 from legos.server.bodies import Body, Schema
 from legos.server.problems import Problem, invalid
 from legos.server.service import Service
-from legos.weights.adapter import Adapter, checked_name
-from legos.weights.folder import read_adapter
+from legos.weights.adapter import Adapter
 from legos.weights.packed import unpack_adapter
 
 __all__ = ["AdapterFields", "AdapterUpload", "adapter_of", "read_json_upload"]
@@ -40,7 +37,6 @@ class AdapterUpload(AdapterFields, Body):
     """An adapter as JSON."""
 
     weights: str | None = Field(default=None, description="base64 of safetensors")
-    path: str | None = Field(default=None, description="below the adapter folder")
     config: dict[str, Any] | None = Field(default=None, description="PEFT's adapter_config.json")
 
 
@@ -86,58 +82,20 @@ def adapter_of(upload: AdapterUpload, weights: bytearray, service: Service) -> A
         service: the application's state.
 
     Raises:
-        Problem: the upload has both weights and a path, or the path is not allowed.
         AdapterError: the adapter is invalid.
     """
-    if upload.path is not None:
-        if weights:
-            raise Problem(400, "give weights or a path, not both", param="path")
-        adapter = _from_folder(upload.path, service.options.adapter_folder, upload)
-    elif not weights:
-        raise AdapterError("the upload has no weights; send safetensors, or a path")
-    else:
-        adapter = unpack_adapter(
-            weights,
-            name=upload.name,
-            version=upload.version,
-            scale=upload.scale,
-            config=upload.config,
-            default_scale=service.lora_scale,
-        )
-        if upload.rank not in (None, adapter.shape.rank):
-            rank = adapter.shape.rank
-            raise AdapterError(f"rank is {upload.rank}, but the weights have rank {rank}")
+    if not weights:
+        raise AdapterError("the upload has no weights; send safetensors")
+    adapter = unpack_adapter(
+        weights,
+        name=upload.name,
+        version=upload.version,
+        scale=upload.scale,
+        config=upload.config,
+        default_scale=service.lora_scale,
+    )
+    if upload.rank not in (None, adapter.shape.rank):
+        rank = adapter.shape.rank
+        raise AdapterError(f"rank is {upload.rank}, but the weights have rank {rank}")
     _ = adapter.digest  # computed here, on a thread, so that it does not block the event loop
     return adapter
-
-
-def _from_folder(path: str, root: Path | None, named: AdapterUpload) -> Adapter:
-    """The adapter in a folder inside the allowed root folder.
-
-    Args:
-        path: path of the folder, absolute or relative to `root`.
-        root: only files inside this folder are read, even through links; None: none is read.
-        named: fields of the request.
-
-    Raises:
-        Problem: 403, if the folder is not allowed; 404, if it does not exist.
-        AdapterError: the folder holds no valid adapter.
-    """
-    if root is None:
-        raise Problem(403, "no adapter is read from disk here; start with --adapter-folder DIR")
-    allowed = root.resolve()
-    try:
-        folder = (allowed / path).resolve()
-        inside = [folder, *(file.resolve() for file in folder.glob("*"))]
-    except (OSError, ValueError, RuntimeError) as error:
-        raise Problem(403, "path cannot be followed", param="path") from error
-    if not all(file.is_relative_to(allowed) for file in inside):
-        raise Problem(403, "path leads out of the adapter folder", param="path")
-    if not folder.is_dir():
-        raise Problem(404, "there is no such adapter folder", param="path")
-    adapter = read_adapter(folder)
-    return replace(
-        adapter,
-        name=checked_name(named.name or adapter.name),
-        version=adapter.version if named.version is None else named.version,
-    )
