@@ -11,7 +11,6 @@ from weakref import WeakKeyDictionary
 import httpx
 import msgspec
 
-from legos.clients.concurrency_limit import ConcurrencyLimit
 from legos.clients.responses import refusal, retry_after
 from legos.errors import EndpointError, EngineError, LegosError, RequestError
 from legos.records.names import MODEL_HEADER
@@ -53,7 +52,7 @@ class _Pool(NamedTuple):
     """The connections of one event loop."""
 
     http: httpx.AsyncClient
-    gate: ConcurrencyLimit
+    slots: asyncio.Semaphore  # one of each simultaneous request
 
 
 class _AgainError(Exception):
@@ -71,8 +70,7 @@ class _AgainError(Exception):
 class Transport:
     """Sends requests to one server.
 
-    Each event loop has its own pool of connections, made with its first request. There are no more
-    requests at once than the server admits (``ConcurrencyLimit``).
+    Each event loop has its own pool of connections, made with its first request.
 
     Attributes:
         url: the address to which paths are appended.
@@ -178,26 +176,18 @@ class Transport:
         pool = self._pool()
         failures = refusals = 0
         waited_s = 0.0
-        while True:
-            async with pool.gate.admitted():
+        async with pool.slots:  # also while it pauses, so that a busy server gets fewer requests
+            while True:
                 try:
-                    found = await send()
+                    return await send()
                 except _AgainError as again:
                     pause_s = self._pause_s(again, refusals if again.busy else failures)
                     waited_s += pause_s if again.busy else 0.0
                     too_long = max(waited_s, again.wait_s or 0.0) > self._timeout_s
                     if too_long or (failures == self._retries and not again.busy):
                         raise again.failure from again.__cause__
-                    if again.busy:
-                        pool.gate.refused()
                     failures, refusals = failures + (not again.busy), refusals + again.busy
-                    if again.busy and pool.gate.limit == 1:  # the others would be refused too
-                        await asyncio.sleep(pause_s)
-                        continue
-                else:
-                    pool.gate.answered()
-                    return found
-            await asyncio.sleep(pause_s)
+                await asyncio.sleep(pause_s)
 
     async def aclose(self) -> None:
         """Close this event loop's connections."""
@@ -260,9 +250,8 @@ class Transport:
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop)
         if pool is None:
-            pool = self._pools[loop] = _Pool(
-                self._client(), ConcurrencyLimit(self._max_connections)
-            )
+            pool = _Pool(self._client(), asyncio.Semaphore(self._max_connections))
+            self._pools[loop] = pool
         return pool
 
     def _client(self) -> httpx.AsyncClient:
