@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import save
-
-from legos.builtin.vocabulary import END, SPECIALS, SYSTEM
+from vocabulary import END, SPECIALS, SYSTEM
 
 __all__ = ["BUSY", "Clients", "aside", "load", "request"]
 

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 import numpy as np
-
-from legos.builtin.files import Architecture, ModelShape, random_weights, write_model
-from legos.builtin.vocabulary import TOKENS
+from model_files import Architecture, ModelShape, random_weights, write_model
+from vocabulary import TOKENS
 
 __all__ = ["tiny_shape", "write_tiny_model"]
 

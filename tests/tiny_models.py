@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from model_files import model_config, random_weights, write_tokenizer
 from numpy.typing import NDArray
 from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariableType]
 from tiny_folders import tiny_shape, write_tiny_model
-
-from legos.builtin.files import model_config, random_weights, write_tokenizer
-from legos.builtin.vocabulary import BOS, END, PAD, TOKENS, token_id
+from vocabulary import BOS, END, PAD, TOKENS, token_id
 
 __all__ = ["write_any_model"]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from here_and_http import here_and_http
+from vocabulary import END, token_id
 
 from legos import Arena, OpenAIClient, RAECredit, Task
-from legos.builtin.vocabulary import END, token_id
 from legos.play.table import Table
 from legos.protocols import Client
 from legos.records.group import Group

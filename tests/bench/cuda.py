@@ -22,8 +22,8 @@ from bench.plain_loop import PlainLoop
 from bench.rounds import Workload
 from bench.train_bench import random_rows, train_bench
 from bench.vllm import measure_vllm
+from model_files import ModelShape
 
-from legos.builtin.files import ModelShape
 from legos.errors import ConfigError, EngineError
 from legos.machine import share_cores
 from legos.remote.vllm.command import find_vllm

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from bench.rounds import Workload
 from bench.train_bench import TrainerProcess, program, random_rows
+from model_files import ModelShape, random_weights, weight_shapes, write_model
 
 from legos.bench.step_bench import Cost
-from legos.builtin.files import ModelShape, random_weights, weight_shapes, write_model
 
 __all__ = ["PlainLoop"]
 

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from bench.command import Compared, Ratio, run
 from bench.train_bench import TrainerProcess, program, train_bench
+from model_files import ModelShape
 
 from legos.bench.step_bench import Cost, StepBench
-from legos.builtin.files import ModelShape
 from legos.machine import quiet_collector, share_cores
 from legos.records.batch import row_blocks
 from legos.wiring.device import Split

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from model_files import ModelShape, random_weights, write_model
+from vocabulary import TOKENS
 
 from legos.bench.step_bench import Cost, StepBench
-from legos.builtin.files import ModelShape, random_weights, write_model
-from legos.builtin.vocabulary import TOKENS
 from legos.errors import TrainerError
 from legos.wiring.device import Split, device_checks
 from legos.wiring.model import load_model

@@ -9,13 +9,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.utils import load_model
+from model_files import ModelShape, weight_shapes
 from pretraining.practice import Exercise, made_up, prompt_ids, text_ids
 from pretraining.training import known_positions
 from safetensors.numpy import load_file
+from vocabulary import END, token_id
 
 from legos.builtin import builtin_path
-from legos.builtin.files import ModelShape, weight_shapes
-from legos.builtin.vocabulary import END, token_id
 from legos.records.message import Message
 
 

@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from vocabulary import END, token_id
 
 from legos.builtin import builtin_path
-from legos.builtin.vocabulary import END, token_id
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.records.message import Completion, Continuation, Message, ToolCall
 

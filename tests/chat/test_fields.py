@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vocabulary import ASSISTANT, END, TOKENS
 
 from legos.builtin import builtin_path
-from legos.builtin.vocabulary import ASSISTANT, END, TOKENS
 from legos.chat.fields import Neutraliser
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.errors import ModelError

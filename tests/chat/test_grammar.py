@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from vocabulary import END, TOKENS, token_id
 
 from legos.builtin import builtin_path
-from legos.builtin.vocabulary import END, TOKENS, token_id
 from legos.chat.grammar import json_grammar
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.errors import RequestError

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pretraining.practice import prompt_ids
 from transformers import AutoTokenizer
+from vocabulary import ASSISTANT, BOS, END, PAD, TOKENS, USER, token_id
 
 from legos.builtin import builtin_path
-from legos.builtin.vocabulary import ASSISTANT, BOS, END, PAD, TOKENS, USER, token_id
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.errors import ModelError
 from legos.records.message import Message

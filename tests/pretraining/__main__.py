@@ -10,9 +10,8 @@ import argparse
 import logging
 from pathlib import Path
 
+from model_files import ModelShape, write_model
 from pretraining.training import NUM_STEPS, known_positions, practise
-
-from legos.builtin.files import ModelShape, write_model
 
 
 def main() -> None:

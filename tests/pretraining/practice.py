@@ -6,8 +6,8 @@ from random import Random
 
 import numpy as np
 import numpy.typing as npt
+from vocabulary import ASSISTANT, BOS, END, PAD, TOKENS
 
-from legos.builtin.vocabulary import ASSISTANT, BOS, END, PAD, TOKENS
 from legos.records.message import Message
 
 __all__ = ["Exercise", "Exercises", "collate", "echo", "made_up", "prompt_ids", "text_ids"]

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from pretraining.practice import Exercise, collate, echo, made_up, prompt_ids, text_ids
+from vocabulary import ASSISTANT, END, PAD, TOKENS, token_id
 
-from legos.builtin.vocabulary import ASSISTANT, END, PAD, TOKENS, token_id
 from legos.records.message import Message
 
 seeds = st.integers(0, 2**32)

@@ -9,11 +9,11 @@ import mlx_lm
 import numpy as np
 import pytest
 from mlx_lm.utils import load_model
+from model_files import ModelShape, write_model
 from pretraining.practice import Exercise, collate, made_up
 from pretraining.training import answer_logits, known_positions, practise
 from tiny_models import write_any_model
 
-from legos.builtin.files import ModelShape, write_model
 from legos.records.message import Message
 
 SMALL = ModelShape(hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48)

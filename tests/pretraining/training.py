@@ -13,10 +13,10 @@ import numpy as np
 from mlx.optimizers import AdamW, clip_grad_norm
 from mlx.utils import tree_flatten
 from mlx_lm.models.llama import Model, ModelArgs
+from model_files import ModelShape, Weights, model_config, random_weights
 from pretraining.practice import Exercise, Exercises, collate, echo, made_up, prompt_ids
 
 from legos.arena.registry import find_arena
-from legos.builtin.files import ModelShape, Weights, model_config, random_weights
 from legos.games.exact import GameTree
 from legos.records.message import Message
 

@@ -4,12 +4,11 @@ import json
 from pathlib import Path
 
 import numpy as np
+from model_files import ModelShape, random_weights, weight_shapes, write_model
 from safetensors.numpy import load_file
 from tiny_folders import write_tiny_model
 from tokenizers import Tokenizer
-
-from legos.builtin.files import ModelShape, random_weights, weight_shapes, write_model
-from legos.builtin.vocabulary import SPECIALS, TOKENS
+from vocabulary import SPECIALS, TOKENS
 
 FILES = {
     "config.json",

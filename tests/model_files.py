@@ -11,9 +11,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save
+from vocabulary import TOKENS
 
 from legos.builtin import builtin_path
-from legos.builtin.vocabulary import TOKENS
 
 __all__ = [
     "Architecture",
