@@ -40,13 +40,8 @@ _ALSO_CALLED = {  # what other programs call a setting -> the last part of its o
     "lr": "learning-rate",
     "rank": "lora-rank",
 }
-_BY_HAND = "start vLLM itself with the flags of docs/serve/vllm.md, or train with --engine vllm"
-_REMOVED = {  # an option that older versions had -> what to do
+_REMOVED = {  # an option of a command that is still a setting -> what to do
     "--adapter-folder": "POST the bytes of an adapter to /adapters/load",
-    "--again": "compare two runs with the same --seed; --episode N shows a play turn by turn",
-    "--backend": _BY_HAND,
-    "--vllm-arguments": _BY_HAND,
-    "--fits": "legos train plans the memory of a model before it loads it (docs/run/mac.md)",
 }
 
 

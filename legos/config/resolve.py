@@ -4,6 +4,7 @@ Later layers win: the defaults, the settings for the built-in model, the arena's
 settings, what ``loop.deterministic`` implies, TOML files in order, and the command line.
 """
 
+import logging
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,10 +16,10 @@ from pydantic.fields import FieldInfo
 
 from legos.builtin import BUILTIN, RECOMMENDED
 from legos.config.play import MixedArena
-from legos.config.removed import from_before, why_removed, why_renamed
+from legos.config.removed import why_removed
 from legos.config.schema import RunConfig
 from legos.config.setting import BadSetting, Settings, SettingsError, admits_none
-from legos.config.toml import is_written, split_name, uncommented, write_toml
+from legos.config.toml import split_name, uncommented, write_toml
 from legos.errors import ConfigError, did_you_mean
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "settings_of",
 ]
 
+logger = logging.getLogger(__name__)
 Recommend = Callable[[str, str], Mapping[str, object]]
 """(arena name, model name) -> dotted setting -> value that the arena recommends."""
 
@@ -168,14 +170,20 @@ def _read_layer(path: Path, *, whole: bool = False) -> _Layer:
     source = f"file {path}"
     try:
         text = path.read_text(encoding="utf-8")
-        table = tomllib.loads(uncommented(text) if whole else text)
-        every = tomllib.loads(uncommented(text)) if is_written(text) else table
+        chosen = dict(_flatten(tomllib.loads(text)))
+        values = dict(_flatten(tomllib.loads(uncommented(text)))) if whole else chosen
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    values = from_before(dict(_flatten(table)), path, named=dict(_flatten(every)))
-    return _Layer(source=source, values=_checked(values, source))
+    kept = {name: value for name, value in values.items() if not _was_removed(name)}
+    for name in filter(_was_removed, chosen):
+        logger.warning("%s: %s %s", path, name, why_removed(name))
+    return _Layer(source=source, values=_checked(kept, source))
+
+
+def _was_removed(name: str) -> bool:
+    return not name.startswith(f"{_OPTIONS}.") and why_removed(name) is not None
 
 
 def _flatten(table: Mapping[str, object], prefix: str = "") -> Iterable[tuple[str, object]]:
@@ -223,8 +231,6 @@ def _checked(values: Mapping[str, object], source: str) -> dict[str, object]:
             checked |= {f"{_OPTIONS}.{option}": inner for option, inner in options.items()}
         elif why := why_removed(name):
             raise ConfigError(f"{name} ({source}) {why}")
-        elif why := why_renamed(name, value):
-            raise ConfigError(f"{name} ({source}) is {value!r}, which {why}")
         elif name.startswith(_MIX):
             none = value in _NONE and admits_none(_field_of_mix(name, source))
             checked[name] = None if none else value

@@ -8,7 +8,7 @@ from typing import cast
 
 from legos.errors import ConfigError
 
-__all__ = ["is_written", "read_sources", "split_name", "uncommented", "write_toml"]
+__all__ = ["read_sources", "split_name", "uncommented", "write_toml"]
 
 _NOT_CHOSEN = "#: "
 _HEADER = f"""\
@@ -44,11 +44,6 @@ def write_toml(
         "\n".join([f"[{table}]", *lines] if table else lines) for table, lines in tables.items()
     ]
     return (_HEADER if not_chosen else "") + "\n\n".join(blocks) + "\n"
-
-
-def is_written(text: str) -> bool:
-    """Whether a text is of ``write_toml``, with its commented settings."""
-    return _HEADER in text
 
 
 def uncommented(text: str) -> str:

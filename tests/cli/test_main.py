@@ -196,7 +196,7 @@ def test_a_runs_settings_leave_another_arena_its_own(trained: Trained, tmp_path:
         (["train", "--stepz", "3"], "Unknown option: --stepz. Did you mean --steps?"),
         (["train", "kuhn"], "'kuhn' is not expected here; options have names, for instance"),
         (["train", "--lr", "3"], "Unknown option: --lr. Did you mean --training.learning-rate?"),
-        (["train", "--training.adam-beta1", "0.8"], "was removed: it is 0.9 in every run"),
+        (["train", "--training.adam-beta1", "0.8"], "was removed: it is the same in every run"),
         (["doctor", "--fits"], "--fits was removed: legos train plans the memory of a model"),
         (["train", "--training.rank", "3"], "Did you mean --training.lora-rank?"),
         (["train", "--deterministic", "true"], "--deterministic takes no value: it is on where"),

@@ -74,7 +74,7 @@ def test_settings_of_a_mix_that_were_removed_are_named(
     file = tmp_path / "mix.toml"
     file.write_text("[mix]\nnim = 0.5\n[mix.kuhn]\nshare = 0.5\nreuse = 2\n")
     assert list(resolve(files=[file]).config.arenas) == ["nim", "kuhn"]
-    assert "mix.kuhn.reuse = 2 (every group is trained on once)" in caplog.text
+    assert "mix.kuhn.reuse was removed: it is the same in every run" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_settings_of_a_mix_that_were_removed_are_named(
         ({**HALVES, "play.options.largest": 3}, r"play\.options .*\[mix\.nim\] options"),
         (
             {**HALVES, "mix.nim.concurrency": 9},
-            r"concurrency .*removed: play\.concurrency",
+            r"concurrency is 9, but all arenas .* set play\.concurrency",
         ),
         (
             {**HALVES, "mix.nim.group_size": 1, "mix.nim.credit": "grpo"},
