@@ -262,7 +262,6 @@ class EngineClient:
             json_schema=sampling.json_schema,
             num_alternatives=sampling.num_alternatives,
             raw_logprobs=sampling.raw_logprobs,
-            raw_alternatives=sampling.raw_alternatives,
             stream=stream,
         )
 

@@ -103,11 +103,9 @@ def _extensions(sampling: Sampling, *, chat: bool) -> dict[str, Any]:
     extra: dict[str, Any] = {"return_token_ids": True, "seed": sampling.seed}
     if sampling.choices:
         extra |= {"choices": list(sampling.choices), "restrict": sampling.restrict}
-    if sampling.raw_logprobs:
-        extra["raw_logprobs"] = True
-    if number := sampling.num_alternatives:
+    number = sampling.num_alternatives
+    if number or sampling.raw_logprobs:
         extra |= {"logprobs": True, "top_logprobs": number} if chat else {"logprobs": number}
-        extra["logprobs_mode"] = "raw" if sampling.raw_alternatives else "sampled"
     return extra
 
 

@@ -158,7 +158,7 @@ class FakeEngine:
         count = len(token_ids)
         versions = self.versions()
         version = versions.get(request.adapter, max(versions.values(), default=0))
-        top = 2 * LOGPROB if request.raw_alternatives else LOGPROB
+        top = 2 * LOGPROB
         others = [(other, top - 1 - other) for other in range(request.num_alternatives - 1)]
         listed = token_ids if request.num_alternatives else ()
         return Generated(

@@ -118,7 +118,6 @@ class Draws(Struct, frozen=True, kw_only=True, gc=False):
     filters: Filters | None = None  # None: no change besides the temperature
     num_alternatives: int = 0  # 0 to 20; number of most probable tokens recorded per position
     raw_logprobs: bool = False  # True: also record the log-probabilities of the model itself
-    raw_alternatives: bool = False  # True: the alternatives are those of the model itself
 
     def complaints(self) -> Iterator[str]:
         """Yield an error message for each invalid setting, with its value and range."""
@@ -176,8 +175,7 @@ class Tokens(Struct, frozen=True, kw_only=True, gc=False):
     logprobs: tuple[float, ...] = ()  # [N] nats, fp32, under the distribution sampled from
     versions: tuple[int, ...] = ()  # [N] policy version that sampled each token
     raw_logprobs: tuple[float, ...] = ()  # [N] nats of the model itself, temperature 1; or ()
-    alternatives: tuple[Alternatives, ...] = ()  # [N] under the distribution sampled from, or
-    # with ``raw_alternatives`` the model's own at temperature 1; or ()
+    alternatives: tuple[Alternatives, ...] = ()  # [N] of the model itself, temperature 1; or ()
 
 
 class Generated(Tokens, frozen=True, kw_only=True):

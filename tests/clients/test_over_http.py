@@ -140,17 +140,10 @@ def test_a_hundred_at_once_are_what_the_engine_says(
     assert all(completion.trainable for completion in theirs)
 
 
-@pytest.mark.parametrize("raw", [False, True])
 def test_all_that_the_engine_tells_of_a_token_arrives(
-    url: str, model: ModelHandle, engine: LocalEngine, *, raw: bool
+    url: str, model: ModelHandle, engine: LocalEngine
 ) -> None:
-    sampling = Sampling(
-        max_tokens=4,
-        temperature=0.5,
-        raw_logprobs=True,
-        num_alternatives=20,
-        raw_alternatives=raw,
-    )
+    sampling = Sampling(max_tokens=4, temperature=0.5, raw_logprobs=True, num_alternatives=20)
     (there,), (here,) = over_http(url, [sampling]), in_process(model, engine, [sampling])
     assert there.token_ids == here.token_ids
     assert close(there.logprobs, here.logprobs)

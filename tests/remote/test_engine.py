@@ -72,7 +72,7 @@ def ask(client: EngineClient, sampling: Sampling, count: int = 6) -> list[Comple
         Sampling(max_tokens=30),
         Sampling(max_tokens=30, temperature=0.7, stop=("2",), num_alternatives=3),
         Sampling(max_tokens=20, ignore_end=True, raw_logprobs=True),
-        Sampling(max_tokens=20, temperature=0.0, num_alternatives=2, raw_alternatives=True),
+        Sampling(max_tokens=20, temperature=0.0, num_alternatives=2),
         Sampling(choices=MOVES, max_tokens=None),
         Sampling(choices=WORDS, max_tokens=None, restrict=True),
         Sampling(max_tokens=70),

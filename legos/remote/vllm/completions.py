@@ -71,13 +71,13 @@ def query_of(request: Request) -> Query:
     Raises:
         RequestError: vLLM cannot do what is asked.
     """
-    raw = request.raw_logprobs or (request.raw_alternatives and request.num_alternatives)
+    raw = request.raw_logprobs or request.num_alternatives
     limited = request.restrict or request.json_schema is not None
     if raw and (request.temperature != 1.0 or request.filters is not None or limited):
         raise RequestError(
             f"raw log-probabilities at temperature {request.temperature:g}, with filters or with "
             "legal answers need two numbers for each token, and a vLLM server reports one, of the "
-            "distribution sampled from; ask for that (logprobs_mode sampled, raw_logprobs false)"
+            "distribution sampled from; leave logprobs out"
         )
     return Query(**{name: getattr(request, name) for name in _SENT})
 

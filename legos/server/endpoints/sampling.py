@@ -113,12 +113,6 @@ class SamplingFields(ModelFields):
         False,
         description="Also answer with prompt_token_ids, token_ids, token_logprobs and versions.",
     )
-    logprobs_mode: Literal["sampled", "raw"] = Field(
-        "raw",
-        description="The distribution of logprobs and alternatives: raw, that of the model itself "
-        "at temperature 1, or sampled, that which was sampled from.",
-    )
-    raw_logprobs: bool = Field(False, description="Also answer with raw_logprobs of every token.")
     choices: Annotated[list[Text], ONE_ERROR] | None = Field(
         None,
         min_length=1,
@@ -137,11 +131,6 @@ class SamplingFields(ModelFields):
     def stops(self) -> tuple[str, ...]:
         """The stop texts."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-
-    @property
-    def raw(self) -> bool:
-        """Whether reported log-probabilities are those of the model itself."""
-        return self.logprobs_mode == "raw"
 
     @property
     def include_usage(self) -> bool:
@@ -185,8 +174,7 @@ class SamplingFields(ModelFields):
             filters=self._filters(),
             json_schema=json_schema,
             num_alternatives=alternatives or 0,
-            raw_logprobs=self.raw_logprobs or (self.raw and alternatives is not None),
-            raw_alternatives=self.raw and bool(alternatives),
+            raw_logprobs=alternatives is not None,
         )
 
     def _filters(self) -> Filters | None:

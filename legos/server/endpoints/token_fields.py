@@ -18,19 +18,13 @@ _BROKEN = "\ufffd"
 class TokenReport:
     """The field ``logprobs`` of one choice, as a whole or for one piece of a stream after another.
 
-    Log-probabilities are the model's own, or with ``logprobs_mode`` "sampled" those of the
-    distribution that was sampled from; those of the tokens are there under both.
+    Log-probabilities are the model's own; those of the tokens are there also under the distribution
+    that was sampled from.
     """
 
-    def __init__(self, known: TokenBytes, *, raw: bool) -> None:
-        """Begin before the first token.
-
-        Args:
-            known: the bytes of tokens.
-            raw: report the log-probabilities of the model itself.
-        """
+    def __init__(self, known: TokenBytes) -> None:
+        """Begin before the first token; ``known`` has the bytes of tokens."""
         self._known = known
-        self._raw = raw
         self._first = True  # no token with bytes has come
         self._whole = getincrementaldecoder("utf-8")(errors="replace")
         self._offset = 0  # whole characters so far
@@ -62,7 +56,7 @@ class TokenReport:
             tops.append(top)
         return {
             "tokens": tokens,
-            "token_logprobs": sampled.raw_logprobs if self._raw else sampled.logprobs,
+            "token_logprobs": sampled.raw_logprobs,
             "sampled_logprobs": sampled.logprobs,
             "top_logprobs": tops if sampled.alternatives else None,
             "text_offset": offsets,
@@ -82,9 +76,9 @@ class TokenReport:
         self, sampled: Tokens
     ) -> Iterator[tuple[int, float, float, Sequence[tuple[int, float]], bool]]:
         """Each token, its two log-probabilities, its alternatives, and whether it is the first."""
-        logprobs = sampled.raw_logprobs if self._raw else sampled.logprobs
-        others = sampled.alternatives or ((),) * len(sampled.token_ids)
-        for one in zip(sampled.token_ids, logprobs, sampled.logprobs, others, strict=True):
+        ids = sampled.token_ids
+        others = sampled.alternatives or ((),) * len(ids)
+        for one in zip(ids, sampled.raw_logprobs, sampled.logprobs, others, strict=True):
             yield *one, self._first
             self._first &= self._known.of(one[0], self._first) is None
 
@@ -110,6 +104,6 @@ def token_fields(sampled: Tokens, body: SamplingFields) -> dict[str, Any]:
         fields["legal"] = sampled.legal
     if sampled.alternatives:
         fields["alternatives"] = sampled.alternatives
-    if body.raw_logprobs:
+    if sampled.raw_logprobs:
         fields["raw_logprobs"] = sampled.raw_logprobs
     return fields

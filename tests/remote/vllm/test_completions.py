@@ -124,12 +124,12 @@ def test_raw_log_probabilities_are_refused_at_another_temperature() -> None:
     assert generated_of(drawn(5), request, version=1).raw_logprobs == (-5.0,)
     for changed in (
         {"raw_logprobs": True, "temperature": 0.5},
-        {"raw_alternatives": True, "num_alternatives": 2, "temperature": 0.0},
+        {"num_alternatives": 2, "temperature": 0.0},
         {"raw_logprobs": True, "choices": TREE, "restrict": True},
     ):
         with pytest.raises(RequestError, match="need two numbers for each token"):
             query_of(Request(prompt_ids=(1,), max_tokens=1, **changed))
-    query_of(Request(prompt_ids=(1,), max_tokens=1, raw_alternatives=True, temperature=0.5))
+    query_of(Request(prompt_ids=(1,), max_tokens=1, temperature=0.5))
 
 
 def test_the_score_of_an_answer_is_the_sum_along_its_tokens_and_its_end() -> None:

@@ -16,7 +16,6 @@ from legos.chat.token_bytes import TokenBytes
 from legos.chat.tokenizer import ChatTokenizer
 from legos.fakes import FakeEngine
 from legos.records.message import Tokens
-from legos.server.endpoints.sampling import SamplingFields
 from legos.server.endpoints.token_fields import TokenReport
 
 FAMILY = "👨‍👩‍👧‍👦"  # 25 bytes
@@ -40,15 +39,13 @@ def test_bytes_and_offsets_of_random_texts(
     ids = tokenizer.encode(text)
     ids = (*ids[: data.draw(st.integers(0, len(ids)))], tokenizer.end_ids[0])
     known = TokenBytes(tokenizer)
-    entries = json.loads(msgspec.json.encode(TokenReport(known, raw=True).chat(sampled(ids))))[
-        "content"
-    ]
+    entries = json.loads(msgspec.json.encode(TokenReport(known).chat(sampled(ids))))["content"]
     joined = [bytes(entry["bytes"] or ()) for entry in entries]
     whole = tokenizer.decode(ids)
     assert b"".join(joined).decode(errors="replace") == whole
     assert cut_at_stop(b"".join(joined).decode(errors="replace"), stop) == cut_at_stop(whole, stop)
 
-    found = TokenReport(known, raw=True).text(sampled(ids))
+    found = TokenReport(known).text(sampled(ids))
     starts = [len(b"".join(joined[:index])) for index in range(len(joined))]
     ends = [len(whole[: index + 1].encode()) for index in range(len(whole))]
     if "\ufffd" not in whole:  # a broken character has another number of bytes in the text
@@ -58,7 +55,7 @@ def test_bytes_and_offsets_of_random_texts(
     assert found["tokens"] == [entry["token"] for entry in entries]
 
     cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=3)))
-    report, stream, said, parts = TokenReport(known, raw=True), TextStream(tokenizer.decode), "", []
+    report, stream, said, parts = TokenReport(known), TextStream(tokenizer.decode), "", []
     for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True):
         said += stream.push(ids[start:end])
         parts += report.text(sampled(ids[start:end]))["text_offset"]
@@ -81,7 +78,7 @@ def test_offsets_after_a_broken_character(pieces: tuple[bytes, ...], offsets: li
         def of(self, token: int, first: bool) -> bytes:
             return pieces[token]
 
-    found = TokenReport(cast("TokenBytes", Known()), raw=True).text(sampled(range(len(pieces))))
+    found = TokenReport(cast("TokenBytes", Known())).text(sampled(range(len(pieces))))
     assert found["text_offset"] == offsets
 
 
@@ -124,10 +121,11 @@ def test_alternatives_that_print_alike_are_all_there(
     first, second = (tokenizer.encode(c)[0] for c in "ab")
     alike = TokenBytes(tokenizer)
     monkeypatch.setattr(alike, "of", lambda *_: b"x")  # as <0x78> and x of a tokenizer with bytes
-    found = TokenReport(alike, raw=False).text(
+    found = TokenReport(alike).text(
         Tokens(
             token_ids=(first,),
             logprobs=(-0.5,),
+            raw_logprobs=(-0.5,),
             alternatives=(((first, -0.5), (second, -1.0)),),
         )
     )
@@ -143,7 +141,6 @@ def test_the_models_own_distribution_is_reported(served: Any, *, temperature: fl
         "logprobs": True,
         "top_logprobs": 20,
         "top_p": 0.5,
-        "raw_logprobs": True,
         "return_token_ids": True,
     }
     with served.http() as http:
@@ -168,26 +165,13 @@ def test_the_models_own_distribution_is_reported(served: Any, *, temperature: fl
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_the_distribution_sampled_from_on_request(served: Any, path: str) -> None:
+def test_the_distribution_sampled_from_stands_beside(served: Any, path: str) -> None:
     talk = path.startswith("/v1/chat")
-    body = {"prompt": [1, 20], "logprobs": 5} if not talk else {"messages": MOVE, "logprobs": True}
-    more = {"logprobs_mode": "sampled", "temperature": 0, "max_tokens": 2}
-    if talk:
-        body["top_logprobs"] = 5
+    asked = {"messages": MOVE, "logprobs": True} if talk else {"prompt": [1, 20], "logprobs": 0}
     with served.http() as http:
-        told = http.post(path, json={**body, **more}).json()["choices"][0]["logprobs"]
-    if talk:
-        assert [entry["logprob"] for entry in told["content"]] == [0.0, 0.0]
-        assert [len(entry["top_logprobs"]) for entry in told["content"]] == [1, 1]
-    else:
-        assert told["token_logprobs"] == told["sampled_logprobs"] == [0.0, 0.0]
-        assert [len(top) for top in told["top_logprobs"]] == [1, 1]
-
-
-@pytest.mark.parametrize(("alternatives", "raw"), [(None, False), (0, False), (2, True)])
-def test_only_requests_with_alternatives_ask_for_raw_ones(
-    alternatives: int | None, *, raw: bool
-) -> None:
-    """An engine draws from a known distribution again unless a request needs the logits."""
-    sampling = SamplingFields.model_validate({}).sampling(max_tokens=1, alternatives=alternatives)
-    assert sampling.raw_alternatives == raw
+        body = {**asked, "temperature": 0, "max_tokens": 2}
+        told = http.post(path, json=body).json()["choices"][0]["logprobs"]
+        refused = http.post(path, json={**body, "logprobs_mode": "sampled"})
+    own = [entry["sampled_logprob"] for entry in told["content"]] if talk else None
+    assert (own or told["sampled_logprobs"]) == [0.0, 0.0]
+    assert (refused.status_code, "logprobs_mode" in refused.text) == (400, True)

@@ -41,7 +41,6 @@ __all__ = [
     "distributions",
     "draw",
     "draw_from_table",
-    "logprobs_of",
     "namespace",
     "raw_table",
     "table",
@@ -105,25 +104,15 @@ def distributions(xp: Any, logits: Any, parameters: Sequence[SamplingParams]) ->
 
 
 @np.errstate(invalid="ignore", divide="ignore")
-def logprobs_of(xp: Any, made: Distributions, rows: Sequence[int] | None = None) -> Any:
-    """[R, V] log-probabilities of some or all rows; minus infinity for tokens of weight 0."""
-    if rows is not None:
-        made = Distributions(*(take(xp, array, rows) for array in made))
-    logprobs = made.scaled - (made.top + xp.log(made.total))
-    if xp is np:
-        logprobs[made.weights == 0.0] = -np.inf
-        return logprobs
-    return xp.where(made.weights == 0.0, -np.inf, logprobs)
-
-
-@np.errstate(invalid="ignore", divide="ignore")
 def table(made: Distributions) -> CumulativeTable:
     """Make the table for small vocabularies; rows of NaN keep log-probabilities of NaN."""
     shares = np.cumsum(made.weights, axis=1, dtype=np.float64)
     sound = shares[:, -1:] > 0.0
     shares /= shares[:, -1:]  # exactly 1 from the last token that can be drawn
     steps = np.ceil(np.where(sound, shares, 1.0) * 2.0**BITS)
-    return CumulativeTable(logprobs_of(np, made), steps.astype(np.int32))
+    logprobs = made.scaled - (made.top + np.log(made.total))
+    logprobs[made.weights == 0.0] = -np.inf
+    return CumulativeTable(logprobs, steps.astype(np.int32))
 
 
 def draw_from_table(
@@ -203,7 +192,7 @@ def alternatives(logprobs: NDArray[np.float32], count: int) -> list[Alternatives
     """The most probable tokens of each row, most probable first, equal ones by ascending id.
 
     Args:
-        logprobs: [R, V] from ``logprobs_of`` or ``raw_table``.
+        logprobs: [R, V] from ``raw_table``.
         count: number of tokens; a row in which fewer tokens can be drawn has fewer.
     """
     first = max(logprobs.shape[1] - count, 0)

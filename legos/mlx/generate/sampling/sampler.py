@@ -29,7 +29,6 @@ from legos.mlx.generate.sampling.draw import (
     distributions,
     draw,
     draw_from_table,
-    logprobs_of,
     namespace,
     raw_table,
     table,
@@ -65,7 +64,6 @@ class Draws(NamedTuple):
     logprobs: Any  # [N] nats
     failures: dict[int, LegosError]  # errors of the distributions that could not be made
     logits: Any = None  # [D, V]; None where only the draws are recorded
-    made: Distributions | CumulativeTable | None = None  # the distributions, or None as above
 
     def keep(self, numbers: Sequence[int]) -> "Draws":
         """The draws of some sequences, where each has its own distribution; still lazy."""
@@ -107,7 +105,7 @@ class Sampler:
                 last = sequence.setting
                 if (tokens, last) not in known:
                     return False
-            if sequence.request.raw_logprobs or sequence.request.raw_alternatives:
+            if sequence.request.raw_logprobs or sequence.request.num_alternatives:
                 return False
         return True
 
@@ -123,7 +121,7 @@ class Sampler:
             np.array([pair[0] for pair in pairs]), np.array([pair[1] for pair in pairs])
         )
         tokens, logprobs = draw_from_table(made, **places.draws())
-        return self.read(Draws(places.sequences, places.which, tokens, logprobs, {}, made=made))
+        return self.read(Draws(places.sequences, places.which, tokens, logprobs, {}))
 
     def draw(self, rows: Sequence[Row], logits: mx.array, *, unread: int = 0) -> Draws:
         """Start to sample one token for each sequence.
@@ -150,7 +148,7 @@ class Sampler:
             mx.async_eval(tokens, logprobs)
         draws = Draws(places.sequences, places.which, tokens, logprobs, failures)
         if any(sequence.needs_host for sequence in places.sequences):
-            draws = draws._replace(logits=some, made=made)
+            draws = draws._replace(logits=some)
         return draws
 
     def read(self, draws: Draws) -> Drawn:
@@ -188,26 +186,16 @@ class Sampler:
 
     def _record_alternatives(self, draws: Draws) -> None:
         """Record the most probable tokens for the sequences that request alternatives."""
-        if draws.made is None:
+        asking = [n for n, one in enumerate(draws.sequences) if one.request.num_alternatives]
+        if not asking:
             return
-        asking: dict[bool, list[int]] = {}
-        for number, sequence in enumerate(draws.sequences):
-            if sequence.request.num_alternatives:
-                raw = sequence.request.raw_alternatives and sequence.setting != UNPROCESSED
-                asking.setdefault(raw, []).append(number)
-        for raw, numbers in asking.items():
-            sequences = [draws.sequences[number] for number in numbers]
-            count = max(sequence.request.num_alternatives for sequence in sequences)
-            rows, place = np.unique(draws.which[numbers], return_inverse=True)
-            if raw:
-                logprobs = raw_table(self._xp, draws.logits, rows.tolist())
-            elif isinstance(draws.made, CumulativeTable):
-                logprobs = draws.made.logprobs[rows]
-            else:
-                logprobs = logprobs_of(self._xp, draws.made, rows.tolist())
-            found = alternatives(np.asarray(logprobs), count)
-            for sequence, row in zip(sequences, place, strict=True):
-                sequence.alternatives.append(found[row][: sequence.request.num_alternatives])
+        count = max(draws.sequences[number].request.num_alternatives for number in asking)
+        rows, place = np.unique(draws.which[asking], return_inverse=True)
+        logprobs = raw_table(self._xp, draws.logits, rows.tolist())
+        found = alternatives(np.asarray(logprobs), count)
+        for number, row in zip(asking, place, strict=True):
+            sequence = draws.sequences[number]
+            sequence.alternatives.append(found[row][: sequence.request.num_alternatives])
 
     def _finish(self, draws: Draws, drawn: Drawn) -> Drawn:
         """Count the draws, and mark the sequences that failed."""

@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from made_distributions import logprobs_of
 
 from legos.losses.positions import IMPOSSIBLE
 from legos.mlx.generate.sampling.draw import (
@@ -15,7 +16,6 @@ from legos.mlx.generate.sampling.draw import (
     distributions,
     draw,
     draw_from_table,
-    logprobs_of,
     namespace,
     table,
 )

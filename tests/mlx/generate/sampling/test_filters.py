@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from made_distributions import logprobs_of
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_repetition_penalty
 from numpy.typing import NDArray
 
@@ -19,7 +20,6 @@ from legos.mlx.generate.sampling.draw import (
     distributions,
     draw,
     draw_from_table,
-    logprobs_of,
     raw_table,
     table,
 )
