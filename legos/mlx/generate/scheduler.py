@@ -31,7 +31,7 @@ from legos.mlx.generate.rows import DecodingRows, Fork, LaunchedStep
 from legos.mlx.generate.sampling.sampler import Drawn, Row, Sampler
 from legos.mlx.generate.score import Score, ScoreQueue
 from legos.mlx.generate.sequences import SequenceState
-from legos.mlx.model.forecast import EngineForecast
+from legos.mlx.model.forecast import prefill_tokens
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.machine import cache_sizes, num_bytes, usable_bytes
 from legos.mlx.model.worker import answer
@@ -85,7 +85,7 @@ class Scheduler:
         cache_bytes, prefix_bytes = cache_sizes(limits, free)
         self._slots = AdapterSlots(model)
         self.capabilities = capabilities = capabilities or probe(self._forward, self._slots)
-        self._prefill_tokens = EngineForecast(capabilities.sizes, limits).prefill_tokens(free)
+        self._prefill_tokens = prefill_tokens(capabilities.sizes, limits, free)
         self.adapters = AdapterTable(self._slots)
         self.sampler = Sampler(num_vocabulary, xp=mx if limits.decode_ahead == "on" else None)
         self._ahead = limits.decode_ahead != "off" and self.sampler.on_device

@@ -27,10 +27,19 @@ from legos.mlx.model.lora import LINEAR, SWITCH, pair_shapes
 from legos.mlx.model.machine import NEGLIGIBLE, cache_sizes, num_bytes
 from legos.records.limits import EngineLimits, TrainingSize
 
-__all__ = ["EngineForecast", "Sizes", "TrainingForecast", "cache_leaves", "chunk_positions"]
+__all__ = [
+    "Sizes",
+    "cache_leaves",
+    "chunk_positions",
+    "engine_bytes",
+    "held_bytes",
+    "lora_bytes",
+    "pass_bytes",
+    "prefill_tokens",
+]
 
 FLOAT32 = 4  # bytes
-HELD, UPDATED = 4, 9  # copies of LoRA: values, EMA, moments; with gradients and all of them anew
+HELD = 4  # copies of LoRA: values, EMA, moments
 KEPT = (2.4, 0.6, 1.25, 6.0)
 """Copies at the peak of a layer's outputs, of the float32 copies of its inputs, of its attention
 scores, and of a chunk of logits, where each layer keeps its activations."""
@@ -63,8 +72,7 @@ class Sizes:
     hidden: int
     vocabulary: int
     layers: int
-    heads: int  # attention heads; 0: none
-    scores: int  # arrays of attention scores beside the plain ones: 1 where they are capped
+    heads: int  # attention heads, twice where their scores are capped; 0: none
     outputs: int  # numbers that the modules of the widest layer give for a token
     inputs: int  # numbers that its linear modules take for a token
     lora: int  # numbers of LoRA of rank 1 in the widest layer
@@ -89,15 +97,13 @@ class Sizes:
             leaves = []
         states = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, ArraysCache))
         windows = [leaf for leaf in leaves if isinstance(leaf, RotatingKVCache)]
-        vocabulary = num_token_ids(tree)
         return cls(
             weights=num_bytes(tree.parameters()),
             item=min(array.dtype.size for array in floats),
             hidden=_largest(fields, _HIDDEN),
-            vocabulary=vocabulary,
+            vocabulary=num_token_ids(tree),
             layers=len(layers),
-            heads=_largest(fields, _HEADS),
-            scores=int(bool(fields.get("attn_logit_softcapping"))),
+            heads=_largest(fields, _HEADS) * (2 if fields.get("attn_logit_softcapping") else 1),
             outputs=widest[0],
             inputs=widest[1],
             lora=widest[2],
@@ -107,105 +113,84 @@ class Sizes:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingForecast:
-    """The memory of training one model."""
-
-    sizes: Sizes
-    size: TrainingSize
-
-    @property
-    def adapted(self) -> int:
-        """Number of layers with LoRA."""
-        return min(self.size.layers, self.sizes.layers)
-
-    @property
-    def lora_bytes(self) -> int:
-        """Bytes of the LoRA arrays of one policy."""
-        return FLOAT32 * self.adapted * self.size.rank * self.sizes.lora
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes beside the weights while a pass is computed: LoRA's copies, and its gradients."""
-        return (HELD * self.size.policies + 1) * self.lora_bytes
-
-    def peak_bytes(self, rows: int, length: int) -> int:
-        """Peak bytes of a step whose largest pass has some rows of some tokens."""
-        updated = (UPDATED - HELD - 1) * self.lora_bytes
-        passed = self.pass_bytes(rows, length)
-        return self.sizes.weights + self.held_bytes + max(passed, updated)
-
-    def pass_bytes(self, rows: float, length: int) -> int:
-        """Bytes at the peak of one forward and backward pass, without what is held before.
-
-        Args:
-            rows: number of rows; a fraction where they are shorter on average.
-            length: tokens of the longest row.
-        """
-        one, tokens = self.sizes, rows * length
-        pieces = min(-(-length // PIECE), PIECES)
-        attended = length * (1 + 1 / pieces) / 2
-        outputs = tokens * one.outputs * one.item
-        copies = tokens * one.inputs * FLOAT32 * (one.item < FLOAT32)
-        scores = tokens * one.heads * attended * one.item * (1 + one.scores)
-        logits = FLOAT32 * one.vocabulary * min(tokens, chunk_positions(one.vocabulary))
-        hidden = one.hidden * one.item
-        carried = length * (one.token_bytes + hidden) * (2 + self.size.others)
-        layer = (outputs, copies, scores, logits)
-        if self.size.checkpointing:  # one layer at a time, and the inputs of all
-            passed = _weighed(CHECKPOINTED, layer) + INPUTS * self.adapted * tokens * hidden
-        else:
-            *kept, head = layer
-            passed = _weighed(KEPT, (*(self.adapted * each for each in kept), head))
-            passed += TRANSIENT * outputs
-        return int(passed + CARRIED * carried + STATES * tokens * one.state_bytes) + FIXED
+def lora_bytes(sizes: Sizes, size: TrainingSize) -> int:
+    """Bytes of the LoRA arrays of one policy."""
+    return FLOAT32 * min(size.layers, sizes.layers) * size.rank * sizes.lora
 
 
-@dataclass(frozen=True, slots=True)
-class EngineForecast:
-    """The memory that an engine needs next to the weights: its caches, and what it computes."""
+def held_bytes(sizes: Sizes, size: TrainingSize) -> int:
+    """Bytes beside the weights while a pass is computed: LoRA's copies, and its gradients."""
+    return (HELD * size.policies + 1) * lora_bytes(sizes, size)
 
-    sizes: Sizes
-    limits: EngineLimits
 
-    def peak_bytes(self, free: int) -> int:
-        """Peak bytes of an engine whose caches are full.
+def pass_bytes(sizes: Sizes, size: TrainingSize, rows: float, length: int) -> int:
+    """Bytes at the peak of one forward and backward pass, without what is held before.
 
-        Args:
-            free: usable bytes that the weights leave.
-        """
-        cache, prefixes = cache_sizes(self.limits, free)
-        one = self.sizes
-        copied = min(prefixes, PROMPT * one.token_bytes)  # to the full prefix cache, which evicts
-        growth = int(cache * GROWING / max(one.layers, GROWING))  # layers with old and new arrays
-        return (
-            prefixes + copied + cache + max(growth, self.prefill_bytes(self.prefill_tokens(free)))
-        )
+    Args:
+        sizes: the model.
+        size: what is trained.
+        rows: number of rows; a fraction where they are shorter on average.
+        length: tokens of the longest row.
+    """
+    tokens, adapted = rows * length, min(size.layers, sizes.layers)
+    attended = length * (1 + 1 / min(-(-length // PIECE), PIECES)) / 2
+    outputs = tokens * sizes.outputs * sizes.item
+    copies = tokens * sizes.inputs * FLOAT32 * (sizes.item < FLOAT32)
+    scores = tokens * sizes.heads * attended * sizes.item
+    logits = FLOAT32 * sizes.vocabulary * min(tokens, chunk_positions(sizes.vocabulary))
+    hidden = sizes.hidden * sizes.item
+    carried = length * (sizes.token_bytes + hidden) * (2 + size.others)
+    of_outputs, of_copies, of_scores, of_logits = CHECKPOINTED if size.checkpointing else KEPT
+    layer = of_outputs * outputs + of_copies * copies + of_scores * scores
+    if size.checkpointing:  # one layer at a time, and the inputs of all
+        layers = layer + INPUTS * adapted * tokens * hidden
+    else:
+        layers = adapted * layer + TRANSIENT * outputs
+    states = STATES * tokens * sizes.state_bytes
+    return int(layers + of_logits * logits + CARRIED * carried + states) + FIXED
 
-    def prefill_tokens(self, free: int) -> int:
-        """Maximum prompt tokens of a forward pass while no row is decoded.
 
-        Where the limits leave it open, it is 4096, halved until the pass takes at most an eighth of
-        the free memory, but at least the tokens of a pass while rows are decoded.
+def engine_bytes(sizes: Sizes, limits: EngineLimits, free: int) -> int:
+    """Peak bytes of an engine, next to the weights, whose caches are full.
 
-        Args:
-            free: usable bytes that the weights leave.
-        """
-        least, tokens = self.limits.chunk_tokens, self.limits.prefill_tokens
-        if tokens is not None:
-            return tokens
-        tokens = MOST_TOKENS
-        while self.sizes.weights >= NEGLIGIBLE * free and (
-            tokens > least and self.prefill_bytes(tokens) > PREFILL_SHARE * free
-        ):
-            tokens //= 2
-        return max(tokens, least)
+    Args:
+        sizes: the model.
+        limits: limits of the engine.
+        free: usable bytes that the weights leave.
+    """
+    cache, prefixes = cache_sizes(limits, free)
+    copied = min(prefixes, PROMPT * sizes.token_bytes)  # to the full prefix cache, which evicts
+    growth = int(cache * GROWING / max(sizes.layers, GROWING))  # layers with old and new arrays
+    prefill = _prefill_bytes(sizes, prefill_tokens(sizes, limits, free))
+    return prefixes + copied + cache + max(growth, prefill)
 
-    def prefill_bytes(self, tokens: int) -> int:
-        """Bytes at the peak of a prefill, without the keys and values it makes."""
-        one = self.sizes
-        scores = one.heads * min(tokens, PROMPT) * (1 + one.scores)
-        return int(tokens * FLOAT32 * (PREFILL * one.outputs + SCORES * scores))
+
+def prefill_tokens(sizes: Sizes, limits: EngineLimits, free: int) -> int:
+    """Maximum prompt tokens of a forward pass while no row is decoded.
+
+    Where the limits leave it open, it is 4096, halved until the pass takes at most an eighth of the
+    free memory, but at least the tokens of a pass while rows are decoded.
+
+    Args:
+        sizes: the model.
+        limits: limits of the engine.
+        free: usable bytes that the weights leave.
+    """
+    least, tokens = limits.chunk_tokens, limits.prefill_tokens
+    if tokens is not None:
+        return tokens
+    tokens = MOST_TOKENS
+    while sizes.weights >= NEGLIGIBLE * free and (
+        tokens > least and _prefill_bytes(sizes, tokens) > PREFILL_SHARE * free
+    ):
+        tokens //= 2
+    return max(tokens, least)
+
+
+def _prefill_bytes(sizes: Sizes, tokens: int) -> int:
+    """Bytes at the peak of a prefill, without the keys and values it makes."""
+    scores = sizes.heads * min(tokens, PROMPT)
+    return int(tokens * FLOAT32 * (PREFILL * sizes.outputs + SCORES * scores))
 
 
 def chunk_positions(num_vocabulary: int) -> int:
@@ -231,10 +216,6 @@ def _largest(fields: Mapping[str, Any], names: Sequence[str]) -> int:
     """The first field that a configuration has, the largest number where each layer has one."""
     found = next((fields[name] for name in names if fields.get(name)), 0)
     return max(found) if isinstance(found, list) else found
-
-
-def _weighed(factors: tuple[float, ...], terms: tuple[float, ...]) -> float:
-    return sum(factor * term for factor, term in zip(factors, terms, strict=True))
 
 
 def _token_bytes(cache: Any) -> int:

@@ -6,13 +6,12 @@ are halved until they fit, so a resumed run makes the same passes and rounds ali
 
 from dataclasses import dataclass, replace
 
-from legos.mlx.model.forecast import TrainingForecast
+from legos.mlx.model.forecast import Sizes, pass_bytes
+from legos.records.limits import TrainingSize
 
 __all__ = ["MemoryPlan"]
 
-MARGIN = (
-    1.25  # the forecast may be lower than the memory by up to a tenth, and prefixes are carried
-)
+MARGIN = 1.25  # the forecast may be a tenth too low, and prefixes are carried
 SHORTEST = 16  # tokens; where not even such a row fits, none does
 
 
@@ -20,7 +19,8 @@ SHORTEST = 16  # tokens; where not even such a row fits, none does
 class MemoryPlan:
     """The memory that steps are expected to need."""
 
-    forecast: TrainingForecast
+    sizes: Sizes  # of the model
+    size: TrainingSize
     held_bytes: int  # bytes allocated between steps: weights, adapters, optimiser, engine's caches
     ceiling_bytes: int  # bytes that may be allocated in all
     longest: int  # tokens of the longest row; a row cannot be split
@@ -29,7 +29,7 @@ class MemoryPlan:
     def peak_bytes(self, tokens: int) -> int:
         """Peak bytes while so many tokens are computed at once, in rows as long as the longest."""
         length = min(self.longest, tokens)
-        passed = self.forecast.pass_bytes(tokens / length, length)
+        passed = pass_bytes(self.sizes, self.size, tokens / length, length)
         return self.held_bytes + int(self.factor * passed)
 
     def max_tokens(self, asked: int) -> int:
@@ -60,8 +60,8 @@ class MemoryPlan:
         """
         if peak_bytes <= self.ceiling_bytes:
             return self
-        planned = self.peak_bytes(tokens) - self.held_bytes
-        took = (peak_bytes - self.held_bytes) / max(planned, 1)
+        planned = max(self.peak_bytes(tokens) - self.held_bytes, 1)
+        took = (peak_bytes - self.held_bytes) / planned
         return replace(self, factor=self.factor * max(1.0, took))
 
     def describe(self, asked: int) -> str:

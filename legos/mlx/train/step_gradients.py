@@ -18,7 +18,7 @@ from legos.device.gradients import Arrays, Others, StepResult
 from legos.errors import Stopped, TrainerError
 from legos.losses.objective import Objective
 from legos.mlx.model.faults import recovered
-from legos.mlx.model.forecast import Sizes, TrainingForecast, chunk_positions
+from legos.mlx.model.forecast import Sizes, chunk_positions
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.load import num_token_ids
 from legos.mlx.model.lora import other_lora, set_lora_arrays
@@ -208,7 +208,8 @@ class StepGradients:
             return replace(before, held_bytes=max(before.held_bytes, held))
         size = msgspec.structs.replace(self._size, others=others)
         plan = MemoryPlan(
-            forecast=TrainingForecast(self._sizes, size),
+            sizes=self._sizes,
+            size=size,
             held_bytes=held,
             ceiling_bytes=usable_bytes() if self._ceiling_bytes is None else self._ceiling_bytes,
             longest=longest,

@@ -16,7 +16,7 @@ from legos.errors import TrainerError
 from legos.fakes import make_sample
 from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
-from legos.mlx.model.forecast import Sizes, TrainingForecast
+from legos.mlx.model.forecast import Sizes
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.model.machine import num_bytes, peak_bytes
@@ -38,7 +38,6 @@ SIZES = Sizes(
     vocabulary=1,
     layers=1,
     heads=0,
-    scores=0,
     outputs=4096,
     inputs=0,
     lora=0,
@@ -52,7 +51,7 @@ def plan(room: int, longest: int = 100, **changed: Any) -> MemoryPlan:
     """A plan of a model whose memory grows with the tokens alone, with some MiB of room."""
     numbers = {"held_bytes": 1000, "ceiling_bytes": 1000 + room * MIB, "longest": longest}
     sizes = replace(SIZES, **changed)
-    return MemoryPlan(forecast=TrainingForecast(sizes, TrainingSize(layers=1)), **numbers)
+    return MemoryPlan(sizes=sizes, size=TrainingSize(layers=1), **numbers)
 
 
 def test_what_fits_is_done_at_once() -> None:
