@@ -19,24 +19,19 @@ class MemoryRelease:
     """Releases unused memory shortly after large requests, once for several requests."""
 
     def __init__(self) -> None:
-        self._due: asyncio.TimerHandle | None = None
-        self._more = False  # True if more large bodies arrived since the release was scheduled
+        self._due = False
 
     def after(self, num_bytes: int) -> None:
         """Schedule a release if the body of a finished request was large.
 
         Must be called on the event loop.
         """
-        if num_bytes < LARGE:
-            return
-        self._more = self._due is not None
-        if self._due is None:
-            self._due = asyncio.get_running_loop().call_later(PAUSE_S, self._release)
+        if num_bytes >= LARGE and not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_later(PAUSE_S, self._start)
 
-    def _release(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._due = loop.call_later(PAUSE_S, self._release) if self._more else None
-        self._more = False
+    def _start(self) -> None:
+        self._due = False
         threading.Thread(target=_release).start()  # the loop's threads may have ended already
 
 
@@ -44,8 +39,7 @@ def _release() -> None:
     """Collect garbage, then have the C library return its free memory to the system.
 
     The errors of refused bodies hold them in reference cycles, which are soon too old for a
-    collection of young garbage.
-    Only glibc and macOS support this; other C libraries keep the memory.
+    collection of young garbage. Only glibc and macOS support it; others keep the memory.
     """
     gc.collect()
     library = ctypes.CDLL(None)
