@@ -137,9 +137,10 @@ class ChatTokenizer:
                 text += self._plain([guard, *run], controls=False)[len(guard_text) :]
         return without_channels(text) if self._channels else text
 
-    def piece(self, token: int) -> str:
-        """The name of a token in the vocabulary."""
-        return str(self._tokenizer.convert_ids_to_tokens(token) or "")
+    def token_text(self, token: int) -> str:
+        """The text of a token within a text, also that of a special token."""
+        guard, text = self._guard  # some decoders drop a space at the beginning
+        return self._plain([guard, token], controls=True)[len(text) :]
 
     def _plain(self, ids: Sequence[int], *, controls: bool) -> str:
         return self._tokenizer.decode(

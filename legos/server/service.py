@@ -6,12 +6,12 @@ import time
 from collections.abc import Collection, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
+from functools import cache
 from typing import Any, TypeVar
 
 from starlette.types import Receive
 
 from legos.chat.lengths import LengthCheck
-from legos.chat.token_bytes import TokenBytes
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
 from legos.clients.engine import EngineClient
@@ -36,7 +36,7 @@ class Service:
         metrics: counters and histograms for Prometheus.
         started: start time, in seconds since 1970.
         draining: True once the server rejects new requests.
-        token_bytes: the bytes of the tokens.
+        token_text: returns the text of a token.
     """
 
     source: EngineClient  # client that answers the requests
@@ -59,7 +59,7 @@ class Service:
         self.metrics = Metrics(self.engine)
         self.started = int(time.time())
         self.draining = False
-        self.token_bytes = TokenBytes(self.tokenizer)
+        self.token_text = cache(self.tokenizer.token_text)
         self._running = 0
         self._place_s = 0.0  # seconds that a completion holds its place, a moving average
         self._lengths = LengthCheck(self.tokenizer, self.context)

@@ -165,7 +165,7 @@ class _ChatReply:
     def __init__(self, service: Service, body: ChatBody, form: ReplyFormat) -> None:
         self._reader = ReplyReader(service.tokenizer, form)
         self._body = body
-        self._report = TokenReport(service.token_bytes)
+        self._report = TokenReport(service.token_text)
         self._begun = False
 
     def whole(self, completion: Completion) -> Fields:

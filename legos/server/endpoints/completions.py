@@ -120,7 +120,7 @@ class _TextReply:
     def __init__(self, service: Service, body: CompletionBody, prompt: tuple[int, ...]) -> None:
         self._text = TextStream(service.tokenizer.decode, body.stops)
         self._body = body
-        self._report = TokenReport(service.token_bytes)
+        self._report = TokenReport(service.token_text)
         self._prompt: Fields = {"prompt_token_ids": prompt} if body.return_token_ids else {}
 
     def whole(self, completion: Completion) -> Fields:
