@@ -7,7 +7,6 @@ from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from legos.clients.engine import EngineClient
 from legos.device import ModelHandle
@@ -21,9 +20,6 @@ from legos.weights.folder import read_adapter
 from legos.wiring.model import apply_lora, launched, load_model
 from legos.wiring.serving import base_of, put_on
 
-if TYPE_CHECKING:
-    from legos.wiring.http import Description  # a slow import
-
 __all__ = ["Loaded", "loaded", "named_adapter", "report_loading", "resume_command"]
 
 
@@ -32,9 +28,9 @@ class Loaded:
     """A model with an engine in which adapters are live."""
 
     name: str  # of the model
-    handle: "ModelHandle | Description"
+    handle: ModelHandle
     engine: Engine
-    scale: float | None  # LoRA scale of the first adapter; None: there is none
+    scale: float  # LoRA scale of the first adapter
 
     def client(self) -> EngineClient:
         """A client of the engine that renders and parses as the model does."""

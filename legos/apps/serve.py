@@ -12,7 +12,6 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from legos.apps.adapters import loaded, named_adapter
-from legos.apps.replicas import replicated
 from legos.builtin import BUILTIN, EXAMPLE
 from legos.errors import ConfigError
 from legos.mac import awake
@@ -36,7 +35,6 @@ def serve(
     host: str,
     port: int,
     options: ServerOptions,
-    replicas: int = 1,
     memory_gib: float | None = None,
     drain_s: float,
     keep_awake: bool = True,
@@ -51,8 +49,7 @@ def serve(
         host: address to listen on.
         port: port to listen on; 0: a free one.
         options: limits on requests, keys and logging.
-        replicas: number of engines, each in a process of its own if there are several.
-        memory_gib: memory that the engines may use in all, in GiB; None: most of the machine's.
+        memory_gib: memory that the engine may use in all, in GiB; None: most of the machine's.
         drain_s: time that running requests get to finish, in seconds.
         keep_awake: whether macOS does not sleep meanwhile.
         say: receives a message with the address once the server answers.
@@ -61,8 +58,6 @@ def serve(
         ConfigError: the server cannot listen at the address, or two adapters have the same name.
         LegosError: the model or an adapter cannot be loaded.
     """
-    if replicas < 1:
-        raise ConfigError(f"--replicas is {replicas}; expected 1 or more")
     if memory_gib is not None and memory_gib <= 0:
         raise ConfigError(f"--memory-limit-gib is {memory_gib:g}; expected more than 0")
     logging.getLogger("legos.server").setLevel(logging.INFO)
@@ -71,14 +66,9 @@ def serve(
         max_rows=options.max_running,
         memory_bytes=None if memory_gib is None else int(memory_gib * 2**30),
     )
-    engines = (
-        loaded(model, named, limits)
-        if replicas == 1
-        else replicated(model, named, limits, options=options, num=replicas, say=say)
-    )
     with (
         bind(host, port) as listener,  # before the model, which takes long to load
-        engines as live,
+        loaded(model, named, limits) as live,
         awake() if keep_awake else nullcontext(),
     ):
         app = app_of(

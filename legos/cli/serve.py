@@ -13,7 +13,6 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     api_key: Key = None,
-    replicas: int = 1,
     max_batch: int = 256,
     memory_limit_gib: float | None = None,
     max_queue: int = 1024,
@@ -34,8 +33,7 @@ def serve(
         host: Address to listen on; addresses other than loopback need an API key.
         port: Port to listen on; 0: a free port.
         api_key: Key that every request must send as a bearer token.
-        replicas: Engines behind the address, each in a process of its own with its own weights.
-        max_batch: Completions decoded in one batch (of each replica).
+        max_batch: Completions decoded in one batch.
         memory_limit_gib: Memory that the engine may use in all; by default most of the machine's.
         max_queue: Completions that may wait; further requests get status 429.
         timeout_s: Time limit of one request, in seconds.
@@ -61,7 +59,6 @@ def serve(
     run(
         model=model,
         adapters=adapter,
-        replicas=replicas,
         host=host,
         port=port,
         options=options,

@@ -38,6 +38,7 @@ REMOVED: Mapping[str, str] = dict.fromkeys(_FIXED.split(), "it is the same in ev
     "prefill_tokens": _MEMORY,
     "prefix_cache_gib": _MEMORY,
     "project": "set WANDB_PROJECT in the environment",
+    "replicas": "start several servers, which legos train --server takes (docs/serve/serving.md)",
     "truncation": "training.anchor proximal caps the weight of each token",
     "vllm_arguments": _BY_HAND,
     "vllm_bin": "set LEGOS_VLLM_BIN in the environment, or put vllm on PATH",

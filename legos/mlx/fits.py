@@ -8,10 +8,10 @@ from legos.mlx.model.forecast import Sizes, engine_bytes, held_bytes, prefill_to
 from legos.mlx.model.load import shapes_of
 from legos.mlx.model.machine import NEGLIGIBLE, usable_bytes
 from legos.mlx.train.memory import MemoryPlan
-from legos.records.limits import EngineLimits, TrainingSize
+from legos.records.limits import TrainingSize
 from legos.weights.model_folder import context_length
 
-__all__ = ["check_replicas", "check_training", "plan_of"]
+__all__ = ["check_training", "plan_of"]
 
 GIB = 1 << 30
 LEAST_ROW = 64  # tokens; where no such row fits, training is refused: a play of nim has 40
@@ -81,32 +81,6 @@ def check_training(folder: Path, size: TrainingSize) -> str | None:
         f"{usual.longest} take {_gib(usual.peak_bytes(tokens))} of {_gib(usable)} in all; rows of "
         f"up to {longest} tokens fit{left}"
     )
-
-
-def check_replicas(folder: Path, limits: EngineLimits, num: int) -> int:
-    """Check, from a model's files alone, that several engines fit on this machine.
-
-    Args:
-        folder: the model's folder.
-        limits: limits of each engine; its memory is that of all together.
-        num: number of engines, each in a process of its own.
-
-    Returns:
-        Bytes that each of them may use.
-
-    Raises:
-        ModelError: they do not fit; the message says what each needs.
-    """
-    each = (limits.memory_bytes or usable_bytes()) // num
-    sizes = Sizes.of(shapes_of(folder))
-    needed = sizes.weights + engine_bytes(sizes, limits, max(each - sizes.weights, 0))
-    if sizes.weights >= NEGLIGIBLE * each and needed > each:
-        raise ModelError(
-            f"{num} replicas of {folder} do not fit: each needs {_gib(needed)} "
-            f"({_gib(sizes.weights)} of weights) and has {_gib(each)}; start fewer of them, or "
-            "take a smaller model"
-        )
-    return each
 
 
 def _gib(count: int) -> str:

@@ -9,9 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -19,7 +18,7 @@ import httpx
 from legos.errors import EngineError
 from legos.remote import guardian
 
-__all__ = ["Command", "ServerProcess", "hold_port", "kept_running", "serve_command"]
+__all__ = ["Command", "ServerProcess", "hold_port", "serve_command"]
 
 logger = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
@@ -109,11 +108,6 @@ class ServerProcess:
     def running(self) -> bool:
         """Whether the process has been started and has not ended."""
         return self._process is not None and self._process.poll() is None
-
-    @property
-    def closed(self) -> bool:
-        """Whether ``close`` was called."""
-        return self._closed.is_set()
 
     @property
     def pid(self) -> int | None:
@@ -210,41 +204,3 @@ class ServerProcess:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         self._process = None
-
-
-@contextmanager
-def kept_running(servers: Sequence[ServerProcess], *, most: int) -> Generator[None]:
-    """Within the block, servers that end are started again; afterwards all are closed.
-
-    Args:
-        servers: servers that answer.
-        most: how often each is started again; a fault that comes back more often needs a person.
-    """
-
-    def keep(server: ServerProcess) -> None:
-        for _ in range(most):
-            server.join()
-            if server.closed:
-                return
-            logger.warning("%s at %s has ended, and is started again", server.program, server.url)
-            try:
-                server.restart()
-            except EngineError as error:
-                logger.warning("%s", error)
-                server.end()
-        server.join()
-        if not server.closed:
-            logger.error("%s at %s has ended too often and stays down", server.program, server.url)
-
-    try:
-        with ThreadPoolExecutor(len(servers), thread_name_prefix="legos-servers") as threads:
-            for server in servers:
-                threads.submit(keep, server)
-            try:
-                yield
-            finally:
-                for server in servers:  # which ends what the threads wait for
-                    server.close()
-    finally:
-        for server in servers:
-            server.close()

@@ -2,13 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from legos.chat.tools import ToolFormat
 from legos.device import Device, ModelHandle
 from legos.errors import ModelError, did_you_mean
-from legos.records.limits import EngineLimits
 
 if TYPE_CHECKING:
     from legos.mlx.checks.device import MlxChecks
@@ -19,11 +16,9 @@ __all__ = [
     "DEVICES",
     "Row",
     "Split",
-    "check_replicas",
     "device_checks",
     "find_device",
     "mlx_device",
-    "tool_format_of",
     "torch_device",
     "tried_architectures",
 ]
@@ -92,24 +87,6 @@ def tried_architectures(names: Sequence[str] = ()) -> Iterator[dict[str, str]]:
         if name not in known:
             raise ModelError(f"mlx-lm has no architecture {name!r}{did_you_mean(name, known)}")
     return map(try_architecture, names or known)
-
-
-def check_replicas(folder: Path, limits: EngineLimits, num: int) -> int:
-    """Bytes that each of several engines on this machine may use; see ``legos.mlx.fits``.
-
-    Raises:
-        ModelError: they do not fit.
-    """
-    from legos.mlx import fits
-
-    return fits.check_replicas(folder, limits, num)
-
-
-def tool_format_of(folder: Path) -> ToolFormat | None:
-    """The format of a model's tool calls, from its files; None where it has none of its own."""
-    from legos.mlx.model.tools import tool_format
-
-    return tool_format(folder)
 
 
 def device_checks(model: ModelHandle) -> "MlxChecks":

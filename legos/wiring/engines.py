@@ -21,7 +21,7 @@ from legos.wiring.same_model import check_same_model
 if TYPE_CHECKING:
     from legos.server.seats import SeatHost
 
-__all__ = ["MakeEngine", "TokenEngine", "engine_on", "kind_of", "served_engine"]
+__all__ = ["MakeEngine", "TokenEngine", "kind_of", "served_engine"]
 
 
 class TokenEngine:
@@ -105,23 +105,12 @@ def served_engine(
         ModelError: a server has another model, or another tokenizer.
         EngineError: a server does not answer.
     """
-    engine = engine_on(urls, api_key=api_key, retries=RETRIES)
+    servers = [LegosServer(url, api_key=api_key, load_retries=RETRIES) for url in urls]
+    engine = RemoteEngine(servers, Broadcaster((server.name, server) for server in servers))
     with ExitStack() as stack:
         stack.callback(engine.close)
         check_same_model(engine, model, where="server")
         return TokenEngine(engine, model, closing=stack.pop_all().close)
-
-
-def engine_on(urls: Sequence[str], *, api_key: str | None, retries: int) -> RemoteEngine:
-    """The engine of servers that share the work, and get every adapter.
-
-    Args:
-        urls: addresses of the servers (``legos serve``), which have the same model.
-        api_key: their API key.
-        retries: of a failed publication at one server.
-    """
-    servers = [LegosServer(url, api_key=api_key, load_retries=retries) for url in urls]
-    return RemoteEngine(servers, Broadcaster((server.name, server) for server in servers))
 
 
 async def kind_of(url: str, *, api_key: str | None) -> Dialect:

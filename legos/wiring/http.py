@@ -1,13 +1,9 @@
 """Make the HTTP application of a model and its engine; importing this takes long."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
-from pathlib import Path
 
 from fastapi import FastAPI
 
-from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
-from legos.chat.tools import PLAIN_TOOLS, ToolFormat
 from legos.clients.engine import EngineClient
 from legos.device import ModelHandle
 from legos.protocols import Engine
@@ -16,44 +12,15 @@ from legos.server.matches import MatchQueue, SeatKeys
 from legos.server.options import ServerOptions
 from legos.server.seats import HOST, SeatHost
 from legos.server.service import Service
-from legos.weights.adapter import LoraShape
 from legos.weights.base import fingerprint_of
-from legos.weights.model_folder import context_length
-from legos.wiring.device import tool_format_of
 
-__all__ = ["Description", "app_of", "seat_host"]
+__all__ = ["app_of", "seat_host"]
 
 NO_LIMIT = 1 << 30  # the plays' own limits apply to the requests of programs in their seats
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Description:
-    """What an application knows of a model whose weights are in other processes."""
-
-    folder: Path  # the model's files
-    tokenizer: ChatTokenizer
-    context: int  # maximum number of prompt and completion tokens together
-    tool_format: ToolFormat
-    lora: LoraShape | None = None
-
-    @classmethod
-    def of(cls, folder: Path) -> "Description":
-        """Read it from a model's folder.
-
-        Raises:
-            ModelError: a file is missing.
-        """
-        tokenizer = load_tokenizer(folder)
-        return cls(
-            folder=folder,
-            tokenizer=tokenizer,
-            context=context_length(folder),
-            tool_format=(tokenizer.knows_tools and tool_format_of(folder)) or PLAIN_TOOLS,
-        )
-
-
 def app_of(
-    handle: ModelHandle | Description,
+    handle: ModelHandle,
     engine: Engine,
     *,
     name: str,
