@@ -1,7 +1,8 @@
 """JSON schemas of answers: those of several tools as one, and objects closed to other keys."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, cast
 
 __all__ = ["call_schema", "closed"]
@@ -29,7 +30,7 @@ def call_schema(tools: Sequence[Mapping[str, Any]]) -> str:
         arguments: Schema = {"type": "object", **(function.get("parameters") or {})}
         if arguments.keys().isdisjoint(_OF_OBJECTS | _UNNAMED):
             arguments["properties"] = {}
-        definitions[place] = _moved(closed(arguments), place)
+        definitions[place] = _moved(deepcopy(closed(arguments)), place)
         called = {"name": {"const": function["name"]}, "arguments": {"$ref": f"#/$defs/{place}"}}
         calls.append(
             {
@@ -49,63 +50,50 @@ def closed(schema: Schema) -> Schema:
     schema that combines several schemas of one object is returned unchanged, because each of them
     may name only a part of the properties.
     """
-    combines = False
-
-    def close(part: Schema) -> Schema:
-        nonlocal combines
-        several = len(_COMBINED & part.keys()) + len(_listed(part, "allOf"))
-        combines |= several + (not _OF_OBJECTS.isdisjoint(part)) > 1
+    result = deepcopy(schema)
+    parts = [*_schemas(result)]
+    if any(_combines(part) for part in parts):
+        return schema
+    for part in parts:
         named, required = part.get("properties"), map(str, _listed(part, "required"))
-        if not isinstance(named, dict) or not named.keys() >= set(required):
-            return part
-        return {"additionalProperties": False, **part}
+        if isinstance(named, dict) and named.keys() >= set(required):
+            part.setdefault("additionalProperties", False)
+    return result
 
-    result = _changed(schema, close)
-    return schema if combines else result
+
+def _combines(part: Schema) -> bool:
+    several = len(_COMBINED & part.keys()) + len(_listed(part, "allOf"))
+    return several + (not _OF_OBJECTS.isdisjoint(part)) > 1
 
 
 def _moved(schema: Schema, place: str) -> Schema:
-    """A schema as a definition of another one: its references and anchors lead to the same parts.
+    """A schema as a definition of another one: its references lead to the same parts.
 
     Args:
-        schema: the schema.
+        schema: the schema, which is changed.
         place: name of the definition.
     """
-    own = schema.get("$id")
-
-    def move(part: Schema) -> Schema | None:
-        if part.get("$id", own) != own:
-            return None  # a document of its own, in which its references start
-        moved = {key: value for key, value in part.items() if key != "$id"}
-        if "$anchor" in moved:
-            moved["$anchor"] = f"{place}.{moved['$anchor']}"
-        base, _, fragment = str(moved.get("$ref")).partition("#")
-        if "$ref" in moved and base in ("", own):
-            anchored = fragment and not fragment.startswith("/")
-            moved["$ref"] = f"#{place}.{fragment}" if anchored else f"#/$defs/{place}{fragment}"
-        return moved
-
-    return _changed(schema, move)
+    own = schema.pop("$id", "")
+    for part in [*_schemas(schema)]:
+        base, _, fragment = str(part.get("$ref", "elsewhere")).partition("#")
+        if base in ("", own):
+            part["$ref"] = f"#/$defs/{place}{fragment}"
+    return schema
 
 
-def _changed(schema: Any, change: Callable[[Schema], Schema | None]) -> Any:
-    """A schema with every schema in it changed, the outer ones first; None leaves one as it is."""
-    if isinstance(schema, list):
-        return [_changed(one, change) for one in cast("list[Any]", schema)]
-    if not isinstance(schema, dict):
-        return schema
-    whole = cast("Schema", schema)
-    part = change(whole)
-    if part is None:
-        return whole
-    result: Schema = {}
-    for key, value in part.items():
-        if key in _NAMED and isinstance(value, dict):
-            named = cast("Schema", value)
-            result[key] = {name: _changed(one, change) for name, one in named.items()}
-        else:
-            result[key] = value if key in _LITERAL else _changed(value, change)
-    return result
+def _schemas(value: Any) -> Iterator[Schema]:
+    """Every schema in a schema."""
+    if isinstance(value, list):
+        for one in cast("list[Any]", value):
+            yield from _schemas(one)
+    if isinstance(value, dict):
+        whole = cast("Schema", value)
+        yield whole
+        for key, part in whole.items():
+            if key in _NAMED and isinstance(part, dict):
+                yield from _schemas([*cast("Schema", part).values()])
+            elif key not in _LITERAL:
+                yield from _schemas(part)
 
 
 def _listed(part: Schema, key: str) -> list[Any]:

@@ -76,17 +76,6 @@ TOOLS: Mapping[str, tuple[Schema | None, Sequence[Any]]] = {  # name -> schema, 
         },
         [{"row": 7}],
     ),
-    "anchored": (
-        {**of_properties(a={"$ref": "#kind"}), "$defs": {"b": {"$anchor": "kind", **NUMBER}}},
-        [{"a": 1}],
-    ),
-    "anchored_too": (
-        {
-            **of_properties(b={"$ref": "#kind"}),
-            "$defs": {"b": {"$anchor": "kind", "type": "boolean"}},
-        },
-        [{"b": True}],
-    ),
     "identified": (
         {
             "$id": "https://legos.test/args",
@@ -96,19 +85,6 @@ TOOLS: Mapping[str, tuple[Schema | None, Sequence[Any]]] = {  # name -> schema, 
             "$defs": {"d": {"type": "boolean"}},
         },
         [{"c": True, "e": False}],
-    ),
-    "embedded": (
-        {
-            **of_properties(f={"$ref": "#/$defs/g"}),
-            "$defs": {
-                "g": {
-                    "$id": "https://legos.test/g",
-                    **of_properties(h={"$ref": "#/$defs/i"}),
-                    "$defs": {"i": {"const": "i"}},
-                }
-            },
-        },
-        [{"f": {"h": "i"}}],
     ),
     "literal": (
         of_properties(
