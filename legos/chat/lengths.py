@@ -7,51 +7,45 @@ from legos.chat.tokenizer import ChatTokenizer
 from legos.errors import RequestError
 from legos.records.message import Continuation, Message, Prompt
 
-__all__ = ["LengthCheck", "is_long"]
+__all__ = ["check_length", "exceeds", "is_long"]
 
 _LONG = 1 << 20  # characters of a prompt, which would block the event loop for a second
 _PER_TOKEN = 6  # characters for each token of the context; most texts have fewer
 _CUT = 8  # tokens that a text may have more where it is cut than in its place
 
 
-class LengthCheck:
-    """Refuses texts that cannot fit into the context by their beginning alone.
+def check_length(prompt: Prompt, tokenizer: ChatTokenizer, context: int) -> None:
+    """Refuse the texts of a prompt that cannot fit into the context; token ids are counted anyway.
+
+    Args:
+        prompt: the prompt, of which the texts are checked that it holds in full.
+        tokenizer: the model's tokenizer.
+        context: maximum number of prompt and completion tokens together.
+
+    Raises:
+        RequestError: one is too long.
+    """
+    for message in _messages(prompt):
+        text = str(message.content)
+        if message.role != "assistant" and exceeds(text, tokenizer, context):
+            raise RequestError(
+                f"a {message.role} message of {len(text)} characters has more than {context} "
+                "tokens, the context of the model; shorten it"
+            )
+
+
+def exceeds(text: str, tokenizer: ChatTokenizer, context: int) -> bool:
+    """Whether a text has more tokens than the context; only its beginning is tokenized.
 
     To tokenize all of a long text takes a fifth of a second, in every play that asks it.
     """
+    return len(text) > _PER_TOKEN * context and _begins_too_long(text, tokenizer, context)
 
-    def __init__(self, tokenizer: ChatTokenizer, context: int) -> None:
-        """Make a check.
 
-        Args:
-            tokenizer: the model's tokenizer.
-            context: maximum number of prompt and completion tokens together.
-        """
-        self._tokenizer = tokenizer
-        self._context = context
-        self._checked = lru_cache(maxsize=64)(self._begins_too_long)
-
-    def check(self, prompt: Prompt) -> None:
-        """Check the texts of a prompt that it holds in full; token ids are counted anyway.
-
-        Raises:
-            RequestError: one is too long.
-        """
-        for message in _messages(prompt):
-            text = str(message.content)
-            if message.role != "assistant" and self.exceeds(text):
-                raise RequestError(
-                    f"a {message.role} message of {len(text)} characters has more than "
-                    f"{self._context} tokens, the context of the model; shorten it"
-                )
-
-    def exceeds(self, text: str) -> bool:
-        """Whether a text has more tokens than the context; only its beginning is tokenized."""
-        return len(text) > _PER_TOKEN * self._context and self._checked(text)
-
-    def _begins_too_long(self, text: str) -> bool:
-        begin = text.strip()[: _PER_TOKEN * self._context]
-        return len(self._tokenizer.encode(begin)) > self._context + _CUT
+@lru_cache(maxsize=64)
+def _begins_too_long(text: str, tokenizer: ChatTokenizer, context: int) -> bool:
+    begin = text.strip()[: _PER_TOKEN * context]
+    return len(tokenizer.encode(begin)) > context + _CUT
 
 
 def is_long(prompt: Prompt) -> bool:

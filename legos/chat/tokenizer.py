@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
@@ -53,12 +54,13 @@ def load_tokenizer(folder: Path) -> "ChatTokenizer":
 
 def _read(folder: Path) -> Any:
     """The library's tokenizer; a config.json that the library rejects is left out."""
-    load = _auto_tokenizer().from_pretrained
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing
+    from transformers import AutoTokenizer, PretrainedConfig  # slow to import
+
+    load: Any = AutoTokenizer.from_pretrained
     try:
         return load(folder, local_files_only=True)
     except Exception as error:
-        from transformers import PretrainedConfig
-
         try:
             found = load(folder, local_files_only=True, config=PretrainedConfig())
         except Exception:
@@ -192,14 +194,6 @@ class ChatTokenizer:
         before = self.decode(one[: len(one) - len(after)], controls=True)
         return before.endswith(ANSWERS[0]) and new[0].content in self.decode(after)
 
-    @property
-    def rewrites(self) -> bool:
-        """Whether the chat template renders former answers otherwise than they were sampled."""
-        asked, answer = Message("user", "?"), "<think>a</think>b"
-        first = self._render((asked,))
-        again = self._render((asked, Message("assistant", answer), asked))
-        return again[: len(first)] != first or answer not in self.decode(again, controls=True)
-
     def check(self) -> None:
         """Say in the log what becomes of conversations under this chat template."""
         if not self.continues:
@@ -207,12 +201,6 @@ class ChatTokenizer:
                 "the model's chat template cannot go on after the tokens of an answer, so every "
                 "prompt of a conversation is rendered again; where that does not extend the tokens "
                 "so far, a new sample starts (arena/token_breaks)"
-            )
-        elif self.rewrites:
-            logger.info(
-                "the model's chat template rewrites former answers, such as their thinking; "
-                "conversations go on in the tokens as sampled, unless continue_tokens of the arena "
-                "is False"
             )
 
     def render(
@@ -305,22 +293,6 @@ class ChatTokenizer:
 
 def _is_long(chat: Sequence[Message]) -> bool:
     return sum(len(message.content) for message in chat) > _REMEMBERED_CHARACTERS
-
-
-def _auto_tokenizer() -> Any:
-    """Import the library where it is needed: it takes seconds, and says that Torch is missing."""
-    library = logging.getLogger("transformers")
-
-    def missed(record: logging.LogRecord) -> bool:
-        return "PyTorch was not found" not in record.getMessage()
-
-    library.addFilter(missed)
-    try:
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer
-    finally:
-        library.removeFilter(missed)
 
 
 def _control_tokens(tokenizer: Any) -> tuple[str, ...]:

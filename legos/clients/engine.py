@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from legos.chat.calls import read_reply, reply_decoder
-from legos.chat.lengths import LengthCheck, is_long
+from legos.chat.lengths import check_length, is_long
 from legos.chat.stops import cut_at_stop, stop_test
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
@@ -81,7 +81,7 @@ class EngineClient:
         self.tokenizer = tokenizer
         self._tool_format = cache(tool_format)
         self.endpoints = endpoints
-        self._lengths = None if context is None else LengthCheck(tokenizer, context)
+        self._context = context
         self._tools = lru_cache(maxsize=64)(msgspec.json.decode)
         self._use_threads = use_threads
         self._constraints = Constraints(tokenizer, use_threads=use_threads)
@@ -373,8 +373,8 @@ class EngineClient:
 
     def prompt_ids(self, prompt: Prompt, sampling: Sampling) -> tuple[int, ...]:
         """The token ids of a prompt."""
-        if self._lengths is not None:
-            self._lengths.check(prompt)
+        if self._context is not None:
+            check_length(prompt, self.tokenizer, self._context)
         tools = self._tools(sampling.tools) if sampling.tools else ()
         if isinstance(prompt, Continuation):
             return self.tokenizer.render(prompt, tools)

@@ -6,12 +6,12 @@ import time
 from collections.abc import Collection, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from legos.chat.lengths import LengthCheck
+from legos.chat.lengths import exceeds
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
 from legos.clients.engine import EngineClient
@@ -62,7 +62,6 @@ class Service:
         self.token_text = cache(self.tokenizer.token_text)
         self._running = 0
         self._place_s = 0.0  # seconds that a completion holds its place, a moving average
-        self._lengths = LengthCheck(self.tokenizer, self.context)
         self._deadlines: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -106,7 +105,8 @@ class Service:
             Problem: 400, with the length of the context.
         """
         long = [text for text in texts if len(text) > self.context]
-        if long and await asyncio.to_thread(lambda: any(map(self._lengths.exceeds, long))):
+        one = partial(exceeds, tokenizer=self.tokenizer, context=self.context)
+        if long and await asyncio.to_thread(lambda: any(map(one, long))):
             raise self._too_long(f"more than {self.context}", param)
 
     def _too_long(self, length: str, param: str) -> Problem:

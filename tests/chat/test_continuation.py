@@ -1,7 +1,6 @@
 """A conversation goes on in its tokens: only what is new is rendered, after the end of the turn."""
 
 import json
-import logging
 import shutil
 from pathlib import Path
 
@@ -79,21 +78,10 @@ def test_without_a_template_a_line_ends_the_turn(tmp_path: Path) -> None:
 def test_the_built_in_models_conversations_are_what_is_rendered() -> None:
     tokenizer = load_tokenizer(builtin_path())
     assert tokenizer.continues
-    assert not tokenizer.rewrites
     last = said(tokenizer, "A" + END)
     messages = (ASKED, Message("assistant", "A"), NEW)
     going_on = Continuation(last=last, messages=messages, num_new=1)
     assert tokenizer.render(going_on) == tokenizer.render(messages)
-
-
-def test_a_template_that_rewrites_is_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO):
-        tokenizer = tokenizer_of(tmp_path, STRIPS)
-    assert tokenizer.continues
-    assert tokenizer.rewrites
-    assert "rewrites former answers" in caplog.text
 
 
 @pytest.mark.parametrize("template", [LAST_ONLY, "{{ raise_exception('one message') }}"])

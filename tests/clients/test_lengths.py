@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from legos.chat.lengths import LengthCheck
+from legos.chat.lengths import check_length
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.clients.engine import EngineClient
 from legos.errors import RequestError
@@ -45,6 +45,6 @@ def test_plays_that_ask_a_text_beyond_the_context_tokenize_its_beginning_once(
 def test_no_text_that_fits_is_refused(tokenizer: ChatTokenizer, piece: str, length: int) -> None:
     message = Message("user", (piece * length)[:length])
     try:
-        LengthCheck(tokenizer, CONTEXT).check([message])
+        check_length([message], tokenizer, CONTEXT)
     except RequestError:
         assert len(tokenizer.render((message,))) > CONTEXT
