@@ -57,7 +57,8 @@ def _read(folder: Path) -> Any:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing
     from transformers import AutoTokenizer, PretrainedConfig  # slow to import
 
-    load: Any = AutoTokenizer.from_pretrained
+    auto: Any = AutoTokenizer
+    load = auto.from_pretrained
     try:
         return load(folder, local_files_only=True)
     except Exception as error:

@@ -1,7 +1,7 @@
 """Several LoRA adapters in one module tree; each row of a batch uses its own adapter."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -20,6 +20,7 @@ from legos.mlx.generate.multi_lora.slot_layers import (
 )
 from legos.mlx.model.lora import SWITCH, pair_shapes
 from legos.weights.adapter import Adapter
+from legos.weights.fits import check_finite, check_shapes
 
 __all__ = ["BASE", "AdapterSlots"]
 
@@ -131,25 +132,32 @@ class AdapterSlots:
 
         Pairs that have no effect, such as all pairs before the first step, are left out.
         """
-        title, shape = f"adapter {adapter.name!r} v{adapter.version}", adapter.shape
+        label, shape = f"{adapter.name} v{adapter.version}", adapter.shape
+        title = f"adapter {label!r}"
         if not adapter.arrays:
             raise AdapterError(f"{title} has 0 arrays; expected pairs of lora_a and lora_b")
         arrays = {key: _on_device(adapter.arrays[key]) for key in sorted(adapter.arrays)}
         names = dict.fromkeys(self._module_name(key, title) for key in arrays)
         taken: dict[int, str] = {}
-        found: dict[str, list[mx.array]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for name in names:
             first = taken.setdefault(id(self._modules[name]), name)
             if first != name:
                 raise AdapterError(f"{title}: {name} and {first} are one module; adapt one of them")
-            found[name] = self._fitting(name, arrays, shape.rank, title)
-        for key, array in arrays.items():
-            if not np.isfinite(_on_host(array)).all():
-                raise AdapterError(f"{title}: {key} holds values that are not finite")
+            pair = pair_shapes(self._modules[name], shape.rank)
+            shapes |= {f"{name}.{part}": want for part, want in zip(PARTS, pair, strict=True)}
+        check_shapes(arrays, shapes, name=label)
+        host = {key: _on_host(array) for key, array in arrays.items()}
+        check_finite(host, name=label)
         return {
-            name: Pair(a=a, b=b, scale=shape.scale, rank=shape.rank)
-            for name, (a, b) in found.items()
-            if _on_host(b).any()
+            name: Pair(
+                a=arrays[f"{name}.lora_a"],
+                b=arrays[f"{name}.lora_b"],
+                scale=shape.scale,
+                rank=shape.rank,
+            )
+            for name in names
+            if host[f"{name}.lora_b"].any()
         }
 
     def _module_name(self, key: str, title: str) -> str:
@@ -184,29 +192,6 @@ class AdapterSlots:
         known = [other for other, module in self._modules.items() if isinstance(module, LINEAR)]
         near = difflib.get_close_matches(name, known, n=1)
         return f"; did you mean {near[0]}?" if near else "; was it trained on another model?"
-
-    def _fitting(
-        self,
-        name: str,
-        arrays: Mapping[str, mx.array],
-        rank: int,
-        title: str,
-    ) -> list[mx.array]:
-        """The arrays of a module, after a check of their shapes and types."""
-        found: list[mx.array] = []
-        for part, want in zip(PARTS, pair_shapes(self._modules[name], rank), strict=True):
-            key = f"{name}.{part}"
-            array = arrays.get(key)
-            if array is None:
-                raise AdapterError(f"{title} lacks {key}; expected {' and '.join(PARTS)}")
-            if array.shape != want:
-                raise AdapterError(
-                    f"{title}: {key} has shape {array.shape}, expected {want} at rank {rank}"
-                )
-            if not mx.issubdtype(array.dtype, mx.floating):
-                raise AdapterError(f"{title}: {key} has type {array.dtype}, expected a float type")
-            found.append(array)
-        return found
 
 
 def _parent(name: str) -> str:
