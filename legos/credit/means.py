@@ -36,30 +36,23 @@ _COUNTED = ("forfeit", "endpoint_refused", "endpoint_replaced")  # a play withou
 _EVERY_PLAY = "arena/illegal"  # a mean over all plays that ended, which every batch reports
 _PART = "reward_part/"  # then the role and the name of the part
 
-RewardMeans = Mapping[str, float]
-"""``play_reward``: what ``play`` returned. ``turn_rewards``: the sum of what single turns earned.
-``reward``: both together, the return (not discounted) that credit is given for."""
 
-
-Rewards = Sequence[tuple[float, float]]  # (play reward, turn rewards) of seats
-
-
-def _rewards(played: Sequence[Episode]) -> tuple[Rewards, Mapping[str, Rewards]]:
-    """Collect the rewards of plays that ended.
+def _rewards(played: Sequence[Episode]) -> tuple[Sequence[float], Mapping[str, Sequence[float]]]:
+    """Collect the returns of plays that ended, not discounted: of the play and of its turns.
 
     Returns:
-        The rewards of all trained seats, and the rewards of all seats by role.
+        The returns of all trained seats, and the returns of all seats by role.
     """
-    trained: list[tuple[float, float]] = []
-    by_role: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    trained: list[float] = []
+    by_role: defaultdict[str, list[float]] = defaultdict(list)
     for episode in played:
         rollouts = {rollout.role: rollout for rollout in episode.rollouts}
         for role, reward in episode.rewards.items():
             rollout = rollouts.get(role)
-            parts = (reward, rollout.turn_rewards if rollout else 0.0)
-            by_role[role].append(parts)
+            found = reward + (rollout.turn_rewards if rollout else 0.0)
+            by_role[role].append(found)
             if rollout and rollout.policy:
-                trained.append(parts)
+                trained.append(found)
     return trained, by_role
 
 
@@ -92,15 +85,12 @@ def step_metrics(
     """
     played = [episode for episode in episodes if not episode.error and not episode.void]
     trained, by_role = _rewards(played)
-    metrics: dict[str, float] = {}
-    weights: dict[str, float] = {}
-    for form, parts in (("{}_mean", trained), *((f"{{}}/{r}", p) for r, p in by_role.items())):
-        means = {form.format(name): mean for name, mean in _means(parts).items()}
-        metrics |= means
-        weights |= dict.fromkeys(means, float(len(parts)))
+    metrics = {f"reward/{role}": fmean(found) for role, found in by_role.items()}
+    weights = {f"reward/{role}": float(len(found)) for role, found in by_role.items()}
     if trained:
-        metrics["reward_square_mean"] = fmean([sum(parts) ** 2 for parts in trained])
-        weights["reward_square_mean"] = float(len(trained))
+        metrics["reward_mean"] = fmean(trained)
+        metrics["reward_square_mean"] = fmean([reward**2 for reward in trained])
+        weights |= dict.fromkeys(("reward_mean", "reward_square_mean"), float(len(trained)))
     parts = [(role, part) for e in played for role, own in e.parts.items() for part in own]
     for role, part in dict.fromkeys(parts):  # a play of the role without the part counts as 0
         total = sum(episode.parts.get(role, {}).get(part, 0.0) for episode in played)
@@ -156,26 +146,22 @@ def evaluation_metrics(episodes: Sequence[Episode]) -> dict[str, Any]:
         episodes: all plays, spawned ones included, also those that did not end.
 
     Returns:
-        Mean rewards (see ``RewardMeans``), in all (``reward_mean``) and by role (``reward``); named
-        reward parts before their weights (``reward_part``); the arena's own numbers (``metric``);
-        shares of plays that a role forfeited and of plays with an illegal answer; share of the
-        trained seats' turns that the token limit cut short; counts of plays, of failed ones, of
-        those that failed by their time limit or by an endpoint, and of void ones. None: there is
-        nothing to take a mean of, or no turn has a reward and so a reward has no parts.
+        Mean returns, of trained seats (``reward_mean``) and by role (``reward``); named reward
+        parts before their weights (``reward_part``); the arena's own numbers (``metric``); shares
+        of plays that a role forfeited and of plays with an illegal answer; share of the trained
+        seats' turns that the token limit cut short; counts of plays, of failed ones, of those that
+        failed by their time limit or by an endpoint, and of void ones. None: there is nothing to
+        take a mean of.
     """
     found, _ = step_metrics(episodes, 0)
     played = [episode for episode in episodes if not episode.error and not episode.void]
     rollouts = [rollout for episode in episodes for rollout in episode.rollouts]
-    split = any(turn.reward is not None for rollout in rollouts for turn in rollout.turns)
-    metrics: dict[str, Any] = {}
-    for name in ("reward", "play_reward", "turn_rewards"):
-        shown = split or name == "reward"
-        metrics[f"{name}_mean"] = found.get(f"{name}_mean") if shown else None
-        metrics[name] = _below(f"{name}/", found) if shown else None
     own, _ = _metric_means(played)
     forfeited = own.pop("forfeit", 0.0) if played else None
     cut = [t.completion.finish_reason == "length" for r in rollouts if r.policy for t in r.turns]
-    return metrics | {
+    return {
+        "reward_mean": found.get("reward_mean"),
+        "reward": _below("reward/", found),
         "reward_part": _below(_PART, found),
         "metric": own,
         "forfeit_share": forfeited,
@@ -206,10 +192,3 @@ def with_children(episodes: Iterable[Episode]) -> Iterable[Episode]:
     for episode in episodes:
         yield episode
         yield from with_children(episode.children)
-
-
-def _means(parts: Sequence[tuple[float, float]]) -> RewardMeans:
-    if not parts:
-        return {}
-    play, turns = fmean([p for p, _ in parts]), fmean([t for _, t in parts])
-    return {"reward": play + turns, "play_reward": play, "turn_rewards": turns}

@@ -166,8 +166,9 @@ def test_an_arena_of_ones_own_is_evaluated_by_the_same_plays(
     figures = evaluated(guessed)
     assert figures["optimal_move_rate"] is figures["vs_random"] is None
     assert [figures[name] for name in ("plays", "failed", "void")] == [21, 0, 0]
-    assert set(figures["reward"]) == {"hider", "guesser"}
-    assert figures["turn_rewards"] == {"hider": 0.0, "guesser": 1.0}
+    assert figures["reward"] == pytest.approx(
+        {"hider": figures["reward"]["hider"], "guesser": 1 - figures["reward"]["hider"]}
+    )
     assert figures["reward_mean"] == 0.5  # it is zero-sum, but for what the guesser's turns earn
     assert set(figures["metric"]) == {"met", "largest", "train"}
     assert as_logged(figures) == logged(guessed, 2)

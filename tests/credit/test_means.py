@@ -61,10 +61,6 @@ def test_the_reward_of_a_step_is_the_return_that_credit_is_given_for() -> None:
     found = step(Duel()).metrics
     assert found["reward_mean"] == (3.0 + 4.0 - 1.0 - 1.0) / 4
     assert (found["reward/writer"], found["reward/critic"]) == (3.5, -1.0)
-    assert found["play_reward_mean"] == 0.5
-    assert (found["play_reward/writer"], found["play_reward/critic"]) == (2.0, -1.0)
-    assert found["turn_rewards_mean"] == 0.75
-    assert (found["turn_rewards/writer"], found["turn_rewards/critic"]) == (1.5, 0.0)
 
 
 def test_a_mean_is_over_the_plays_that_logged_it_and_a_share_over_all() -> None:

@@ -157,12 +157,6 @@ def test_figures_by_hand() -> None:
         "eval/reward_mean": 0.625,
         "eval/reward_asker": -1.0,
         "eval/reward_answerer": 2.25,
-        "eval/play_reward_mean": 0.5,
-        "eval/play_reward_asker": -1.0,
-        "eval/play_reward_answerer": 2.0,
-        "eval/turn_rewards_mean": 0.125,
-        "eval/turn_rewards_asker": 0.0,
-        "eval/turn_rewards_answerer": 0.25,
         "eval/metric_number": 1.0,
         "eval/forfeit_share": 0.0,
         "eval/illegal_share": 0.0,
@@ -173,12 +167,6 @@ def test_figures_by_hand() -> None:
         "eval/endpoint_failed": 0,
         "eval/void": 0,
     }
-
-
-def test_without_turn_rewards_their_parts_are_no_figures() -> None:
-    figures = evaluated(Quiz(plain), plays=2)
-    assert figures["play_reward_mean"] is figures["turn_rewards"] is None
-    assert not any("turn_rewards" in name for name in flat_metrics(figures))
 
 
 class Solver(Arena):

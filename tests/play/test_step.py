@@ -19,7 +19,6 @@ from legos.protocols import Seat
 from legos.records.episode import Task
 from legos.records.group import Group
 
-REWARDS = ("reward", "play_reward", "turn_rewards")
 Play = Callable[[Table], Awaitable[Mapping[str, float]]]
 
 
@@ -106,7 +105,8 @@ def test_numbers_of_a_step_by_hand() -> None:
     arena.group_size = 1
     assert step(arena).metrics == {
         # Of the plays that count one forfeits (-1), one returns 0 and one 1.
-        **{f"{name}{role}": 0.0 for name in REWARDS for role in ("_mean", "/player")},
+        "reward_mean": 0.0,
+        "reward/player": 0.0,
         "arena/long": 1.0,
         "arena/forfeit": 1 / 3,
         "arena/episodes": 4.0,
