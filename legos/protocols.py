@@ -4,7 +4,7 @@
                ↑ Matchmaker.seats
                ↑ Seat.ask → Client → Engine ←────────── Publisher ←─────────────┘
 
-The fakes for tests are in ``legos.fakes``; the protocols of a device are in ``legos.device``.
+A client for tests is in ``legos.fakes``; the protocols of a device are in ``legos.device``.
 """
 
 import random

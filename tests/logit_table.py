@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fakes.engine import FakeEngine
+from fakes.futures import answered
 from numpy.typing import NDArray
 from random_samples import float64
 from total_loss import total_loss
@@ -18,8 +20,6 @@ from total_loss import total_loss
 from legos.chat.tokenizer import load_tokenizer
 from legos.chat.tools import PLAIN_TOOLS
 from legos.errors import AdapterError, CheckpointError, RequestError, Stopped, TrainerError
-from legos.fakes.engine import FakeEngine
-from legos.fakes.futures import answered
 from legos.losses.objective import Objective
 from legos.losses.positions import Positions, chosen_logprobs, position_logprobs
 from legos.losses.softmax import log_softmax

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from accounts import checked_ledger
+from fakes import FakeBackend, FakePublisher
 from stored_plays import timeless_plays
 
 from legos.arena.arena import Arena
 from legos.config.schema import LoopConfig, TrainingConfig
 from legos.credit import GRPOCredit, RAECredit
-from legos.fakes import Asked, FakeBackend, FakePublisher, ScriptedClient
+from legos.fakes import Asked, ScriptedClient
 from legos.loop.mix import Mix
 from legos.loop.trainer import PolicyTrainer
 from legos.play.table import Table

@@ -7,8 +7,10 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any
 
+from fakes import FakeBackend
+
 from legos.errors import CheckpointError, EngineError, RequestError, TrainerError
-from legos.fakes import Asked, FakeBackend, ScriptedClient
+from legos.fakes import Asked, ScriptedClient
 from legos.losses.objective import Objective
 from legos.protocols import Snapshot
 from legos.records.episode import Episode

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from fakes import FakeMatchmaker
 
 from legos.arena.arena import Arena
 from legos.arena.cursor import plays_from
 from legos.credit import RAECredit
 from legos.errors import ArenaError
-from legos.fakes import FakeMatchmaker, ScriptedClient
+from legos.fakes import ScriptedClient
 from legos.play.step import play_all
 from legos.play.table import Table
 from legos.protocols import Matchmaker, Seat

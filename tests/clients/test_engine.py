@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import FakeEngine, echo
 from virtual_time import in_virtual_time
 
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.clients.engine import EngineClient
 from legos.clients.requests import Target, request_of
 from legos.errors import EngineError, RequestError
-from legos.fakes import FakeEngine, echo
 from legos.protocols import Deliver
 from legos.records.message import Completion, Message, Sampling
 from legos.records.request import Generated, Request

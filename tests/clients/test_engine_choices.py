@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from fakes import FakeEngine
 
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.clients.engine import EngineClient
-from legos.fakes import FakeEngine
 from legos.records.choices import tree_bytes
 from legos.records.message import Sampling
 

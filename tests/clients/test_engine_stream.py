@@ -7,6 +7,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+from fakes import FakeEngine
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,6 @@ from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.clients.engine import EngineClient
 from legos.clients.progress_queue import MOST_PARTS
 from legos.errors import RequestError
-from legos.fakes import FakeEngine
 from legos.records.message import Completion, Filters, Sampling
 from legos.records.request import Progress
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import FakeEngine
 
 from legos.chat.lengths import check_length
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.clients.engine import EngineClient
 from legos.errors import RequestError
-from legos.fakes import FakeEngine
 from legos.records.message import Message, Sampling
 
 CONTEXT = 100

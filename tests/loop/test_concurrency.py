@@ -4,13 +4,14 @@ import asyncio
 import random
 from collections.abc import Iterable, Mapping
 
+from fakes import FakeBackend, FakePublisher
 from run_world import step_settings
 from simulated import SimulatedEngine
 from virtual_time import in_virtual_time
 
 from legos.arena.arena import Arena
 from legos.credit import GRPOCredit
-from legos.fakes import FakeBackend, FakePublisher, ScriptedClient
+from legos.fakes import ScriptedClient
 from legos.loop.concurrency import ConcurrencyLimit
 from legos.loop.loop import training_loop
 from legos.loop.trainer import Metrics, PolicyTrainer

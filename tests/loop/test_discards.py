@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from fakes import FakeBackend, FakePublisher
 from virtual_time import in_virtual_time
 
 from arenas.kuhn import Kuhn
@@ -15,7 +16,7 @@ from arenas.nim import Nim
 from legos.arena.arena import GameArena
 from legos.config.schema import TrainingConfig
 from legos.credit import GRPOCredit
-from legos.fakes import Asked, FakeBackend, FakePublisher, ScriptedClient
+from legos.fakes import Asked, ScriptedClient
 from legos.loop.loop import training_loop
 from legos.loop.mix import Mix
 from legos.loop.trainer import PolicyTrainer

@@ -7,6 +7,7 @@ from itertools import count
 from typing import Any
 
 import pytest
+from fakes import FakeBackend, FakePublisher
 from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 
 from legos.arena.arena import Arena
@@ -14,7 +15,7 @@ from legos.clients.openai import OpenAIClient
 from legos.config.schema import TrainingConfig
 from legos.credit import GRPOCredit
 from legos.errors import ArenaError
-from legos.fakes import FakeBackend, FakePublisher, ScriptedClient
+from legos.fakes import ScriptedClient
 from legos.loop.loop import training_loop
 from legos.loop.trainer import PolicyTrainer
 from legos.play.table import Table

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from fakes import FakeBackend, FakePublisher
 from msgspec import structs
 from virtual_time import in_virtual_time
 
@@ -16,7 +17,7 @@ from legos.arena.endings import Forfeit
 from legos.config.schema import TrainingConfig
 from legos.credit import GRPOCredit, RAECredit
 from legos.errors import ArenaError, EngineError, Stopped
-from legos.fakes import FakeBackend, FakePublisher, ScriptedClient
+from legos.fakes import ScriptedClient
 from legos.loop.loop import batcher_of, training_loop
 from legos.loop.mix import mix_of
 from legos.loop.player import Player

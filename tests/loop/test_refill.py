@@ -9,13 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fakes import FakeBackend, FakePublisher
 from one_buffer import GAME, alone
 
 from legos.arena.arena import Arena
 from legos.config.schema import TrainingConfig
 from legos.credit import GRPOCredit
 from legos.errors import TrainerError
-from legos.fakes import FakeBackend, FakePublisher, ScriptedClient, make_sample
+from legos.fakes import ScriptedClient, make_sample
 from legos.loop.ledger import Ledger
 from legos.loop.loop import batcher_of, synchronous_training_loop, training_loop
 from legos.loop.mix import mix_of

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import FakeEngine
 from msgspec.structs import replace
 
 from arenas.kuhn import Kuhn
@@ -19,7 +20,7 @@ from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.clients.engine import EngineClient
 from legos.credit import GRPOCredit
 from legos.errors import ArenaError, EngineError, PlayTimeoutError, RequestError
-from legos.fakes import Asked, FakeEngine, ScriptedClient
+from legos.fakes import Asked, ScriptedClient
 from legos.play.positions import Ask
 from legos.play.step import play_all
 from legos.play.table import Table

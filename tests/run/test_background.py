@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import FakeBackend, FakeTracker
 from run_world import Duel, World, check_balance
 
 from legos.errors import CheckpointError
-from legos.fakes import FakeBackend, FakeTracker
 from legos.play.table import Table
 from legos.protocols import Snapshot
 from legos.run.checkpoint import checkpoint_steps, read_state

@@ -6,10 +6,10 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from fakes import FakeBackend
 from virtual_time import in_virtual_time
 
 from legos.errors import Stopped
-from legos.fakes import FakeBackend
 from legos.protocols import Publisher
 from legos.remote.publish.engine import EnginePublisher
 from legos.run.leaving import LEAVE_S, LeavingPublisher

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import FakeBackend
 from run_world import World, check_balance, episodes
 
 from legos.errors import ArenaError, CheckpointError
-from legos.fakes import FakeBackend
 from legos.protocols import Snapshot
 from legos.run.checkpoint import checkpoint_steps, read_state
 from legos.run.metrics import read_metrics, read_steps

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import httpx
 import pytest
+from fakes import FakeEngine
 from fastapi import FastAPI
 
 from legos import apply_lora, load_model
@@ -16,7 +17,6 @@ from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
 from legos.clients.engine import EngineClient
 from legos.device import LocalEngine, ModelHandle
-from legos.fakes import FakeEngine
 from legos.server.app import make_app, service_of
 from legos.server.listen import bind, serve_app
 from legos.server.options import ServerOptions

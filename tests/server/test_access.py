@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 
 import openai
 import pytest
+from fakes import FakeEngine
 from openai import OpenAI
 
-from legos.fakes import FakeEngine
 from legos.server.options import ServerOptions
 
 ASK = {"prompt": [5, 6, 7], "max_tokens": 3}

@@ -5,9 +5,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from fakes import FakeEngine
 from openai import OpenAI
-
-from legos.fakes import FakeEngine
 
 BROKEN = [
     (b'{"prompt": [1],\n "n": 1,}', ["trailing comma", "line 2 column 9"]),

@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
+from fakes import FakeEngine
 
-from legos.fakes import FakeEngine
 from legos.server import listen
 
 Eventually = Callable[..., bool]

@@ -12,9 +12,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from fakes import FakeEngine
 from safetensors.numpy import save
-
-from legos.fakes import FakeEngine
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 BYTES = {"content-type": "application/octet-stream"}

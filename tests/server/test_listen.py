@@ -12,10 +12,10 @@ from typing import Any
 
 import httpx
 import pytest
+from fakes import FakeEngine
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from legos.errors import ConfigError
-from legos.fakes import FakeEngine
 from legos.server import listen
 from legos.server.listen import bind, serve_app
 

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
+from fakes import FakeEngine
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_params
 
-from legos.fakes import FakeEngine
 from legos.server.bodies import Body
 from legos.server.endpoints.chat_body import ChatBody
 from legos.server.endpoints.completions import CompletionBody

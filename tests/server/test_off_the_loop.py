@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import pytest
+from fakes import FakeEngine
 from safetensors.numpy import save
 
 from legos.chat.tokenizer import ChatTokenizer
-from legos.fakes import FakeEngine
 
 CHAT, TEXT, LOAD = "/v1/chat/completions", "/v1/completions", "/adapters/load?version=1&scale=2"
 LARGE = 20_000  # characters, bytes, tokens or alternatives

@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from fakes import FakeEngine
+
 from legos.errors import EngineError
-from legos.fakes import FakeEngine
 
 ASK = {"prompt": [5, 6, 7], "max_tokens": 3}
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import httpx
 import pytest
+from fakes import FakeEngine
 
 from legos import Arena, GRPOCredit, Task
 from legos.chat.tokenizer import ChatTokenizer
 from legos.clients.engine import EngineClient
 from legos.credit.merging import samples_of_rollout
 from legos.errors import ArenaError, EngineError
-from legos.fakes import FakeEngine, ScriptedClient
+from legos.fakes import ScriptedClient
 from legos.play.endpoint import Endpoint
 from legos.play.step import play_all
 from legos.play.table import Table

@@ -7,10 +7,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from fakes import FakeEngine
 from openai import OpenAI
 
 from legos.chat.tokenizer import ChatTokenizer
-from legos.fakes import FakeEngine
 
 ASK = {"prompt": [5, 6, 7], "max_tokens": 3}
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from fakes import FakeBackend
 from published import caught_up, publishers, small_adapter
 from run_world import Duel, step_settings
 from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
@@ -16,7 +17,7 @@ from virtual_time import in_virtual_time
 
 from legos.credit import RAECredit
 from legos.errors import AdapterError, EngineError
-from legos.fakes import Asked, FakeBackend, ScriptedClient
+from legos.fakes import Asked, ScriptedClient
 from legos.loop.loop import training_loop
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.records.step import PassResult

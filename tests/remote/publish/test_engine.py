@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes import FakeEngine
 from scripted_server import HttpAnswer, ScriptedServer, serving
 
 from legos.clients.openai import OpenAIClient
 from legos.errors import AdapterError, EngineError
-from legos.fakes import FakeEngine
 from legos.protocols import Publisher
 from legos.remote.publish.engine import EnginePublisher, ManyPublishers, reaching
 from legos.weights.adapter import Adapter, AdapterInfo, LoraShape

@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from fakes import FakeEngine
 from safetensors.numpy import save
 
 from legos.chat.tokenizer import ChatTokenizer
-from legos.fakes import FakeEngine
 from legos.weights.adapter import Adapter, AdapterInfo
 
 BYTES = {"content-type": "application/octet-stream"}

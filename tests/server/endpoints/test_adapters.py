@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from fakes import FakeEngine
 from safetensors.numpy import save
 
 from legos.device import LocalEngine, ModelHandle
-from legos.fakes import FakeEngine
 from legos.weights.adapter import Adapter, pack_adapter
 from legos.weights.folder import write_adapter
 from legos.weights.peft import to_peft

@@ -7,11 +7,11 @@ from typing import Any
 
 import openai
 import pytest
+from fakes import FakeEngine
 from openai import OpenAI
 from tiny_folders import write_tiny_model
 
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
-from legos.fakes import FakeEngine
 from legos.wiring.model import load_model
 
 WEATHER = {

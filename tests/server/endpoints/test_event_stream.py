@@ -4,8 +4,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from fakes import FakeEngine
+
 from legos.errors import RequestError
-from legos.fakes import FakeEngine
 
 ASK = {"prompt": [5, 6, 7], "max_tokens": 3}
 

@@ -10,8 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-
-from legos.fakes import FakeEngine
+from fakes import FakeEngine
 
 BODY: Mapping[str, Any] = {"prompts": [{"prompt": [5, 6], "choices": [[7], [8]]}]}
 

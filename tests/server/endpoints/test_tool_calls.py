@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import FakeEngine
 from openai import OpenAI
 from tiny_folders import write_tiny_model
 
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
-from legos.fakes import FakeEngine
 
 TOOLS = [{"type": "function", "function": {"name": "now", "description": "Tells the time."}}]
 CHAT: list[Any] = [{"role": "user", "content": "What time is it?"}]

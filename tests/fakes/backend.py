@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fakes.futures import answered
 from legos.errors import CheckpointError, Stopped
-from legos.fakes.futures import answered
 from legos.losses.metrics import SUMS
 from legos.losses.objective import Objective
 from legos.protocols import Snapshot

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+from fakes.futures import answered
 from legos.errors import AdapterError
-from legos.fakes.futures import answered
 from legos.protocols import Deliver
 from legos.records.message import FinishReason
 from legos.records.names import POLICY
