@@ -1,18 +1,17 @@
 """Make the servers that compute reference log-probabilities, and compare them with the trainer."""
 
 import logging
-from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 
-import httpx
+import msgspec
 
-from legos.clients.answers import scores_of
-from legos.clients.transport import api_root
+from legos.clients.responses import decoded
+from legos.clients.transport import Transport, server_root
 from legos.config.objective import ObjectiveSettings
 from legos.device import ModelHandle
 from legos.errors import ModelError, RequestError
 from legos.records.message import Message
-from legos.records.names import BASE
 from legos.remote.engine import RemoteEngine
 from legos.remote.legos_server import LegosServer
 from legos.remote.references import ReferenceServers
@@ -22,8 +21,16 @@ __all__ = ["reference_servers"]
 
 logger = logging.getLogger(__name__)
 TEXTS = ("It's 3.14, isn't it?", "def f(x):\n    return 2 * x", "été 漢字 🙂")
-TOLERANCE = 0.01  # nats, between a text that the server and that the trainer turned into tokens
 PATIENCE_S = 180.0  # maximum time of one answer
+
+
+class _Tokens(msgspec.Struct):
+    """The answer of ``/tokenize``."""
+
+    tokens: tuple[int, ...]
+
+
+_tokens_of = partial(decoded, kind=_Tokens)
 
 
 def reference_servers(
@@ -53,9 +60,9 @@ def reference_servers(
         try:
             check_same_model(engine, model, where="training.kl_server")
         except ModelError as error:
-            if isinstance(error.__cause__, RequestError) or not _same_tokens(
-                engine, urls, model, api_key
-            ):
+            if isinstance(error.__cause__, RequestError):
+                raise
+            if not all(engine.call(_same_tokens(url, model, api_key)).result() for url in urls):
                 raise
             logger.warning(
                 "training.kl_server has another model than the trainer, with the same tokenizer, "
@@ -66,29 +73,17 @@ def reference_servers(
     return ReferenceServers(engine, num_vocabulary=model.num_vocabulary)
 
 
-def _same_tokens(
-    engine: RemoteEngine, urls: Sequence[str], model: ModelHandle, api_key: str | None
-) -> bool:
-    """Whether servers give texts the log-probabilities that they give the trainer's tokens."""
-    tokenizer = model.tokenizer
-    chats = [[{"role": "user", "content": text}] for text in TEXTS]
-    texts = [{"messages": chat, "choices": [TEXTS[0]]} for chat in chats]
-    answers = [tokenizer.encode(TEXTS[0])]
-    rows = [(tokenizer.render((Message("user", text),)), answers) for text in TEXTS]
-    headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-    for url, server in zip(urls, engine.servers, strict=True):
-        body = {"prompts": texts, "model": BASE}
-        said = httpx.post(
-            f"{api_root(url)}/score",
-            json=body,
-            headers=headers,
-            timeout=PATIENCE_S,
-            trust_env=False,
-        )
-        if not said.is_success:
-            return False
-        scores = server.score(rows, end_ids=tokenizer.end_ids, adapter=BASE)
-        pairs = zip(scores_of(said.content), engine.call(scores).result(), strict=True)
-        if any(abs(one[0] - other[0]) > TOLERANCE for one, other in pairs):
-            return False
+async def _same_tokens(url: str, model: ModelHandle, api_key: str | None) -> bool:
+    """Whether a server turns chats into the token ids that the trainer turns them into."""
+    server = Transport(
+        server_root(url), api_key=api_key, timeout_s=PATIENCE_S, max_connections=1, retries=2
+    )
+    try:
+        for text in TEXTS:
+            asked = {"messages": [{"role": "user", "content": text}]}
+            found = await server.request("POST", "/tokenize", _tokens_of, json=asked)
+            if found.tokens != model.tokenizer.render((Message("user", text),)):
+                return False
+    finally:
+        await server.aclose()
     return True

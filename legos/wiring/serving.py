@@ -1,13 +1,14 @@
 """Choose the base model of adapters to serve, and load them into an engine."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 from legos.builtin import BUILTIN
 from legos.errors import AdapterError
 from legos.protocols import Engine
 from legos.weights.adapter import Adapter
 
-__all__ = ["base_of", "put_on"]
+__all__ = ["base_of", "both_named", "put_on"]
 
 
 def base_of(model: str | None, adapters: Sequence[Adapter]) -> str:
@@ -33,8 +34,19 @@ def put_on(engine: Engine, adapter: Adapter, model: str) -> None:
     Raises:
         AdapterError: the adapter does not fit; the message names both.
     """
-    try:
+    with both_named(adapter, model):
         engine.load_adapter(adapter).result()
+
+
+@contextmanager
+def both_named(adapter: Adapter, model: str) -> Generator[None]:
+    """Within the block, an error names the adapter's model and the one it is put on.
+
+    Raises:
+        AdapterError: the adapter does not fit.
+    """
+    try:
+        yield
     except AdapterError as error:
         raise AdapterError(
             f"{error}; the adapter (trained on {adapter.base_model or 'a model it does not name'}) "

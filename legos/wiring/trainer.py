@@ -29,6 +29,7 @@ from legos.wiring.elsewhere import elsewhere, engine_at
 from legos.wiring.engines import MakeEngine, TokenEngine
 from legos.wiring.model import apply_lora, model_place
 from legos.wiring.references import reference_servers
+from legos.wiring.serving import both_named
 
 if TYPE_CHECKING:
     from legos.server.seats import SeatHost
@@ -93,7 +94,10 @@ class Trainer(PolicyTrainer):
         """
         config = config or TrainingConfig()
         if start is not None:
-            _start_from(start, model)
+            with both_named(start, str(model.folder)):
+                if model.lora is None:
+                    model.add_lora(start.shape)
+                model.set_adapter(start)
         elif model.lora is None:
             apply_lora(
                 model,
@@ -216,19 +220,6 @@ class Trainer(PolicyTrainer):
             self._references.close()
         self.generation.close()
         self.model.close()
-
-
-def _start_from(adapter: Adapter, model: ModelHandle) -> None:
-    try:
-        if model.lora is None:
-            model.add_lora(adapter.shape)
-        model.set_adapter(adapter)
-    except AdapterError as error:
-        raise AdapterError(
-            f"{error}; the adapter to start from (trained on "
-            f"{adapter.base_model or 'a model it does not name'}) does not fit {model.folder}; "
-            "give its own model with --model, or another --adapter"
-        ) from error
 
 
 def start_of(config: RunConfig, run: RunFolder | None) -> Path | None:
