@@ -30,9 +30,7 @@ _ACCEPTED = {
     "bias": ("none",),
     "init_lora_weights": (True, "gaussian", "eva", "orthogonal", "mica"),  # W stays as it is
 }
-_CHANGE_BASE = ("pissa", "olora", "corda", "lora_ga")  # beginnings of the names
 _UNSET: tuple[Any, ...] = (None, False, "", [], {})  # values by which PEFT leaves something out
-_PATTERNS = ("rank_pattern", "alpha_pattern")
 
 
 class PeftConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +50,14 @@ class PeftConfig(msgspec.Struct, frozen=True, kw_only=True):
         """
         given = {name: value for name, value in config.items() if value not in _UNSET}
         for name, value in given.items():
-            _check_setting(name, value)
+            known = name in cls.__struct_fields__ or name in _WITHOUT_EFFECT
+            if not known and value not in _ACCEPTED.get(name, ()):
+                raise AdapterError(
+                    f"{CONFIG_FILE} sets {name} to {_shown(value)}; with it, the adapter may "
+                    "compute something else than W x + scale * B A x, the same for all modules: "
+                    "train it without, or merge it into the model with PEFT (where it says how W "
+                    "starts, save_pretrained(path_initial_model_for_weight_conversion=...) helps)"
+                )
         try:
             return msgspec.convert(given, cls)
         except msgspec.ValidationError as error:
@@ -68,29 +73,6 @@ class PeftConfig(msgspec.Struct, frozen=True, kw_only=True):
             AdapterError: it is out of range.
         """
         return check_scale(self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r))
-
-
-def _check_setting(name: str, value: Any) -> None:
-    accepted = _ACCEPTED.get(name, ())
-    if name in PeftConfig.__struct_fields__ or name in _WITHOUT_EFFECT or value in accepted:
-        return
-    if name == "init_lora_weights" and str(value).startswith(_CHANGE_BASE):
-        advice = (
-            "this start changes the base model's weights; convert the adapter with PEFT's "
-            "save_pretrained(path_initial_model_for_weight_conversion=...)"
-        )
-    elif name == "use_dora":
-        advice = "DoRA is not computed here; merge it into the model with PEFT, or train LoRA"
-    elif name in _PATTERNS:
-        advice = "all modules of an adapter have one rank and one scale here; train it with one"
-    elif accepted:
-        advice = f"expected {' or '.join(map(repr, accepted))}"
-    else:
-        advice = (
-            "with it, the adapter may compute something else than W x + scale * B A x; train it "
-            "without"
-        )
-    raise AdapterError(f"{CONFIG_FILE} sets {name} to {_shown(value)}; {advice}")
 
 
 def _shown(value: Any) -> str:
