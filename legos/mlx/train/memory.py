@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from legos.mlx.model.forecast import Sizes, pass_bytes
 from legos.records.limits import TrainingSize
 
-__all__ = ["MemoryPlan"]
+__all__ = ["MARGIN", "MemoryPlan"]
 
 MARGIN = 1.25  # the forecast may be a tenth too low, and prefixes are carried
 SHORTEST = 16  # tokens; where not even such a row fits, none does

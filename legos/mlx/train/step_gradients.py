@@ -1,7 +1,7 @@
 """Loss, sums and LoRA gradients of one optimiser step; shared prefixes are computed once."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,7 @@ from legos.mlx.model.load import num_token_ids
 from legos.mlx.model.lora import other_lora, set_lora_arrays
 from legos.mlx.model.machine import usable_bytes
 from legos.mlx.train.gradient_check import check_gradients
-from legos.mlx.train.memory import MemoryPlan
+from legos.mlx.train.memory import MARGIN, MemoryPlan
 from legos.mlx.train.passes import (
     PassGradients,
     Policy,
@@ -80,7 +80,7 @@ class StepGradients:
             group: processes that share the work of the same steps; None: this process only.
             ceiling_bytes: limit of allocated bytes; passes get smaller than ``max_tokens``, and
                 rows that do not fit alone are left out. None: most of the machine's memory.
-            report: receives the memory plan as one line; None: it is logged.
+            report: receives the memory plan as one line, where it changes; None: it is logged.
 
         Raises:
             TrainerError: the model cannot be trained; see ``check_gradients``.
@@ -99,7 +99,8 @@ class StepGradients:
         self._max_tokens = max_tokens
         self._group = group or MlxProcesses(None)
         self._ceiling_bytes = ceiling_bytes
-        self._report = report
+        self._report = report or logger.info
+        self._told: tuple[int, int | None] | None = None  # tokens of a pass, limit of a row
         self.row_limit: int | None = None
         self._runner = Runner(
             model=model,
@@ -176,8 +177,8 @@ class StepGradients:
         found = work.of_passes(passes, before_pass=agreed, before_prefix=check)
         if len(passes) < rounds:
             agreed()  # with the processes that have one more pass
-        self.memory = self._corrected(plan, passes)
         peak = mx.get_peak_memory()
+        self.memory = plan.corrected(peak, tokens=max((p.num_tokens for p in passes), default=1))
         if self._group.size > 1:
             found = _sum_of(found, self._group)
         return replace(
@@ -205,20 +206,21 @@ class StepGradients:
         """The memory plan: made at the first step, and again where rows are much longer."""
         before, held = self.memory, mx.get_active_memory()
         if before is not None and longest <= LONGER * before.longest:
-            return replace(before, held_bytes=max(before.held_bytes, held))
-        size = msgspec.structs.replace(self._size, others=others)
-        plan = MemoryPlan(
-            sizes=self._sizes,
-            size=size,
-            held_bytes=held,
-            ceiling_bytes=usable_bytes() if self._ceiling_bytes is None else self._ceiling_bytes,
-            longest=longest,
-        )
-        if before is not None:
-            plan = replace(plan, factor=before.factor)
-        if before is None or self._decided(before) != self._decided(plan):
-            self._announce(plan.describe(self._max_tokens), warn=plan.row_limit is not None)
-        self.memory = plan
+            plan = replace(before, held_bytes=max(before.held_bytes, held))
+        else:
+            ceiling = usable_bytes() if self._ceiling_bytes is None else self._ceiling_bytes
+            plan = MemoryPlan(
+                sizes=self._sizes,
+                size=msgspec.structs.replace(self._size, others=others),
+                held_bytes=held,
+                ceiling_bytes=ceiling,
+                longest=longest,
+                factor=MARGIN if before is None else before.factor,
+            )
+        decided = plan.max_tokens(self._max_tokens), plan.row_limit
+        if decided != self._told:
+            self._told = decided
+            self._report(plan.describe(self._max_tokens))
         return plan
 
     def _agreed_limit(self, plan: MemoryPlan) -> int | None:
@@ -226,25 +228,6 @@ class StepGradients:
         limit = self._group.smallest(NO_LIMIT if plan.row_limit is None else plan.row_limit)
         self.row_limit = None if limit == NO_LIMIT else limit
         return self.row_limit
-
-    def _corrected(self, plan: MemoryPlan, passes: Sequence[Pass]) -> MemoryPlan:
-        """The plan of the next step: smaller passes if this step exceeded the ceiling."""
-        largest = max((one.num_tokens for one in passes), default=1)
-        corrected = plan.corrected(mx.get_peak_memory(), tokens=largest)
-        if self._decided(corrected) != self._decided(plan):
-            text = corrected.describe(self._max_tokens)
-            self._announce(f"a step took more than was planned; now {text}", warn=True)
-        return corrected
-
-    def _decided(self, plan: MemoryPlan) -> tuple[int, int | None]:
-        """The decisions of a plan: tokens of a pass, and the limit of a row."""
-        return plan.max_tokens(self._max_tokens), plan.row_limit
-
-    def _announce(self, text: str, *, warn: bool) -> None:
-        if self._report is not None:
-            self._report(text)
-        else:
-            logger.log(logging.WARNING if warn else logging.INFO, "%s", text)
 
     def _own(self, trie: Trie, budget: int) -> tuple[list[Pass], int]:
         """The passes that this process computes, and the largest number of a process."""
