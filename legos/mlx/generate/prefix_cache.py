@@ -7,7 +7,7 @@ moved on) serves only prompts that continue all of its tokens, and is found by a
 """
 
 import copy
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -42,7 +42,7 @@ class PrefixCache:
     """A cache of rows that evicts least recently used entries beyond a limit of bytes.
 
     Attributes:
-        num_bytes: bytes of all entries, including stale ones that are not removed yet.
+        num_bytes: bytes of all entries.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -50,7 +50,6 @@ class PrefixCache:
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
         self._places: dict[int, dict[Key, None]] = {}  # hash -> entries found there
         self._whole: dict[int, int] = {}  # length -> number of entries that cannot be trimmed
-        self._useless: deque[Key] = deque()
         self.num_bytes = 0
 
     def __len__(self) -> int:
@@ -106,25 +105,12 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Remove all entries."""
-        for entry in [*self._entries.values()]:
-            self._remove(entry)
+        self.keep_only(())
 
     def keep_only(self, epochs: Collection[int]) -> None:
-        """Mark the entries of all other epochs as stale; ``sweep`` removes them."""
-        self._useless = deque(key for key in self._entries if key[0] not in epochs)
-
-    @property
-    def stale(self) -> bool:
-        """Whether there are stale entries to remove."""
-        return bool(self._useless)
-
-    def sweep(self, count: int | None = None) -> None:
-        """Remove ``count`` stale entries, or all; a thousand take as long as 1-2 decode steps."""
-        while self._useless and count != 0:
-            entry = self._entries.get(self._useless.popleft())
-            if entry is not None:
-                self._remove(entry)
-            count = None if count is None else count - 1
+        """Remove the entries of all other epochs; a thousand take as long as 1-2 decode steps."""
+        for entry in [each for key, each in self._entries.items() if key[0] not in epochs]:
+            self._remove(entry)
 
     def _nearest(self, epoch: int, tokens: Tokens) -> _Entry | None:
         """The entry that shares the most blocks of tokens, among those that can be trimmed."""

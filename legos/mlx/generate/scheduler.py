@@ -4,7 +4,7 @@
            chunk · compute scores for as long as all of this took
 
 Decoding never waits for more than a chunk each of last draws and of prefill, so a long prompt does
-not stall other requests. After a swap of weights, stale prefixes are freed a few at each step.
+not stall other requests.
 
 A decode step is launched, and then read: the host waits for its tokens. Where nothing else waits
 and no sequence needs the host, a step is left unread until the next one has been launched from its
@@ -41,7 +41,6 @@ from legos.weights.adapter import Adapter
 
 __all__ = ["Outcome", "Scheduler"]
 
-SWEPT = 8  # stale prefixes freed in each step
 Outcome = tuple[SequenceState, Result]
 """A sequence and what is delivered for it: some tokens, or its final result."""
 
@@ -109,7 +108,7 @@ class Scheduler:
 
     def __bool__(self) -> bool:
         """Whether there is work to do."""
-        return self._busy or self._prefixes.stale or bool(self.scores)
+        return self._busy or bool(self.scores)
 
     @property
     def _busy(self) -> bool:
@@ -154,8 +153,6 @@ class Scheduler:
         used = {sequence.live.slot for sequence in inside}
         self.adapters.free_unused(used | self.scores.slots_used | self.waiting.slots_used)
         self._prefixes.keep_only(self.adapters.epochs)
-        if not self._busy:
-            self._prefixes.sweep()
 
     def remove(self, ended: Collection[SequenceState]) -> None:
         """Remove sequences from the queue and from the rows; the caller answers them.
@@ -214,7 +211,6 @@ class Scheduler:
             self._begin(block, results)
         if self.scores:
             self._score(began, alone=not (results or self._busy))
-        self._prefixes.sweep(SWEPT)
 
     def _score(self, began: float, *, alone: bool) -> None:
         """Compute scores for as long as the rest of the step took.
