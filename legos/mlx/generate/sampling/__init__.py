@@ -1,1 +1,1 @@
-"""Sampling: penalties and logit bias, top-k, top-p and min-p, and the draw of tokens."""
+"""Sampling: logit bias, top-k, top-p and min-p, and the draw of tokens."""
