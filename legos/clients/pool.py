@@ -132,7 +132,10 @@ class ServerPool(Generic[ServerT]):
             finally:
                 self._waiting[index].discard(ejected)
                 self._count(index, -1)
-        raise EngineError("; ".join(map(str, failures.values()))) from [*failures.values()][-1]
+        [last] = [*failures.values()][-1:]
+        if len(failures) == 1 and isinstance(last, EngineError):
+            raise last
+        raise EngineError("; ".join(map(str, failures.values()))) from last
 
     def _choose(self, fits: Callable[[int], bool], failures: Container[int]) -> int:
         """The least busy of the servers that have not failed a request; those that answer first."""

@@ -82,7 +82,7 @@ class ServerProcess:
 
         Args:
             command: its command line.
-            log: receives its output, after what the file holds.
+            log: receives its output.
             host: its address.
             program: its name, for messages.
             environment: its environment; None: that of this process.
@@ -101,7 +101,6 @@ class ServerProcess:
         self._say = say
         self._start_s = start_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._begins = 0  # where the log of the newest process begins
         self._closed = threading.Event()
 
     @property
@@ -118,8 +117,7 @@ class ServerProcess:
         """Start the process; ``wait`` waits until it answers."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         line = [sys.executable, "-I", "-S", guardian.__file__, *self._command]
-        with self.log.open("ab") as log:
-            self._begins = log.tell()
+        with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 line,
                 stdin=subprocess.PIPE,
@@ -144,7 +142,7 @@ class ServerProcess:
             if not self.running:
                 raise EngineError(f"{self.program} ended before it answered.\n{self.end_of_log()}")
             if now - started > self._start_s:
-                self.end()
+                self.close()
                 raise EngineError(
                     f"{self.program} did not answer within {self._start_s:g} s.\n"
                     f"{self.end_of_log()}"
@@ -154,16 +152,6 @@ class ServerProcess:
                 so_far = f", {now - started:.0f} s so far" if now - started > REPORT_S else ""
                 self._say(f"{self.program} is starting{so_far} (log: {self.log})")
 
-    def restart(self) -> None:
-        """Stop what is left of the process, start it again, and wait until it answers.
-
-        Raises:
-            EngineError: it ended or did not answer in time, or ``close`` was called.
-        """
-        self.end()
-        self.start()
-        self.wait()
-
     def join(self) -> None:
         """Wait until the process has ended."""
         if self._process is not None:
@@ -172,14 +160,22 @@ class ServerProcess:
     def close(self) -> None:
         """Stop the server and everything that it started."""
         self._closed.set()
-        self.end()
         self._held.close()
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_S)
+        with suppress(ProcessLookupError):  # also where only the guardian was killed
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
     def end_of_log(self) -> str:
-        """The first error in the newest process's log, and its last lines."""
-        with self.log.open("rb") as file:
-            file.seek(self._begins)
-            lines = [line for line in file.read().decode(errors="replace").splitlines() if line]
+        """The first error in the log, and its last lines."""
+        text = self.log.read_text(errors="replace")
+        lines = [line for line in text.splitlines() if line]
         shown = "\n".join(f"  {line[:300]}" for line in lines[-SHOWN_LINES:])
         errors = [line for line in lines[:-SHOWN_LINES] if _ERROR.search(line)]
         cause = f"Its first error: {errors[0][:1000]}\n" if errors else ""
@@ -190,17 +186,3 @@ class ServerProcess:
             return httpx.get(f"{self.url}/health", timeout=5.0, trust_env=False).is_success
         except httpx.HTTPError:
             return False
-
-    def end(self) -> None:
-        """End the process, which may be started again."""
-        process = self._process
-        if process is None:
-            return
-        assert process.stdin is not None
-        process.stdin.close()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_S)
-        with suppress(ProcessLookupError):  # also where only the guardian was killed
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        self._process = None

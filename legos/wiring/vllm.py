@@ -24,7 +24,6 @@ from legos.remote.vllm.command import VllmOptions, find_vllm, vllm_command, vllm
 from legos.remote.vllm.probe import TOLERANCE, Probe
 from legos.remote.vllm.publisher import VllmPublisher
 from legos.remote.vllm.server import VllmServer
-from legos.remote.vllm.upkeep import Upkeep
 from legos.weights.adapter import Adapter
 from legos.wiring.engines import TokenEngine
 
@@ -61,7 +60,7 @@ def vllm_at(
     probe = probe_of(model)
     names = [*policies, *map(evaluated_name, policies), BASE]
     publishers = [
-        VllmPublisher(Upkeep(one), probe, names=names, folder=adapter_folder, api_key=api_key)
+        VllmPublisher(one, probe, names=names, folder=adapter_folder, api_key=api_key)
         for one in servers
     ]
     engine = RemoteEngine(

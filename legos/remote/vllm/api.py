@@ -30,7 +30,7 @@ _FLAGS = (  # text of vLLM's refusal -> what mends it
 class VllmApi:
     """Loads and unloads adapters, and asks what the server computes with them.
 
-    Every method raises ``EndpointError`` if the server fails; nothing is tried again.
+    Every method raises ``EndpointError`` if the server fails.
     """
 
     def __init__(self, url: str, *, api_key: str | None = None) -> None:
@@ -42,7 +42,7 @@ class VllmApi:
         """
         self.url = server_root(url)
         self._transport = Transport(
-            self.url, api_key=api_key, timeout_s=REQUEST_S, max_connections=8, retries=0
+            self.url, api_key=api_key, timeout_s=REQUEST_S, max_connections=8, retries=2
         )
 
     async def listed(self) -> Mapping[str, str]:

@@ -4,7 +4,7 @@ The publisher announces an adapter once the server has it. A request gets its na
 from the server's own list, which may hold adapters of other runs.
 """
 
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -76,11 +76,6 @@ class LiveAdapters:
         found = [served for served in self._older if not served.num_requests]
         self._older = [served for served in self._older if served.num_requests]
         return found
-
-    def loaded(self) -> Iterator[ServedModel]:
-        """The adapters that the server must have: the live ones, and replaced ones in use."""
-        yield from (served for served in self._newest.values() if served.adapter is not None)
-        yield from self._older
 
     def _find(self, adapter: str) -> ServedModel:
         name = adapter_name(adapter)

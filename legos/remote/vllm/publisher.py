@@ -1,28 +1,25 @@
-"""Publish adapters to one vLLM server, and bring them back after the server has failed."""
+"""Publish adapters to one vLLM server."""
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 from legos.clients.pool import all_done
-from legos.errors import AdapterError, EndpointError, EngineError, RequestError
+from legos.errors import AdapterError, DeviceError, EndpointError, EngineError, RequestError
+from legos.remote.process import ServerProcess
 from legos.remote.vllm.api import VllmApi
 from legos.remote.vllm.live import LiveAdapters, ServedModel
 from legos.remote.vllm.probe import Probe
 from legos.remote.vllm.served import AdapterFolders
-from legos.remote.vllm.upkeep import Upkeep
 from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = ["VllmPublisher"]
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 KEPT_FOLDERS = 8  # of unloaded adapters: vLLM may still read one for a request that was aborted
-MOST_FAILURES = 10  # of the server between two publications
-AGAIN_S = 1.0  # pause before a server that answered and failed again is asked once more
 
 
 class VllmPublisher:
@@ -39,7 +36,7 @@ class VllmPublisher:
 
     def __init__(
         self,
-        server: Upkeep,
+        server: str | ServerProcess,
         probe: Probe,
         *,
         names: Sequence[str],
@@ -49,16 +46,16 @@ class VllmPublisher:
         """Make a publisher; nothing is sent before ``start``.
 
         Args:
-            server: the server.
+            server: the address of the server, or a process of ours.
             probe: what the trainer computes.
             names: names of the adapters that will be live at the same time.
             folder: where the adapters are written, which the server sees under the same path; None:
                 the system's folder for temporary files.
             api_key: bearer token.
         """
-        self.api = VllmApi(server.url, api_key=api_key)
+        self._process = None if isinstance(server, str) else server
+        self.api = VllmApi(server if isinstance(server, str) else server.url, api_key=api_key)
         self.live = LiveAdapters()
-        self._server = server
         self._folders = AdapterFolders(folder)
         self._probe = probe
         self._names = names
@@ -66,10 +63,6 @@ class VllmPublisher:
         self._slots: int | None = None  # adapters that can answer at once; None: not known
         self._unloaded: deque[str] = deque()  # names whose folders still exist
         self._publishing = asyncio.Lock()
-        self._mending = asyncio.Lock()
-        self._mended = 0  # number of times that the server has come back
-        self._failures = 0  # since the last publication
-        self._given_up: EngineError | None = None
 
     async def start(self) -> None:
         """Check the server with an adapter.
@@ -99,7 +92,7 @@ class VllmPublisher:
         Raises:
             AdapterError: the server rejects it or computes something else, there is no slot for
                 it, or its version was published with other weights.
-            EngineError: the server failed and did not come back.
+            EngineError: the server failed.
         """
         info = adapter.info
         async with self._publishing:
@@ -112,11 +105,11 @@ class VllmPublisher:
                     f"{info.digest}; give the new adapter a version of its own"
                 )
             self._check_slots({*filter(self._published, self.live.newest), info.name})
-            await all_done([self._folders.write(adapter), self._retire()])
             served = ServedModel(model=self._folders.model(adapter), adapter=adapter)
-            await self.persist(lambda: self._load(served))
+            with self.failures():
+                await all_done([self._folders.write(adapter), self._retire()])
+                await self._load(served)
             self.live.announce(served)
-            self._failures = 0
         return info
 
     async def drop(self, name: str) -> None:
@@ -124,36 +117,31 @@ class VllmPublisher:
 
         Raises:
             AdapterError: no adapter of that name is live.
-            EngineError: the server failed and did not come back.
+            EngineError: the server failed.
         """
         async with self._publishing:
             if self._published(name) is None:
                 raise AdapterError(f"no adapter {name!r} is live in {self.api.url}")
             self.live.withdraw(name)
-            await self._retire()
+            with self.failures():
+                await self._retire()
 
-    async def persist(self, send: Callable[[], Awaitable[T]]) -> T:
-        """Send a request, and again whenever the server has come back from a failure.
-
-        The first request that meets a failure brings the server back, for all of them.
+    @contextmanager
+    def failures(self) -> Generator[None]:
+        """Within the block, a failure of the server ends the run.
 
         Raises:
-            EngineError: the server does not come back; the run ends.
+            EngineError: the server failed; a ``DeviceError`` where it is a process of ours, so that
+                a new process of the run starts it again.
         """
-        while True:
-            mended = self._mended
-            try:
-                return await send()
-            except EndpointError as error:
-                failure = error
-            async with self._mending:
-                if self._given_up is None and mended == self._mended:
-                    try:
-                        await self._mend(failure)
-                    except EngineError as error:
-                        self._given_up = error
-                if self._given_up is not None:
-                    raise self._given_up
+        try:
+            yield
+        except EndpointError as error:
+            if self._process is None:
+                raise EngineError(
+                    f"{error}; start the vLLM server at {self.api.url} again, and resume the run"
+                ) from error
+            raise DeviceError(f"{error}\n{self._process.end_of_log()}") from error
 
     async def aclose(self) -> None:
         """Unload all adapters of this run where the server answers, and close the connections."""
@@ -202,30 +190,7 @@ class VllmPublisher:
     async def _retire(self) -> None:
         """Unload replaced adapters that no request uses, and remove folders of earlier ones."""
         for served in self.live.unused():
-            await self.persist(lambda model=served.model: self.api.unload(model))
+            await self.api.unload(served.model)
             self._unloaded.append(served.model)
         while len(self._unloaded) > KEPT_FOLDERS:
             await asyncio.to_thread(self._folders.remove, self._unloaded.popleft())
-
-    async def _mend(self, failure: Exception) -> None:
-        """Wait for the server, and load what is live into it again."""
-        logger.warning("the vLLM server fails (%s); waiting until it answers again", failure)
-        while self._failures < MOST_FAILURES:
-            self._failures += 1
-            await self._server.come_back(failure)
-            try:
-                for served in list(self.live.loaded()):
-                    await self._load(served)
-            except (AdapterError, RequestError) as error:
-                raise EngineError(f"the vLLM server came back changed: {error}") from error
-            except EndpointError as error:
-                failure = error
-                await asyncio.sleep(AGAIN_S)
-            else:
-                self._mended += 1
-                logger.warning("the vLLM server answers again, with its adapters")
-                return
-        raise EngineError(
-            f"the vLLM server at {self.api.url} failed {MOST_FAILURES} times since the last "
-            f"adapter was published; the last time: {failure}"
-        )

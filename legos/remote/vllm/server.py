@@ -26,6 +26,7 @@ __all__ = ["VllmServer"]
 
 CONNECTIONS = 256
 REQUEST_S = 600.0  # maximum time of one answer
+RETRIES = 4  # of a failed request
 MOST_ABORTS, ABORTED_S = 20, 0.5  # how often a prompt is asked again, and the pause before
 _Prompt = tuple[int, ...]
 _Answer = tuple[Sampled, int]
@@ -43,7 +44,7 @@ class VllmServer:
         """Describe a server; nothing is sent yet.
 
         Args:
-            publisher: loads adapters there, and brings the server back after a failure.
+            publisher: loads adapters there.
             api_key: bearer token.
         """
         self._publisher, self._url = publisher, publisher.api.url
@@ -52,7 +53,7 @@ class VllmServer:
             api_key=api_key,
             timeout_s=REQUEST_S,
             max_connections=CONNECTIONS,
-            retries=1,
+            retries=RETRIES,
         )
         self._lists = RequestLists(self._sampled)
 
@@ -106,7 +107,7 @@ class VllmServer:
 
         Raises:
             RequestError: the server refuses it.
-            EngineError: the server does not come back, or keeps aborting it.
+            EngineError: the server fails, or keeps aborting it.
         """
         for _ in range(MOST_ABORTS):
             sampled, version = await self._lists.ask(query, prompt, max_tokens=query.max_tokens)
@@ -116,24 +117,20 @@ class VllmServer:
         raise EngineError(f"the vLLM server aborted a request {MOST_ABORTS} times in a row")
 
     async def _sampled(self, query: Query, prompts: Sequence[_Prompt]) -> list[_Answer]:
-        """The answers to a list; the server is brought back after a failure.
+        """The answers to a list.
 
         Raises:
             RequestError: the server refuses the list, or no such adapter is live.
-            EngineError: the server does not come back.
+            EngineError: the server fails, or was started again without its adapters.
         """
         read = partial(sampled_of, query=query, count=len(prompts))
-
-        async def draw() -> list[_Answer]:
-            with self._publisher.live.use(query.adapter) as served:
-                body = body_of(query, prompts, model=served.model)
-                try:
-                    found = await self._transport.request("POST", "/completions", read, json=body)
-                except NotFoundError as error:  # the server has lost the adapter
-                    raise EndpointError(str(error)) from error
-                return [(sampled, served.version) for sampled in found]
-
-        return await self._publisher.persist(draw)
+        with self._publisher.live.use(query.adapter) as served, self._publisher.failures():
+            body = body_of(query, prompts, model=served.model)
+            try:
+                found = await self._transport.request("POST", "/completions", read, json=body)
+            except NotFoundError as error:
+                raise EndpointError(f"the vLLM server has lost {served.model}: {error}") from error
+            return [(sampled, served.version) for sampled in found]
 
     async def _restricted(self, query: Query, request: Request) -> Generated:
         """Sample legal tokens only, one request for each token that is not the only legal one."""

@@ -1,4 +1,4 @@
-"""How adapters reach a vLLM server, are checked there, and come back after it has failed."""
+"""How adapters reach a vLLM server and are checked there."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
@@ -11,24 +11,20 @@ from published import small_adapter
 from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 from vllm_stand_in import StandIn, small_probe
 
-from legos.errors import AdapterError, EndpointError, EngineError
+from legos.errors import AdapterError, DeviceError, EndpointError, EngineError
+from legos.remote.process import ServerProcess
 from legos.remote.vllm.live import LiveAdapters
 from legos.remote.vllm.publisher import VllmPublisher
-from legos.remote.vllm.upkeep import Upkeep
 
 NAMES = ("policy", "policy-evaluated")
 Story = Callable[[VllmPublisher, LiveAdapters], Awaitable[None]]
 
 
-def tell(
-    server: StandIn, folder: Path, story: Story, *, start: bool = True, wait_s: float = 10.0
-) -> None:
+def tell(server: StandIn, folder: Path, story: Story, *, start: bool = True) -> None:
     """Run a story with a publisher."""
 
     async def go(url: str) -> None:
-        publisher = VllmPublisher(
-            Upkeep(url, wait_s=wait_s), small_probe(), names=NAMES, folder=folder
-        )
+        publisher = VllmPublisher(url, small_probe(), names=NAMES, folder=folder)
         try:
             if start:
                 await publisher.start()
@@ -39,21 +35,6 @@ def tell(
 
     with serving(ScriptedServer(server.reply)) as url:
         asyncio.run(go(url))
-
-
-async def met_a_failure(publisher: VllmPublisher) -> int:
-    """Send a request that the server fails at first; returns the number of attempts."""
-    attempts = 0
-
-    async def send() -> int:
-        nonlocal attempts
-        attempts += 1
-        if attempts == 1:
-            await asyncio.sleep(0)
-            raise EndpointError("404: policy@2 is not known")
-        return attempts
-
-    return await publisher.persist(send)
 
 
 def versions(server: StandIn) -> list[str]:
@@ -197,73 +178,24 @@ def test_what_the_server_refuses_names_the_flag(tmp_path: Path) -> None:
     tell(server, tmp_path, story)
 
 
-def test_a_server_that_was_restarted_gets_its_adapters_again(tmp_path: Path) -> None:
-    server = StandIn()
-
-    async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
-        await publisher.publish(small_adapter(4, name="rival"))
-        await publisher.publish(small_adapter(1))
-        with live.use("policy@1"):
-            await publisher.publish(small_adapter(2))
-            server.restart()
-            server.calls.clear()
-            assert await asyncio.gather(*(met_a_failure(publisher) for _ in range(5))) == [2] * 5
-            assert sorted(versions(server)) == ["policy@1", "policy@2", "rival@4"]
-            assert len(server.calls) == 3  # once for all
-        server.restart()
-        await publisher.publish(small_adapter(3))  # nobody has noticed
-        assert await met_a_failure(publisher) == 2
-        assert sorted(versions(server)) == ["policy@2", "policy@3", "rival@4"]
-
-    tell(server, tmp_path, story)
-
-
-def test_a_server_that_fails_while_an_adapter_is_published_is_waited_for(tmp_path: Path) -> None:
-    server = StandIn()
-
-    def busy(asked: HttpAsked) -> HttpAnswer | None:
-        asked_for.append(asked.path)
-        if len(asked_for) == 4:
-            server.before = lambda asked: None
-        return HttpAnswer({"error": {"message": "engine is not ready"}}, 503)
-
-    asked_for: list[str] = []
-
-    async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
-        server.before = busy
-        await publisher.publish(small_adapter(1))
-        assert live.newest["policy"].version == 1
-        assert "/health" in asked_for
-
-    tell(server, tmp_path, story)
-
-
-def test_a_server_that_stays_away_ends_the_run_with_the_cause(tmp_path: Path) -> None:
+def test_a_server_that_fails_ends_the_run_with_the_cause(tmp_path: Path) -> None:
     server = StandIn()
 
     async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
         await publisher.publish(small_adapter(1))
         server.before = lambda asked: HttpAnswer({"error": {"message": "engine is dead"}}, 503)
-        with pytest.raises(EngineError, match=r"not answered for 0\.2 s .*engine is dead"):
+        with pytest.raises(EngineError, match=r"engine is dead.*start the vLLM server"):
             await publisher.publish(small_adapter(2))
+        assert live.newest["policy"].version == 1
         server.before = lambda asked: None
-        with pytest.raises(EngineError, match="engine is dead"):  # the run has ended
-            await met_a_failure(publisher)
-
-    tell(server, tmp_path, story, wait_s=0.2)
-
-
-def test_a_server_that_comes_back_with_another_model_ends_the_run(tmp_path: Path) -> None:
-    server = StandIn()
-
-    async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
-        await publisher.publish(small_adapter(1))
-        server.restart()
-        server.ignores = True  # its adapters are not those of the trainer's model
-        with pytest.raises(EngineError, match=r"came back changed: .* has loaded adapter policy@1"):
-            await met_a_failure(publisher)
-        assert not server.loaded
-        with pytest.raises(AdapterError, match="answers like the base model"):
-            await publisher.publish(small_adapter(2))
 
     tell(server, tmp_path, story)
+
+
+def test_a_server_that_is_a_process_of_ours_goes_on_in_a_new_one(tmp_path: Path) -> None:
+    process = ServerProcess(lambda _: ["vllm"], log=tmp_path / "log")
+    process.log.write_text("out of memory")
+    publisher = VllmPublisher(process, small_probe(), names=NAMES, folder=tmp_path)
+    with pytest.raises(DeviceError, match=r"no answer(.|\n)*out of memory"), publisher.failures():
+        raise EndpointError("no answer")
+    process.close()

@@ -13,11 +13,10 @@ import pytest
 from numpy.typing import NDArray
 
 from legos.device import ModelHandle
-from legos.errors import AdapterError, EndpointError, EngineError
+from legos.errors import AdapterError, DeviceError, EngineError
 from legos.remote.process import ServerProcess
 from legos.remote.vllm.live import LiveAdapters
 from legos.remote.vllm.publisher import VllmPublisher
-from legos.remote.vllm.upkeep import Upkeep
 from legos.weights import peft
 from legos.weights.adapter import Adapter
 from legos.wiring.model import apply_lora, load_model
@@ -53,7 +52,12 @@ def random_adapter(model: ModelHandle) -> MakeAdapter:
 
 
 def tell(
-    server: Upkeep, model: ModelHandle, folder: Path, story: Story, *, start: bool = True
+    server: str | ServerProcess,
+    model: ModelHandle,
+    folder: Path,
+    story: Story,
+    *,
+    start: bool = True,
 ) -> None:
     """Run a story with a publisher of the server."""
 
@@ -72,10 +76,6 @@ def tell(
 def alive(process: psutil.Process) -> bool:
     """Whether a process runs; a zombie has ended, and nobody has asked how."""
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-
-
-def given(server: ServerProcess) -> Upkeep:
-    return Upkeep(server.url, wait_s=60.0)
 
 
 def listed(server: ServerProcess) -> list[str]:
@@ -116,7 +116,7 @@ def test_tokens_of_each_version_have_the_trainer_s_probabilities(
             np.testing.assert_allclose(found, expected, atol=1e-4)
         assert listed(vllm_server) == ["policy@1", "policy@2"]  # the next version replaces it
 
-    tell(given(vllm_server), model, tmp_path, story)
+    tell(vllm_server.url, model, tmp_path, story)
     assert not listed(vllm_server)
 
 
@@ -137,7 +137,7 @@ def test_a_folder_that_vllm_ignores_is_named(
         monkeypatch.undo()
         await publisher.publish(random_adapter(3))
 
-    tell(given(vllm_server), model, tmp_path, story)
+    tell(vllm_server.url, model, tmp_path, story)
 
 
 def test_what_the_server_has_no_room_for_names_the_flag(
@@ -150,13 +150,13 @@ def test_what_the_server_has_no_room_for_names_the_flag(
         await publisher.start()
 
     with pytest.raises(AdapterError, match=r"start the server with a larger --max-lora-rank"):
-        tell(given(vllm_server), wide, tmp_path / "wide", starts, start=False)
+        tell(vllm_server.url, wide, tmp_path / "wide", starts, start=False)
     wide.close()
 
     async def many() -> None:
         names = ("policy", "policy-evaluated", "a", "b")
         publisher = VllmPublisher(
-            given(vllm_server), probe_of(model), names=names, folder=tmp_path / "many"
+            vllm_server.url, probe_of(model), names=names, folder=tmp_path / "many"
         )
         try:
             await publisher.start()
@@ -168,47 +168,26 @@ def test_what_the_server_has_no_room_for_names_the_flag(
     assert not listed(vllm_server)
 
 
-def test_a_killed_server_is_started_again_with_its_adapters(
-    vllm_server: ServerProcess, model: ModelHandle, random_adapter: MakeAdapter, tmp_path: Path
+def test_a_killed_server_ends_the_run_with_its_log(
+    start_vllm: Callable[..., ServerProcess],
+    model: ModelHandle,
+    random_adapter: MakeAdapter,
+    tmp_path: Path,
 ) -> None:
-    prompt = [50, 60, 70, 80]
-
-    async def asked(publisher: VllmPublisher) -> tuple[int, int, Any]:
-        """Ask as a client does; returns the number of attempts, the version and the answer."""
-        attempts = 0
-
-        async def send() -> tuple[int, int, Any]:
-            nonlocal attempts
-            attempts += 1
-            with publisher.live.use("policy") as served:
-                try:
-                    choice = await sampled(vllm_server.url, served.model, prompt, 400)
-                except httpx.HTTPError as error:
-                    raise EndpointError(str(error)) from error
-                return attempts, served.version, choice
-
-        return await publisher.persist(send)
+    server = start_vllm()
 
     async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
-        await publisher.publish(random_adapter(7, name="rival"))
         await publisher.publish(random_adapter(1))
-        guardian = psutil.Process(vllm_server.pid)
+        guardian = psutil.Process(server.pid)
         serving, processes = guardian.children()[0], guardian.children(recursive=True)
         assert len(processes) >= 3  # vllm serve, its engine, a worker
-        requests = [asyncio.ensure_future(asked(publisher)) for _ in range(3)]
-        await asyncio.sleep(0.05)  # an answer of 400 tokens takes several times as long
         serving.kill()  # vllm serve alone: its engine is left behind
-        published = await publisher.publish(random_adapter(2))
-        assert published.version == 2
-        for attempts, version, choice in await asyncio.gather(*requests):
-            assert attempts == 2
-            tokens = choice["token_ids"]
-            expected = logprobs(model, random_adapter(version), prompt, tokens)
-            np.testing.assert_allclose(choice["logprobs"]["token_logprobs"], expected, atol=1e-4)
-        assert sorted(listed(vllm_server))[-1] == "rival@7"
+        with pytest.raises(DeviceError, match="The end of its log"):
+            await publisher.publish(random_adapter(2))
+        server.close()
         assert not [process for process in processes if alive(process)]
 
-    tell(Upkeep(vllm_server), model, tmp_path, story)
+    tell(server, model, tmp_path, story)
 
 
 def test_a_server_without_lora_names_the_flag(
@@ -220,7 +199,7 @@ def test_a_server_without_lora_names_the_flag(
         await publisher.start()
 
     with pytest.raises(AdapterError, match="--enable-lora"):
-        tell(given(server), model, tmp_path, starts, start=False)
+        tell(server.url, model, tmp_path, starts, start=False)
     server.close()
 
 
