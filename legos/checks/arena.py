@@ -34,7 +34,7 @@ __all__ = ["Finding", "check_arena"]
 
 SAME_SUM = 1e-9  # tolerance of sums of rewards
 NOT_PLAYED = (
-    "not checked (rewards, repeatable, roles, secrets, crash, idle player, time): a program plays "
+    "not checked (rewards, repeatable, roles, secrets, idle player, time): a program plays "
     "a seat over HTTP, and what it asks is answered by the engine of a model only; play it with "
     "legos train --arena NAME --loop.steps 1, and --serve 0 if programs start the episodes"
 )
@@ -94,7 +94,6 @@ def check_arena(arena: Arena, *, plays: int = 64, seed: int = 0) -> list[Finding
         *_roles(arena, batches),
         *_reward_sums(arena, batches, tree),
         *prompt_findings(arena, batches),
-        _crash(arena, planned, first.episodes),
         *_idle(arena, planned),
         *([problem] if problem else ()),
         *(game_findings(arena, planned, tree) if isinstance(arena, GameArena) else ()),
@@ -251,25 +250,6 @@ def _reward_sums(
     good = f"{arena.utility}, as declared, in {len(rows)} {what}"
     bad = f"utility is {arena.utility!r}, but {len(wrong)} {what} have rewards such as {wrong[:1]}"
     yield finding("reward sums", not wrong, good, bad)
-
-
-def _crash(arena: Arena, planned: Plays, episodes: Sequence[Episode]) -> Finding:
-    """Whether a player that crashes in one play leaves the others as they were."""
-    victim = planned[len(planned) // 2][1]
-
-    def player(role: str, task: Task, seed: int, asked: Asked) -> str:
-        if seed == victim:
-            raise RuntimeError("this player crashes")
-        return random_player(role, task, seed, asked)
-
-    crashed = played(arena, player, planned).episodes
-    changed = [
-        one.task.id
-        for one, other in zip(crashed, episodes, strict=True)
-        if one.seed != victim and _story(one) != _story(other)
-    ]
-    bad = f"a player that crashes in one play changes {len(changed)} others, such as {changed[:1]}"
-    return finding("crash", not changed, "a player that crashes leaves the other plays alone", bad)
 
 
 def _idle(arena: Arena, planned: Plays) -> Iterator[Finding]:

@@ -23,12 +23,6 @@ SUMS = (
     "logprob_gap",
     "error_factor",
     "masked",
-    "positive",
-    "negative",
-    "clipped_positive",
-    "clipped_negative",
-    "masked_positive",
-    "masked_negative",
 )
 
 
@@ -37,7 +31,6 @@ def token_sums(
     gap: Any,
     *,
     mask: Any,
-    advantage: Any,
     cut: Any,
     masked: Any,
     divergences: Sequence[Any],
@@ -52,7 +45,6 @@ def token_sums(
         xp: array namespace.
         gap: [S, A] log pi - log mu, clamped.
         mask: [S, A] 1.0 where a token was chosen.
-        advantage: [S, A] advantages used in the policy loss.
         cut: [S, A] 1.0 where the trust region of the loss clipped the token.
         masked: [S, A] 1.0 where a correction dropped the token; None where none is on.
         divergences: [S, A] KL divergence (nats) from the reference, and from the EMA.
@@ -61,9 +53,7 @@ def token_sums(
     Returns:
         [len(SUMS)] sums.
     """
-    ratio, nothing = xp.exp(gap), xp.zeros_like(mask)
-    up, down = (advantage > 0) * mask, (advantage < 0) * mask
-    dropped = nothing if masked is None else masked
+    ratio = xp.exp(gap)
     terms = (
         mask,
         cut,
@@ -74,13 +64,7 @@ def token_sums(
         (ratio - 1.0) * (ratio - 1.0),
         xp.abs(gap),
         xp.exp(xp.abs(gap)),
-        dropped,
-        up,
-        down,
-        cut * up,
-        cut * down,
-        dropped * up,
-        dropped * down,
+        xp.zeros_like(mask) if masked is None else masked,
     )
     return xp.sum(xp.stack(terms) * mask, axis=(1, 2))
 
@@ -89,7 +73,6 @@ def step_metrics(loss: float, sums: Sequence[float], grad_norm: float) -> dict[s
     """Compute the means over a step's tokens.
 
     ``mismatch_k3`` is Schulman's estimate of KL(mu || pi), mean of r - 1 - log r with r = pi / mu.
-    Fractions by sign are fractions of the tokens whose advantage has that sign.
 
     Args:
         loss: loss of the whole step.
@@ -101,18 +84,10 @@ def step_metrics(loss: float, sums: Sequence[float], grad_norm: float) -> dict[s
     mean = {name: value / tokens for name, value in total.items()}
     variance = max(mean["ratio_spread"] - (mean["ratio"] - 1.0) ** 2, 0.0)
     squared = mean["ratio"] ** 2
-
-    def of_sign(what: str, sign: str) -> float:
-        return total[f"{what}_{sign}"] / max(total[sign], 1.0)
-
     return {
         "loss": loss,
         "clip_fraction": mean["clipped"],
-        "clip_fraction_positive": of_sign("clipped", "positive"),
-        "clip_fraction_negative": of_sign("clipped", "negative"),
         "mask_fraction": mean["masked"],
-        "mask_fraction_positive": of_sign("masked", "positive"),
-        "mask_fraction_negative": of_sign("masked", "negative"),
         "kl_divergence": mean["kl"],
         "ema_kl_divergence": mean["ema_kl"],
         "entropy": mean["entropy"],

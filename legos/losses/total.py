@@ -126,7 +126,6 @@ def token_loss(
         xp,
         gap,
         mask=mask,
-        advantage=advantage,
         cut=cut,
         masked=masked,
         divergences=divergences,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-from talks import Talk, found, talk
+from talks import found, talk
 
 from legos import Arena, Forfeit, Seat, Table, Task
 from legos.checks import Finding, check_arena
@@ -90,27 +90,6 @@ def test_seats_that_programs_play_are_named_as_not_checked(
     assert "a program plays a seat over HTTP" in findings[-1].text
     assert run(["arenas", "check", "programs", "--plays", "3"]) == 0
     assert "not checked (rewards, repeatable, roles" in capsys.readouterr().out
-
-
-def test_a_player_that_crashes_in_one_play_and_changes_others_is_found() -> None:
-    async def play(self: Arena, t: Table) -> Mapping[str, float]:
-        said = await t.ask("ann", "Say something.")  # a crash leaves what follows undone
-        self.turns = getattr(self, "turns", 0) + 1  # type: ignore[attr-defined]
-        await t.ask("bob", f"Ann says: {said.answer}")
-        return {"ann": 0.0, "bob": float(self.turns)}  # type: ignore[attr-defined]
-
-    crashed: list[str] = []
-
-    async def watched(self: Arena, t: Table) -> Mapping[str, float]:
-        try:
-            return await Talk.play(self, t)  # type: ignore[arg-type]
-        except Exception as error:
-            crashed.append(str(error))
-            raise
-
-    assert found(talk(play=watched), "crash").passed is True
-    assert crashed == ["this player crashes"]
-    assert found(talk(play=play), "crash").passed is False
 
 
 @pytest.mark.parametrize(

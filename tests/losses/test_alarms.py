@@ -87,18 +87,13 @@ def test_means_by_hand() -> None:
     sums = dict.fromkeys(SUMS, 0.0)
     # Ratios 0.5, 1, 1.5, 1: mean 1, mean square 1.125.
     sums |= {"tokens": 4.0, "ratio": 4.0, "ratio_spread": 0.5, "clipped": 2.0, "k3": 0.4}
-    sums |= {"positive": 1.0, "negative": 2.0, "clipped_positive": 1.0, "clipped_negative": 1.0}
-    sums |= {"masked": 1.0, "masked_negative": 1.0}
+    sums |= {"masked": 1.0}
     metrics = step_metrics(1.5, list(sums.values()), 2.5)
     expected = {
         "loss": 1.5,
         "grad_norm": 2.5,
         "clip_fraction": 0.5,
-        "clip_fraction_positive": 1.0,
-        "clip_fraction_negative": 0.5,
         "mask_fraction": 0.25,
-        "mask_fraction_positive": 0.0,
-        "mask_fraction_negative": 0.5,
         "ratio_mean": 1.0,
         "ratio_std": math.sqrt(0.125),
         "effective_sample_share": 16 / 18,
@@ -121,7 +116,6 @@ def test_the_deviation_of_ratios_near_one_survives_float32() -> None:
         np,
         gap,
         mask=np.ones_like(gap),
-        advantage=nothing,
         cut=nothing,
         masked=None,
         divergences=(nothing, nothing),
