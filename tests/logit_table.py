@@ -117,9 +117,7 @@ class TableModel:
         """Raise ``AdapterError``: there are no weights to merge a table into."""
         raise AdapterError("a table of logits cannot be merged into a model")
 
-    def make_engine(
-        self, limits: EngineLimits | None = None, *, watched: bool = False
-    ) -> "TableEngine":
+    def make_engine(self, limits: EngineLimits | None = None) -> "TableEngine":
         """Make an engine; it has no limits and needs no watchdog."""
         return TableEngine(self.tokenizer.vocab_size)
 

@@ -102,7 +102,7 @@ def loaded(
         if not adapters:
             apply_lora(handle)
             adapters = [handle.base_adapter()]
-        with closing(handle.make_engine(limits, watched=True)) as engine:
+        with closing(handle.make_engine(limits)) as engine:
             for adapter in adapters:
                 put_on(engine, adapter, name)
             yield Loaded(name=name, handle=handle, engine=engine, scale=adapters[0].shape.scale)

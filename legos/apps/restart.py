@@ -12,7 +12,7 @@ from legos.run.checkpoint import checkpoints
 from legos.run.folder import RunFolder
 from legos.stalls import LoopWatch, Watchdog
 
-__all__ = ["restart", "watched"]
+__all__ = ["end_process", "restart", "watched"]
 
 logger = logging.getLogger(__name__)
 MAX_RESTARTS = 3  # of one run
@@ -83,7 +83,7 @@ def watched(
                 restarted = True
                 reason = f"{name} has not responded for {seconds:.0f} s"
                 if leads:
-                    _end(f"{reason}, so another process has died; {resume_command(folder)}")
+                    end_process(f"{reason}, so another process has died; {resume_command(folder)}")
                 restart(folder, reason)
                 logger.error("%s; end this process and run: %s", reason, resume_command(folder))
 
@@ -91,7 +91,7 @@ def watched(
         yield
 
 
-def _end(reason: str) -> None:
+def end_process(reason: str) -> None:
     """End this process, one thread of which will never return."""
     logger.error("%s", reason)
     sys.stdout.flush()

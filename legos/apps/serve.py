@@ -5,13 +5,14 @@ import json
 import logging
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
 from fastapi import FastAPI
 
 from legos.apps.adapters import loaded, named_adapter
+from legos.apps.restart import end_process
 from legos.builtin import BUILTIN, EXAMPLE
 from legos.errors import ConfigError
 from legos.mac import awake
@@ -25,7 +26,9 @@ from legos.stalls import LoopWatch, Watchdog
 from legos.weights.adapter import Adapter, checked_name
 from legos.wiring.http import app_of
 
-__all__ = ["serve"]
+__all__ = ["end_if_stuck", "serve"]
+
+STUCK_S = 300.0  # a step or a load of an adapter that takes longer hangs
 
 
 def serve(
@@ -75,11 +78,15 @@ def serve(
             live.handle, live.engine, name=_short(live.name), options=options, scale=live.scale
         )
         quiet_collector()
-        asyncio.run(_until_signal(app, listener, drain_s, say))
+        asyncio.run(_until_signal(app, listener, drain_s, say, lambda: live.handle.turns))
 
 
 async def _until_signal(
-    app: FastAPI, listener: socket.socket, drain_s: float, say: Callable[[str], None]
+    app: FastAPI,
+    listener: socket.socket,
+    drain_s: float,
+    say: Callable[[str], None],
+    turns: Callable[[], Mapping[str, int | None]],
 ) -> None:
     """Serve until SIGINT or SIGTERM; a second signal ends the process at once."""
     loop = asyncio.get_running_loop()
@@ -105,9 +112,27 @@ async def _until_signal(
             f"curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' "
             f"-d '{json.dumps(body)}'\n"
         )
-        with Watchdog(watch.check, name="legos-serve-watchdog"):
+
+        def check(dog: Watchdog) -> None:
+            watch.check(dog)
+            end_if_stuck(dog, turns())
+
+        with Watchdog(check, name="legos-serve-watchdog"):
             await ended.wait()
         say(f"stopping; running requests get {drain_s:g} s to finish (Ctrl-C again: at once)\n")
+
+
+def end_if_stuck(dog: Watchdog, turns: Mapping[str, int | None]) -> None:
+    """End this process where a thread of the model hangs: a GPU would hang in it again.
+
+    Args:
+        dog: measures how long each thread has been in its turn.
+        turns: see ``ModelHandle.turns``.
+    """
+    for name, turn in turns.items():
+        seconds = dog.still_s(name, turn)
+        if seconds > STUCK_S:
+            end_process(f"{name} has not responded for {seconds:.0f} s; start the server again")
 
 
 def _read(adapters: Sequence[str]) -> list[Adapter]:

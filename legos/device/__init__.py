@@ -126,15 +126,8 @@ class ModelHandle(Protocol):
         """
         ...
 
-    def make_engine(
-        self, limits: EngineLimits | None = None, *, watched: bool = False
-    ) -> LocalEngine:
-        """Make an engine of this model.
-
-        Args:
-            limits: limits of the engine; None: the defaults.
-            watched: whether an engine that dies or hangs is replaced, with its adapters.
-        """
+    def make_engine(self, limits: EngineLimits | None = None) -> LocalEngine:
+        """Make an engine of this model; without limits it has the defaults."""
         ...
 
     def make_backend(self, config: BackendConfig | None = None) -> Backend:

@@ -20,7 +20,6 @@ from legos.errors import ModelError, TrainerError
 from legos.mlx.fits import check_training
 from legos.mlx.generate.capabilities import Capabilities
 from legos.mlx.generate.engine import MlxEngine
-from legos.mlx.generate.watchdog import WatchedEngine
 from legos.mlx.model.forward import all_logits
 from legos.mlx.model.fuse import logits_under, set_adapter, weights_dtype, write_checked
 from legos.mlx.model.load import REFUSED, base_arrays, load_tree, num_token_ids
@@ -230,18 +229,26 @@ class MlxModel:
         write = self.worker.call(write_checked, self.tree, self.folder, folder, self.num_vocabulary)
         return write.result()
 
-    def make_engine(
-        self, limits: EngineLimits | None = None, *, watched: bool = False
-    ) -> LocalEngine:
+    def make_engine(self, limits: EngineLimits | None = None) -> LocalEngine:
         """Make an engine with its own thread and module tree, which shares the base arrays.
 
         Args:
             limits: limits of rows, tokens and memory; None: the defaults.
-            watched: whether a watchdog replaces the engine when it dies or hangs.
         """
-        if not watched:
-            return self._engine(limits)
-        engine: Any = WatchedEngine(lambda: self._engine(limits))  # has all methods of one
+        worker = self._make_worker("legos-engine")
+
+        def build() -> MlxEngine:
+            return MlxEngine(
+                worker,
+                load_tree(self.folder, share=self._base),
+                num_vocabulary=self.num_vocabulary,
+                context=self.context,
+                limits=limits,
+                capabilities=self._capabilities,
+            )
+
+        engine = worker.call(build).result()
+        self._capabilities = engine.capabilities
         return engine
 
     def make_backend(self, config: BackendConfig | None = None) -> LoraBackend:
@@ -276,23 +283,6 @@ class MlxModel:
                 self.worker.abandon()
                 return
         self.worker.close()
-
-    def _engine(self, limits: EngineLimits | None) -> MlxEngine:
-        worker = self._make_worker("legos-engine")
-
-        def build() -> MlxEngine:
-            return MlxEngine(
-                worker,
-                load_tree(self.folder, share=self._base),
-                num_vocabulary=self.num_vocabulary,
-                context=self.context,
-                limits=limits,
-                capabilities=self._capabilities,
-            )
-
-        engine = worker.call(build).result()
-        self._capabilities = engine.capabilities
-        return engine
 
     def _token_ids(self) -> int:
         """Number of usable token ids; a log line names those that the embedding lacks."""

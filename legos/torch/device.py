@@ -245,7 +245,7 @@ class TorchModel:
         """Raise ``AdapterError``: MLX merges the adapters of both devices."""
         raise AdapterError("torch does not merge adapters; load the model with device mlx")
 
-    def make_engine(self, limits: EngineLimits | None = None, *, watched: bool = False) -> NoReturn:
+    def make_engine(self, limits: EngineLimits | None = None) -> NoReturn:
         """Raise ``ModelError``: torch has no engine."""
         raise ModelError(
             "device torch trains and does not generate: start a server of the same model "

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from short_runs import NIM
 
-from legos.apps import restart
+from legos.apps import restart, serve
 from legos.cli.process import main
+from legos.stalls import Watchdog
 
 BROKEN = """
 import os, sys, time
@@ -87,3 +88,16 @@ def test_restarts_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv(restart.RESTARTS)
     restart.restart(tmp_path / "elsewhere", "the device failed")  # without a checkpoint
     assert len(started) == 2
+
+
+def test_a_server_ends_where_a_thread_of_its_model_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+    monkeypatch.setattr(serve, "end_process", ended.append)
+    dog = Watchdog(lambda _: None, name="test")
+    for clock_s, turn in ((0.0, 1), (299.0, 1), (300.0, None), (700.0, 2), (1000.0, 2)):
+        dog.clock_s = clock_s
+        serve.end_if_stuck(dog, {"legos-engine": turn})
+    assert not ended
+    dog.clock_s = 1001.0
+    serve.end_if_stuck(dog, {"legos-engine": 2})
+    assert ended == ["legos-engine has not responded for 301 s; start the server again"]

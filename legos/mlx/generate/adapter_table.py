@@ -31,9 +31,8 @@ class AdapterTable:
     """The adapters of one module tree by name; only the thread that owns the tree may use it.
 
     Attributes:
-        loaded: name -> the live adapter of that name.
-        infos: name -> its version and digest. Both mappings are replaced as a whole and never
-            changed in place, so any thread may read them.
+        infos: name -> version and digest of the live adapter of that name; replaced as a whole and
+            never changed in place, so any thread may read it.
         retired: slots of replaced or removed weights, until nothing uses them.
     """
 
@@ -42,7 +41,6 @@ class AdapterTable:
         self._epochs = count()
         self._by_name = {BASE: LiveAdapter(BASE, None, slot=0, epoch=next(self._epochs))}
         self.retired: list[int] = []
-        self.loaded: Mapping[str, Adapter] = {}
         self.infos: Mapping[str, AdapterInfo] = {}
 
     def find(self, asked: str) -> LiveAdapter:
@@ -84,7 +82,7 @@ class AdapterTable:
         else:
             epoch = next(self._epochs)
             self._by_name[name] = LiveAdapter(name, adapter.info, slot=slot, epoch=epoch)
-        self._show({**self.loaded, name: adapter})
+        self.infos = {**self.infos, name: adapter.info}
 
     def drop(self, name: str) -> None:
         """Remove an adapter by name; requests that already use it finish with its weights.
@@ -95,11 +93,7 @@ class AdapterTable:
         if name not in self.infos:
             raise AdapterError(f"adapter {name!r} is not live; live: {sorted(self.infos)}")
         self.retired.append(self._by_name.pop(name).slot)
-        self._show({key: adapter for key, adapter in self.loaded.items() if key != name})
-
-    def _show(self, loaded: Mapping[str, Adapter]) -> None:
-        self.loaded = loaded
-        self.infos = {name: adapter.info for name, adapter in loaded.items()}
+        self.infos = {key: info for key, info in self.infos.items() if key != name}
 
     @property
     def epochs(self) -> set[int]:

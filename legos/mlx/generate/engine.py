@@ -13,10 +13,9 @@ Unless their docstrings say otherwise, methods named ``_x`` run on the worker th
 """
 
 import logging
-import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
@@ -84,7 +83,6 @@ class MlxEngine:
         self.capabilities = self._scheduler.capabilities
         self._inbox: deque[Message] = deque()  # messages for the next step
         self._inside: set[SequenceState] = set()
-        self._claiming = threading.Lock()  # every request has one final result, on either thread
         self._closed = False
         self.swaps = self._accepted = self._answered = 0
         self._drawn: Counter[str] = Counter()  # adapter -> tokens sampled by finished requests
@@ -165,10 +163,6 @@ class MlxEngine:
         """Name of each live adapter -> its version and digest."""
         return self._scheduler.adapters.infos
 
-    def loaded(self) -> Collection[Adapter]:
-        """All live adapters."""
-        return self._scheduler.adapters.loaded.values()
-
     def score(
         self,
         prompts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]],
@@ -207,21 +201,6 @@ class MlxEngine:
             self._closed = True
             self._worker.call(self._end).result()
             self._worker.close()
-
-    def abandon(self, reason: str = "the engine was given up") -> None:
-        """Give up an engine whose thread no longer responds, without waiting for it.
-
-        Everything pending fails with ``EngineError``, and so do later requests; what the thread
-        computes later is ignored.
-        """
-        self._closed = True
-        self._worker.abandon()
-        error = EngineError(reason)
-        self._scheduler.scores.fail(error)
-        with self._claiming:
-            left, self._inside = self._inside, set()
-        deliver_all([(sequence, error) for sequence in left])
-        refuse_all(self._inbox, reason)
 
     def _tokens_drawn(self, adapter: str) -> int:
         inside = (m for m in self._inside if adapter_name(m.request.adapter) == adapter)
@@ -329,18 +308,17 @@ class MlxEngine:
 
     def _answer(self, outcomes: Sequence[Outcome]) -> None:
         """Deliver results; a sequence with a final result leaves the engine."""
-        with self._claiming:
-            claimed: list[Outcome] = []
-            for sequence, result in outcomes:
-                if sequence not in self._inside:
-                    continue
-                claimed.append((sequence, result))
-                if not isinstance(result, Progress):
-                    self._inside.remove(sequence)
-                    self._answered += 1
-                    adapter = adapter_name(sequence.request.adapter)
-                    self._drawn[adapter] += len(sequence.tokens)
-                    self._scheduler.budget.give_back(sequence)
+        claimed: list[Outcome] = []
+        for sequence, result in outcomes:
+            if sequence not in self._inside:
+                continue
+            claimed.append((sequence, result))
+            if not isinstance(result, Progress):
+                self._inside.remove(sequence)
+                self._answered += 1
+                adapter = adapter_name(sequence.request.adapter)
+                self._drawn[adapter] += len(sequence.tokens)
+                self._scheduler.budget.give_back(sequence)
         deliver_all(claimed)
         if self._scheduler.adapters.retired:
             self._scheduler.tidy(self._inside)

@@ -176,7 +176,7 @@ class InlineWorker:
 
     @property
     def turn(self) -> int | None:
-        """None: the calling thread runs everything, so that no watchdog could replace it."""
+        """None: the calling thread runs everything, and no watchdog ends it."""
         return None
 
     def set_tick(self, tick: Tick) -> None:

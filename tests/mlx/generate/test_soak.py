@@ -10,7 +10,6 @@ import pytest
 
 from legos.errors import RequestError
 from legos.mlx.generate.engine import MlxEngine
-from legos.mlx.generate.watchdog import WatchedEngine
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.worker import ThreadWorker
 from legos.records.limits import EngineLimits
@@ -55,7 +54,7 @@ def test_ten_thousand_requests_leave_nothing_behind(
 
         return worker.call(build).result()
 
-    engine = WatchedEngine(make)
+    engine = make()
     prepared, rng = room("llama"), random.Random(0)
     answers: dict[int, list[Result]] = {}
     heard = threading.Condition()
