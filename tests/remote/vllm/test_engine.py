@@ -146,7 +146,7 @@ def test_one_bad_or_cancelled_request_of_a_list_harms_no_other(
         bad = asyncio.create_task(client.complete([1, 10_000], sampling))
         await asyncio.sleep(0.02)
         tasks[0].cancel()
-        with pytest.raises(RequestError, match="the prompt holds token 10000"):
+        with pytest.raises(RequestError, match="10000"):
             await bad
         rest = await asyncio.gather(*tasks[1:])
         assert [len(completion.token_ids) for completion in rest] == [30, 30]
