@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from legos.errors import ModelError
-from legos.mlx.model.forecast import Sizes, engine_bytes, held_bytes, prefill_tokens
+from legos.mlx.model.forecast import Sizes, engine_bytes, held_bytes
 from legos.mlx.model.load import shapes_of
 from legos.mlx.model.machine import NEGLIGIBLE, usable_bytes
 from legos.mlx.train.memory import MemoryPlan
@@ -70,9 +70,6 @@ def check_training(folder: Path, size: TrainingSize) -> str | None:
             "training.memory_limit_gib, or take a copy of the model in 4 bits or a smaller model "
             "(docs/run/mac.md lists what fits)"
         )
-    if size.engine is not None:
-        tokens = prefill_tokens(sizes, size.engine, usable - sizes.weights)
-        held += f", with an engine of prefills of up to {tokens} tokens"
     usual = replace(plan, longest=min(USUAL_ROW, longest))
     tokens = usual.max_tokens(size.micro_batch_tokens)
     left = ", and longer ones are left out" if longest < USUAL_ROW else ""

@@ -32,9 +32,10 @@ def check_shapes(
             raise AdapterError(f"adapter {name!r} holds {key}, where this model has no LoRA")
         have, want = tuple(arrays[key].shape), tuple(shapes[key])
         if have != want:
-            axis = {"lora_a": -1, "lora_b": -2}.get(key.rpartition(".")[2])
-            hint = "" if axis is None else _rank_hint(have, want, axis=axis)
-            raise AdapterError(f"adapter {name!r}: {key} has shape {have}, expected {want}{hint}")
+            raise AdapterError(
+                f"adapter {name!r}: {key} has shape {have}, expected {want}; it needs this model, "
+                "and the rank with which it was trained (--training.lora-rank)"
+            )
 
 
 def linear_shape(
@@ -94,13 +95,3 @@ def check_finite(arrays: Mapping[str, Any], *, name: str) -> None:
     for key in sorted(arrays):
         if not np.isfinite(np.asarray(arrays[key])).all():
             raise AdapterError(f"adapter {name!r}: {key} holds values that are not finite")
-
-
-def _rank_hint(have: tuple[int, ...], want: tuple[int, ...], *, axis: int) -> str:
-    """Advice where the rank differs."""
-    if len(have) < 2 or len(have) != len(want) or have[axis] == want[axis]:
-        return ""
-    return (
-        f"; it has rank {have[axis]} and the model was set up for {want[axis]}: "
-        f"start with --training.lora-rank {have[axis]}"
-    )

@@ -41,7 +41,6 @@ class ThreadWorker:
         self._tick: Tick | None = None
         self._turns = 0
         self._turn: int | None = None
-        self._in_flight: Future[Any] | None = None
         self._open = True
         self._lock = threading.Lock()  # so that no call is queued after the thread has ended
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -85,11 +84,8 @@ class ThreadWorker:
         return time.monotonic()
 
     def abandon(self) -> None:
-        """Stop without waiting; the current call and waiting ones fail with ``EngineError``."""
+        """Stop without waiting for the current call; waiting ones fail with ``EngineError``."""
         self._stop()
-        future = self._in_flight
-        if future is not None:
-            answer(future, EngineError(f"{self._thread.name} was given up during this call"))
         self._refuse()
 
     def close(self) -> None:
@@ -127,16 +123,15 @@ class ThreadWorker:
         mx.clear_streams()  # a process that exits before the thread's streams are gone is aborted
 
     def _take(self, call: Call) -> None:
-        """Run a call; ``turn`` and ``_in_flight`` show it to a watchdog and to ``abandon``."""
+        """Run a call; ``turn`` shows it to a watchdog."""
         future, function, args = call
         if future.set_running_or_notify_cancel():
-            self._in_flight = future
             self._begin()
             if self._open:
                 _settle(future, function, args)
             else:
                 answer(future, self._closed())
-            self._turn = self._in_flight = None
+            self._turn = None
 
     def _begin(self) -> None:
         self._turns += 1
