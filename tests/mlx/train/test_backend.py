@@ -230,7 +230,7 @@ def test_the_checkpoint_of_another_lora_is_named(tmp_path: Path) -> None:
     other: Any = load_tree(folder)
     shape = lora_shape(other, rank=2, alpha=8.0, num_layers=2, head=False)
     add_lora(other, shape, seed=0)
-    with pytest.raises(CheckpointError, match=r"cannot be restored.*rank 4 and the model was"):
+    with pytest.raises(CheckpointError, match=r"cannot be restored.*the rank with which it was"):
         mlx_backend(InlineWorker(), other, shape).restore(tmp_path / "saved")
     backend.restore(tmp_path / "saved")
     assert step(tree, backend).reason is None  # and goes on as it was

@@ -218,6 +218,7 @@ def test_what_a_step_took_corrects_the_plan(
     gradients.of_step(step, KEEP, {})
     monkeypatch.setattr(mx, "get_peak_memory", lambda: 2 * ceiling)  # as if another had taken it
     gradients.of_step(step, KEEP, {})
+    monkeypatch.undo()
     gradients.of_step(step, KEEP, {})
     assert [text.partition(":")[0] for text in told] == ["training memory"] * 2
     assert gradients.memory is not None
