@@ -13,7 +13,7 @@ import httpx
 import msgspec
 import pytest
 from accounts import balanced_ledger
-from bench.peers import running
+from bench.server_processes import running
 from rivals import rivals_file
 from short_runs import FEW, NIM
 from tiny_folders import write_tiny_model

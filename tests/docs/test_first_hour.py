@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.peers import running
+from bench.server_processes import running
 
 from arenas.kuhn import Kuhn
 from legos.cli.process import main

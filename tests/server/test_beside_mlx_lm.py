@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
-from bench.peers import running, serve_command, stock_command
+from bench.server_processes import running, serve_command, stock_command
 from tiny_folders import write_tiny_model
 
 pytestmark = pytest.mark.slow

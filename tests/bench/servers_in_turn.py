@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from bench.clients import Ask, clients, speed
-from bench.peers import Server
 from bench.rounds import Workload
+from bench.server_processes import Server
 from bench.streams import CHAT, chat
 
 __all__ = ["measure_servers", "ratios_to_best"]

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from bench.peers import PEERS, Server, peer_command
-from bench.peers_in_turn import ratios_to_best
+from bench.server_processes import PEERS, Server, peer_command
+from bench.servers_in_turn import ratios_to_best
 
 from legos.errors import ConfigError
 
