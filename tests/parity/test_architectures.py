@@ -214,4 +214,4 @@ def test_what_caches_can_do_and_cost_is_found_out(
         sizes=Sizes.of(model), prompt_step=256 if "ArraysCache" in caches else 1
     )
     rows = Rows(model, np.random.default_rng(0), (300, 40, 2))
-    assert sum(layer.nbytes for layer in rows.cache) <= found.cache_bytes(3, 300) + 10_000
+    assert sum(layer.nbytes for layer in rows.cache) <= found.cache_bytes(3, 300, 256) + 10_000

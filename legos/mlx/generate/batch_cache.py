@@ -10,7 +10,19 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import BatchKVCache, CacheList
 
-__all__ = ["evaluate", "extract_rows", "is_plain", "parts", "select_rows"]
+__all__ = [
+    "GROWTH",
+    "evaluate",
+    "extract_rows",
+    "growth",
+    "is_full",
+    "is_plain",
+    "parts",
+    "select_rows",
+    "set_growth",
+]
+
+GROWTH = 16  # tokens; the space for keys and values grows by multiples of it
 
 
 def evaluate(cache: Sequence[Any]) -> None:
@@ -20,6 +32,24 @@ def evaluate(cache: Sequence[Any]) -> None:
     would stay lazy and keep one buffer for every step. Metal limits the number of buffers.
     """
     mx.eval([vars(part) for part in parts(cache)])
+
+
+def growth(tokens: int) -> int:
+    """By how many tokens full rows grow where so many still come: at most by mlx-lm's 256."""
+    return min(-(-tokens // GROWTH) * GROWTH, BatchKVCache.step)
+
+
+def is_full(cache: Sequence[Any]) -> bool:
+    """Whether the next token makes the rows grow."""
+    plain = next((part for part in parts(cache) if is_plain(part)), None)
+    return plain is not None and plain.keys is not None and plain._idx >= plain.keys.shape[2]
+
+
+def set_growth(cache: Sequence[Any], tokens: int) -> None:
+    """Let full rows grow by the tokens that still come, instead of by 256."""
+    for part in parts(cache):
+        if is_plain(part):
+            part.step = growth(tokens)
 
 
 def select_rows(cache: Sequence[Any], indices: Sequence[int]) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from legos.errors import ModelError
+from legos.mlx.generate.batch_cache import growth
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.generate.serving_check import check_serving
 from legos.mlx.model.forecast import Sizes, cache_leaves
@@ -24,14 +25,16 @@ class Capabilities:
     sizes: Sizes  # what its memory depends on
     prompt_step: int  # a prompt is processed in chunks of a multiple of this many tokens
 
-    def cache_bytes(self, num_rows: int, num_tokens: int) -> int:
+    def cache_bytes(self, num_rows: int, num_tokens: int, max_new: int) -> int:
         """Upper bound of the device memory of a batch's cache, in bytes.
 
         Args:
             num_rows: number of rows in the batch.
             num_tokens: tokens of its longest row; every row is allocated at this length.
+            max_new: the most tokens that a row adds to its prompt; by these, a row of any length
+                may grow at once.
         """
-        most = num_tokens + KVCache.step - 1  # a block is added to a row of any length
+        most = num_tokens + growth(max_new)
         return num_rows * (self.sizes.row_bytes + most * self.sizes.token_bytes)
 
 

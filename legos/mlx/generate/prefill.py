@@ -8,6 +8,7 @@ import numpy as np
 from mlx_lm.generate import PromptProcessingBatch
 from mlx_lm.models.cache import make_prompt_cache
 
+from legos.mlx.generate.batch_cache import GROWTH, set_growth
 from legos.mlx.model.forward import CausalModel
 from legos.records.batch import pad_rows as padded
 
@@ -58,6 +59,7 @@ class Prefill:
         self.cache: list[Any] = PromptProcessingBatch(
             forward.model, list(range(len(rows))), caches
         ).prompt_cache
+        set_growth(self.cache, GROWTH)
         self._position = 0
         self._padded = max(lengths) > min(lengths)
         self._longest = max(max(lengths), MIN_CHUNK) if self._padded else max(lengths)

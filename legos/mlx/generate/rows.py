@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from legos.mlx.generate.batch_cache import evaluate, select_rows
+from legos.mlx.generate.batch_cache import evaluate, is_full, select_rows, set_growth
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.generate.sampling.sampler import Draws, Row, Sampler
 from legos.mlx.generate.sequences import SequenceState
@@ -85,6 +85,9 @@ class DecodingRows:
         if self._steps % EVALUATED_EVERY == 0:
             evaluate(self.cache)
         lives = [sequences[0].live for sequences in self._sequences]
+        if is_full(self.cache):
+            coming = (one.remaining for sequences in self._sequences for one in sequences)
+            set_growth(self.cache, max(coming))
         with self._slots.rows([live.slot for live in lives]):
             logits = forward.next_logits(last, self.cache)
         rows = self.listed()

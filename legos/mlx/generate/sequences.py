@@ -70,7 +70,12 @@ class SequenceState:
     @property
     def last_draw(self) -> bool:
         """Whether the next token is certainly the last one, so that no cache is needed."""
-        return len(self.tokens) + 1 >= self.request.max_tokens
+        return self.remaining <= 1
+
+    @property
+    def remaining(self) -> int:
+        """Number of tokens that may still be sampled."""
+        return self.request.max_tokens - len(self.tokens)
 
     def start_again(self) -> None:
         """Discard what was recorded for a token that was not added."""

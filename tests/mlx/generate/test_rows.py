@@ -50,7 +50,7 @@ def test_rows_of_unlike_lengths_stay_within_the_bytes_that_are_reserved(
     room: Callable[..., EngineRoom],
 ) -> None:
     """Every row of a batch is padded to the longest one."""
-    limit = room().engine._scheduler.budget.capabilities.cache_bytes(3, 900)
+    limit = room().engine._scheduler.budget.capabilities.cache_bytes(3, 900, 256)
     one = room(cache_bytes=limit)
     lengths = [3, 4, 800, *range(5, 12)]
     one.submit(
@@ -69,3 +69,19 @@ def test_rows_of_unlike_lengths_stay_within_the_bytes_that_are_reserved(
         rows = max(rows, len(scheduler._rows))
     assert rows > 3
     assert sorted(one.answers) == sorted(lengths)
+
+
+def test_rows_grow_by_the_tokens_that_still_come(room: Callable[..., EngineRoom]) -> None:
+    """Short answers to short prompts take no space of 256 tokens each."""
+    one = room()
+    prompts = {n: tuple(range(3, 43 + n)) for n in range(8)}
+    one.submit({n: Request(prompt_ids=ids, max_tokens=16, seed=n) for n, ids in prompts.items()})
+    token_bytes = one.engine._scheduler.capabilities.sizes.token_bytes
+    places = 0
+    while one.worker.tick():
+        rows = one.engine._scheduler._rows
+        if len(rows):
+            held = sum(layer.nbytes for layer in rows.cache)
+            places = max(places, held // len(rows) // token_bytes)
+    assert sorted(one.answers) == sorted(prompts)
+    assert 60 <= places <= 47 + 16 + 16
