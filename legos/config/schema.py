@@ -19,7 +19,7 @@ from legos.config.setting import Settings, knob
 from legos.errors import ConfigError
 from legos.loop.deficits import Spill, check_shares
 from legos.records.limits import EngineLimits
-from legos.records.step import MICRO_BATCH_TOKENS, Update
+from legos.records.step import Update
 
 __all__ = [
     "GenerationConfig",
@@ -37,9 +37,10 @@ UNKNOWN_SIZE = 1e-4  # learning rate where the model's configuration names no hi
 class TrainingConfig(ObjectiveSettings):
     """The optimiser step: its size, its objective, its learning rate, and the LoRA adapter."""
 
-    micro_batch_tokens: int = knob(MICRO_BATCH_TOKENS, unit="tokens", ge=1)
+    micro_batch_tokens: int | None = knob(None, unit="tokens", ge=1)
     """Padded tokens of one forward and backward pass; shared prefixes count once, and a longer
-    sample gets a pass of its own. Lower it to save memory; the gradient stays the same."""
+    sample gets a pass of its own. Lower it to save memory; the gradient stays the same. None: 4096
+    on a GPU and 512 on a CPU."""
     gradient_checkpointing: bool = knob(False)
     """Keep only the inputs of each layer and recompute the rest in the backward pass. Takes a
     fraction of the memory and about a third more time."""

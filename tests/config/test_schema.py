@@ -19,7 +19,7 @@ def clip_range(config: TrainingConfig) -> tuple[float, float]:
 
 def test_defaults_are_those_documented() -> None:
     config = TrainingConfig()
-    assert config.micro_batch_tokens == 4096
+    assert config.micro_batch_tokens is None  # by the device
     assert config.min_samples_per_step == 16
     assert config.importance_sampling == "token"
     assert clip_range(config) == (0.2, 0.2)

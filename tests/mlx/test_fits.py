@@ -39,11 +39,13 @@ def test_a_model_too_large_is_refused_with_what_would_fit(
     monkeypatch.setattr(fits, "NEGLIGIBLE", 0.0)
     monkeypatch.setattr(fits, "shapes_of", shapes_of)
     folder = folder_of(tmp_path)
-    line = fits.check_training(folder, TrainingSize(limit_bytes=8 << 30))
+    line = fits.check_training(folder, TrainingSize(limit_bytes=8 << 30, micro_batch_tokens=4096))
     assert line is not None
     assert "4096 tokens at once in rows of 512" in line
     assert "of 8.00 GiB in all; rows of up to " in line
-    small = fits.check_training(folder, TrainingSize(limit_bytes=int(1.2 * 2**30)))
+    small = fits.check_training(
+        folder, TrainingSize(limit_bytes=int(1.2 * 2**30), micro_batch_tokens=4096)
+    )
     assert small is not None
     assert "4096 tokens at once" not in small
     short = fits.check_training(folder, TrainingSize(limit_bytes=int(0.6 * 2**30)))

@@ -90,7 +90,9 @@ def _mlx_lm_lora(model: Any, tokenizer: Any, order: Order, stepped: Stepped) -> 
 
     def batches(dataset: Any, batch_size: int, **_: Any) -> Iterator[Any]:
         for first in range(0, len(dataset), batch_size):
-            tokens, answers, prompts, rights = zip(*dataset[first : first + batch_size], strict=True)
+            tokens, answers, prompts, rights = zip(
+                *dataset[first : first + batch_size], strict=True
+            )
             yield list(tokens), list(answers), list(prompts), list(rights), None
 
     def rewards(prompts: Any, completions: Any, answer: Any, **_: Any) -> list[float]:
