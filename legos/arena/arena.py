@@ -2,6 +2,7 @@
 
 import logging
 import random
+import reprlib
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from itertools import accumulate
@@ -55,7 +56,15 @@ class Arena(Playable):
             curriculum: chooses the levels of tasks, if the arena has ``levels``; None: ``Climb``.
             temperature: sampling temperature of the policy.
             seed: seed of tasks and plays.
+
+        Raises:
+            ArenaError: the client is none.
         """
+        if client is not None and not hasattr(client, "complete"):
+            raise ArenaError(
+                f"the client of arena {self.name!r} is {reprlib.repr(client)}; expected one that "
+                "completes prompts, such as trainer.client() or OpenAIClient(base_url=...)"
+            )
         self.client = client
         self.credit_assigner = credit_assigner
         self.matchmaker: Matchmaker = matchmaker or ArenaSeats()

@@ -264,6 +264,8 @@ def test_matchmaking_that_fails_fails_its_play() -> None:
 def test_what_a_step_needs() -> None:
     with pytest.raises(ArenaError, match=r"has no client; make it with Arena\(client\)"):
         Arena().seats(Task(id="t"))
+    with pytest.raises(ArenaError, match=r"client of arena 'arena' is <.*trainer\.client\(\)"):
+        Arena(lambda: None)  # type: ignore[arg-type]
     solo = Solo(one_question)
     with pytest.raises(ArenaError, match="concurrency is 0; expected at least 1 play at once"):
         step(solo, concurrency=0)

@@ -60,7 +60,10 @@ class AdapterTable:
         versions = {known: each.version for known, each in self._by_name.items()}
         if live is None:
             hint = did_you_mean(name, self._by_name)
-            raise RequestError(f"adapter {asked!r} is not live{hint}; live: {versions}")
+            raise RequestError(
+                f"adapter {asked!r} is not live{hint}; live: {versions}; publish it first "
+                "(await trainer.publish_weights(), or POST /adapters/load)"
+            )
         if version != str(live.version):
             raise RequestError(f"adapter {asked!r} is not live; {name!r} is at {live.version}")
         return live
