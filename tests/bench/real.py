@@ -1,0 +1,144 @@
+"""The line with a real chat model, against the slower of its two halves alone.
+
+uv run --group real python tests/bench/real.py --json
+
+SmolLM2-135M-Instruct learns sums with the settings of the arena. The limit of a half is a bare loop
+of mlx-lm over the same tokens, in which the prompt of a group is computed once: 16 prompts and then
+128 short rows that are decoded; rows of a prompt and its 8 answers, forward and backward.
+"""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[1])  # the folder of the package bench
+
+import asyncio
+import re
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+import mlx.core as mx
+from bench.command import Ratio, run
+from bench.line import timed_steps
+from bench.rounds import Workload
+from chat_model import write_chat_model
+
+from legos.arena.registry import advice
+from legos.bench.turns import seconds_of
+from legos.config.resolve import resolve
+from legos.config.schema import RunConfig
+from legos.machine import quiet_collector, share_cores
+from legos.mlx.model.machine import on_cpu
+from legos.records.batch import row_blocks
+from legos.records.group import Group
+from legos.records.step import micro_batch_tokens
+from legos.wiring.arena import make_arena
+from legos.wiring.device import Row, Split, device_checks
+from legos.wiring.trainer import Trainer, trainer_of
+
+__all__ = ["RATIOS", "bench_real"]
+
+RATIOS: Mapping[str, Ratio] = {
+    "line_vs_slower_half": Ratio(
+        "speed of play and training together, against the slower of the two alone as a bare loop "
+        "with the cores that each half has in the line",
+        0.9,
+    ),
+    "play_vs_bare": Ratio("speed of play alone, against a bare loop", 0.9),
+    "training_vs_bare": Ratio("speed of training alone, against a bare loop", 0.9),
+    "memory_vs_plan": Ratio("peak memory of the line, against its plan", 1.1, at_most=True),
+}
+ROUNDS = 3
+
+
+def bench_real(work: Workload) -> Mapping[str, Any]:
+    """Measure play, training and both together with a real chat model."""
+    with tempfile.TemporaryDirectory() as temporary:
+        model = write_chat_model(Path(temporary) / "float32")
+        config = resolve(overrides={"model": f"{model}", "arena": "sums"}, recommend=advice).config
+        plan: list[str] = []
+        with closing(trainer_of(config, inline=False, tell=plan.append)) as trainer:
+            quiet_collector()
+            share_cores(2)  # as `legos train` does; the bare loops get the same limit
+            return _measure(trainer, config, work, plan)
+
+
+def _measure(
+    trainer: Trainer, config: RunConfig, work: Workload, plan: Sequence[str]
+) -> dict[str, Any]:
+    play = config.play
+    arena = make_arena(config.arena, trainer.client(), play=play, seed=1)
+    made: list[Group] = []
+
+    async def step() -> None:
+        made.append(await arena.step(concurrency=play.concurrency))
+
+    asyncio.run(trainer.publish_weights())
+    asyncio.run(step())
+    group, rounds = made[0], work.size(ROUNDS, 1)
+    halves = _bare(trainer, config, group)
+    seconds = {name: statistics.median(half() for _ in range(rounds)) for name, half in halves}
+    seconds["play_s"] = statistics.median(
+        seconds_of(lambda: asyncio.run(step())) for _ in range(rounds)
+    )
+    seconds["training_s"] = statistics.median(
+        seconds_of(lambda: trainer.train_step(group)) for _ in range(rounds)
+    )
+    mx.reset_peak_memory()
+    times, _ = timed_steps(trainer, arena, work.part(0.5).seconds, warm=1, plays=play.concurrency)
+    seconds["seconds_per_step"] = (times[-1] - times[0]) / (len(times) - 1)
+    peak, planned = mx.get_peak_memory() / 2**30, _planned_gib(plan)
+    slower = max(seconds["bare_play_s"], seconds["bare_training_s"])
+    return {
+        **seconds,
+        "samples_per_s": len(group.samples) / seconds["seconds_per_step"],
+        "peak_gib": peak,
+        "planned_gib": planned,
+        "ratios": {
+            "line_vs_slower_half": slower / seconds["seconds_per_step"],
+            "play_vs_bare": seconds["bare_play_s"] / seconds["play_s"],
+            "training_vs_bare": seconds["bare_training_s"] / seconds["training_s"],
+            "memory_vs_plan": peak / planned,
+        },
+    }
+
+
+def _bare(trainer: Trainer, config: RunConfig, group: Group) -> Sequence[tuple[str, Any]]:
+    """Names and calls of the bare halves; a call returns its seconds."""
+    checks, engine = device_checks(trainer.model), trainer.engine
+    answers: dict[Row, list[Row]] = defaultdict(list)
+    for sample in group.samples:
+        first = sample.positions[0]
+        answers[sample.token_ids[:first]].append(sample.token_ids[first:])
+    length = round(statistics.mean(len(one) for each in answers.values() for one in each))
+    starts = [answer[:1] for each in answers.values() for answer in each]
+    rows: list[Split] = [
+        (prompt + tuple(token for answer in each for token in answer), len(prompt))
+        for prompt, each in answers.items()
+    ]
+    budget = micro_batch_tokens(config.training.micro_batch_tokens, on_cpu=on_cpu())
+    blocks = list(row_blocks(rows, budget, length=lambda row: len(row[0])))
+    update = checks.bare_update(blocks)
+    most = config.generation.max_batch
+
+    def play() -> float:
+        prefilled = checks.bare_generation(engine, [*answers], max_tokens=1, rows=most)
+        return prefilled + checks.bare_generation(engine, starts, max_tokens=length, rows=most)
+
+    return (("bare_play_s", play), ("bare_training_s", lambda: seconds_of(update)))
+
+
+def _planned_gib(plan: Sequence[str]) -> float:
+    """The peak that the plan of the first step names, GiB."""
+    found = re.search(r"training memory: .*at once, ([\d.]+) (GiB|MiB) of", "\n".join(plan))
+    assert found is not None, plan
+    return float(found[1]) / (1 if found[2] == "GiB" else 1024)
+
+
+if __name__ == "__main__":
+    run(bench_real, RATIOS)
