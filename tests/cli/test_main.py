@@ -198,7 +198,6 @@ def test_a_runs_settings_leave_another_arena_its_own(trained: Trained, tmp_path:
         (["train", "--lr", "3"], "Unknown option: --lr. Did you mean --training.learning-rate?"),
         (["train", "--training.adam-beta1", "0.8"], "was removed: it is the same in every run"),
         (["serve", "--backend", "vllm"], "--backend was removed: start vLLM itself"),
-        (["train", "--fork-from", "x@3"], "--fork-from was removed: start with --adapter RUN@STEP"),
         (["serve", "--replicas", "2"], "--replicas was removed: start several servers"),
         (["serve", "--memory-limit-gib", "-1"], "--memory-limit-gib is -1; expected more than 0"),
         (["doctor", "--fits"], "--fits was removed: legos train plans the memory of a model"),
