@@ -42,6 +42,7 @@ def in_brief(
             "evaluated": _evaluated(run),
             "arena": "+".join(map(_last_part, run["arena"].split("+"))) if "arena" in run else None,
             "model": _last_part(run.get("model") or "") or None,
+            "forked from": _last_part(run.get("forked_from") or "") or None,
         }
         for name, run in runs.items()
     }
@@ -81,7 +82,7 @@ def describe_run(run: str) -> dict[str, Any]:
         "folder": str(folder.path),
         **_summary(folder),
         "checkpoints": _numbers(list(checkpoint_steps(folder.checkpoints))),
-        "best_step": _best(folder),
+        "best_checkpoint": _best(folder),
         "adapters": _numbers([*folder.adapter_versions]),
         "size_mib": sum(p.stat().st_size for p in folder.path.rglob("*") if p.is_file()) / 2**20,
         "settings": changed,
@@ -107,6 +108,7 @@ def _summary(folder: RunFolder) -> dict[str, Any]:
             if state == "failed"
             else {}
         ),
+        "forked_from": config.fork_from,
         "reward_mean": metrics.get("reward_mean"),
     }
     return summary | {n: v for n, v in evaluated.items() if n.startswith("eval/")}

@@ -32,6 +32,8 @@ def announcement(
     adapter = trainer.adapters[0]
     adapted = sum(array.size for array in adapter.arrays.values())
     done = f", {run.step} of which are done" if run.step else ""
+    if config.fork_from is not None:
+        done += f" (forked from {config.fork_from})"
     yield (
         f"{config.model} ({model.num_parameters:,} parameters, {adapted:,} in LoRA) plays "
         f"{config.title} for {config.loop.steps} steps{done}, in {folder.path}"

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, closing, contextmanager, nullcontext
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ from legos.protocols import Tracker
 from legos.records.names import evaluated_name
 from legos.run.checkpoint import checkpoints
 from legos.run.ending import failure_kept
-from legos.run.find import fresh_folder
+from legos.run.find import checkpoint_of, find_run, fresh_folder, split_place
 from legos.run.folder import FAILS_AGAIN, RUNS, RunFolder
 from legos.run.run import Run
 from legos.stalls import STALL_AFTER_S, LoopWatch
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 
 __all__ = ["check", "train"]
 
+# Settings that determine the metrics of an evaluation.
+EVALUATION = ("loop.evaluation_plays", "loop.evaluation_temperature")
 _NEEDS_CHANGE = (*FAILS_AGAIN, TrainerError)
 _CHANGE = "change what the message names, then "
 _AT_ONCE = "; a second signal (Ctrl-C) ends the run at once, without a checkpoint of the last steps"
@@ -105,11 +108,12 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
     config = resolved.config
     started = time.perf_counter()
     _print(f"loading {config.model}")
+    restored = checkpoint is not None or config.fork_from is not None
     made = trainer_of(
         config,
         inline=config.loop.deterministic,
-        start=start_of(config, None if checkpoint is None else resumed),
-        restored=checkpoint is not None,
+        start=start_of(config, _continued(config, resumed, checkpoint)),
+        restored=restored,
         tell=_print,
         api_key=os.environ.get("LEGOS_API_KEY"),
     )
@@ -141,6 +145,8 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
             )
             if checkpoint is not None:
                 run.resume(checkpoint)
+            elif config.fork_from is not None:
+                _fork(run, config, config.fork_from)
             seconds = 0.0
             if not run.finished:
                 if resumed is not None:
@@ -155,6 +161,15 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
                 trainer.ledger.check_applied()
             _print(*summary(run, folder, config, seconds, signals.received))
         return 0 if signals.received is None else 128 + signals.received
+
+
+def _continued(
+    config: RunConfig, resumed: RunFolder | None, checkpoint: Path | None
+) -> RunFolder | None:
+    """The run whose checkpoint is restored."""
+    if config.fork_from is not None and checkpoint is None:
+        return find_run(split_place(config.fork_from)[0])
+    return None if checkpoint is None else resumed
 
 
 def _token_count(
@@ -222,6 +237,23 @@ def _keep_settings(folder: RunFolder, resolved: ResolvedConfig, step: int) -> No
         )
     if read_config(folder.config).replace(out=config.out) != config:
         folder.write_config(resolved.toml())
+
+
+def _fork(run: Run, config: RunConfig, start: str) -> None:
+    """Start from a checkpoint of another run, ``RUN@STEP``."""
+    name, step = split_place(start)
+    parent = find_run(name)
+    before = read_config(parent.settings)
+
+    def of_play(settings: RunConfig, name: str) -> list[object]:
+        return [getattr(one.play, name) for one in settings.arenas.values()]
+
+    evaluation = all(get(config) == get(before) for get in map(attrgetter, EVALUATION))
+    run.fork(
+        checkpoint_of(parent, step),
+        same_credit=of_play(config, "credit") == of_play(before, "credit"),
+        same_evaluation=evaluation and of_play(config, "options") == of_play(before, "options"),
+    )
 
 
 def _go(

@@ -1,19 +1,23 @@
 """The settings of a run, from the options of ``legos train``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from legos.arena.registry import advice
-from legos.config.resolve import ResolvedConfig, read_config, resolve, settings_of
+from legos.config.resolve import ResolvedConfig, is_chosen, knobs, read_config, resolve, settings_of
 from legos.config.toml import read_sources
 from legos.errors import ConfigError
-from legos.run.find import find_adapter, find_run
+from legos.run.checkpoint import read_state
+from legos.run.find import checkpoint_of, find_adapter, find_run, split_place
+from legos.run.folder import RunFolder
 from legos.weights.folder import read_adapter
 
 __all__ = ["resolve_run"]
 
 _KEPT = ("model", "arena", "seed", "adapter", "training.lora_alpha")
+_SHARED = ("model", "arena", "adapter")
+_LORA = "training.lora_"
 
 
 def resolve_run(
@@ -21,47 +25,103 @@ def resolve_run(
 ) -> ResolvedConfig:
     """Merge defaults, the arena's recommendations, files and options.
 
-    A resumed run keeps its folder, model, arena and seed; the other settings can be changed.
+    A resumed run keeps its folder, model, arena and seed; a forked run keeps model, LoRA and arena
+    of its parent. The other settings can be changed.
 
     A new run that starts from an adapter has the model that the adapter was trained on, unless it
     is given another one.
 
     Raises:
-        ConfigError: a setting is not valid, or changes what a resumed run keeps.
-        CheckpointError: the run to resume, or the adapter to start from, is not found.
+        ConfigError: a setting is not valid, or changes what a resumed or forked run keeps.
+        CheckpointError: the run to resume, the checkpoint to fork from or the adapter to start from
+            is not found.
         ArenaError: the arena is not found.
     """
+    fork = overrides.get("fork_from")
+    if resume is not None and fork is not None:
+        raise ConfigError(
+            "--resume continues a run and --fork-from starts a new one; give one of them"
+        )
     if resume is not None:
         return _resumed(files, resume, overrides)
+    if fork is not None:
+        return _forked(files, str(fork), overrides)
     resolved = resolve(files=files, overrides=overrides, recommend=advice)
     if resolved.config.adapter is not None and resolved.sources["model"] == "default":
         base = read_adapter(find_adapter(resolved.config.adapter)).base_model
         overrides = {**overrides, "model": base or resolved.config.model}
         resolved = resolve(files=files, overrides=overrides, recommend=advice)
+    if resolved.config.fork_from is not None:
+        raise ConfigError(
+            f"fork_from is {resolved.config.fork_from!r} ({resolved.sources['fork_from']}); give "
+            "it on the command line, --fork-from RUN@STEP, or remove it"
+        )
     return resolved
 
 
 def _resumed(
     files: Sequence[Path], resume: Path, overrides: Mapping[str, object]
 ) -> ResolvedConfig:
-    """The settings of a resumed run, with files and options over them.
-
-    Args:
-        files: TOML files; they win over the run.
-        resume: the run; ``out`` is the folder in which it was found.
-        overrides: options; they win over everything.
-
-    Raises:
-        ConfigError: a setting that the run keeps changes; with the source of its new value.
-    """
+    """The settings of a resumed run; ``out`` is the folder in which it was found."""
     run = find_run(resume, purpose=" to resume")
     if overrides.get("out") not in (None, run.path):
         raise ConfigError(
             f"--out {overrides['out']} differs from --resume {run.path}; leave it out"
         )
-    settings, what = run.settings, f"the run in {run.path}"
-    # no new advice
-    resolved = resolve(run=settings, files=files, overrides={**overrides, "out": run.path})
+    overrides = {**overrides, "out": run.path}
+    return _changed(run, files, overrides, keep=_KEPT, what=f"the run in {run.path}")
+
+
+def _forked(files: Sequence[Path], fork: str, overrides: Mapping[str, object]) -> ResolvedConfig:
+    """The settings of a run that starts from a checkpoint of another run."""
+    name, at = split_place(fork)
+    parent = find_run(name)
+    step = int(read_state(checkpoint_of(parent, at))["trainer"]["step"])
+    start = f"{parent.path}@{step}"
+    overrides = {"out": None, **overrides, "fork_from": start}
+    lora = [name for name in knobs() if name.startswith(_LORA)]
+    resolved = _changed(
+        parent,
+        files,
+        overrides,
+        keep=[*_SHARED, *lora],
+        what=f"{start} to fork from",
+        inherit=lambda source: f"run {start}" if is_chosen(source) else source,
+    )
+    if resolved.config.loop.steps <= step:
+        raise ConfigError(
+            f"loop.steps is {resolved.config.loop.steps} but {start} has done {step} steps "
+            f"already; give a larger total, such as --steps {2 * step or 1}"
+        )
+    if overrides["out"] is None:
+        return replace(resolved, sources={**resolved.sources, "out": "default"})
+    return resolved
+
+
+def _changed(
+    run: RunFolder,
+    files: Sequence[Path],
+    overrides: Mapping[str, object],
+    *,
+    keep: Sequence[str],
+    what: str,
+    inherit: Callable[[str], str] = str,
+) -> ResolvedConfig:
+    """The settings of a run with files and options over them.
+
+    Args:
+        run: the run whose settings are changed.
+        files: TOML files; they win over the run.
+        overrides: options; they win over everything.
+        keep: settings that must not change.
+        what: name of the run in messages.
+        inherit: source of a value in the run -> its source in the result.
+
+    Raises:
+        ConfigError: a setting of ``keep`` changes; with the source of its new value.
+    """
+    settings = run.settings
+    resolved = resolve(run=settings, files=files, overrides=overrides)  # no new advice
     former = read_config(settings)
     old, new = settings_of(former), settings_of(resolved.config)
     before, after = former.mix, resolved.config.mix
@@ -70,7 +130,7 @@ def _resumed(
             f"mix names {', '.join(after)} but {what} has {', '.join(before) or 'one arena'}; "
             "name the same arenas, or start a new run"
         )
-    for name in _KEPT:
+    for name in keep:
         if old.get(name) != new.get(name):
             raise ConfigError(
                 f"{name} is {new[name]!r} ({resolved.sources[name]}) but {what} has "
@@ -78,7 +138,7 @@ def _resumed(
             )
     origins = read_sources(settings.read_text(encoding="utf-8"))
     sources = {
-        name: origins.get(name, source) if source == f"file {settings}" else source
+        name: inherit(origins.get(name, source)) if source == f"file {settings}" else source
         for name, source in resolved.sources.items()
     }
     return replace(resolved, sources=sources)

@@ -26,7 +26,7 @@ def list_all(*, folder: Path = Path("runs"), json: Flag = False) -> None:
         show(found, json=True)
     elif found:
         rows, problems = in_brief(found)
-        show_table("run", rows, spare=("arena", "model"))
+        show_table("run", rows, spare=("arena", "model", "forked from"))
         show("".join(f"{name}: {problem}\n" for name, problem in problems.items()))
     else:
         show(f"no run in {folder}; start one with `legos train`\n")

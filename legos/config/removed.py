@@ -26,7 +26,6 @@ REMOVED: Mapping[str, str] = dict.fromkeys(_FIXED.split(), "it is the same in ev
     "discount": "pass a credit rule with a discount to the arena",
     "evaluation_alone": "loop.deterministic implies it",
     "fits": "legos train plans the memory of a model before it loads it (docs/run/mac.md)",
-    "fork_from": "start with --adapter RUN@STEP, or --resume a copy of the run (docs/run/runs.md)",
     "geometric_mask_high": _ICEPOP,
     "geometric_mask_low": _ICEPOP,
     "icepop_high": _ICEPOP,

@@ -38,7 +38,7 @@ Recommend = Callable[[str, str], Mapping[str, object]]
 
 COMMAND_LINE = "command line"
 _CHOSEN = (COMMAND_LINE, "file ", "run ")  # first words of the sources that a user chose
-_OF_ONE_RUN = ("out",)  # never inherited by another run
+_OF_ONE_RUN = ("out", "fork_from")  # never inherited by another run
 _NONE = ("none", Path("none"))  # the command line converts the text of a path
 _OPTIONS = "play.options"
 _MIX = "mix."

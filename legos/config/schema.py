@@ -130,10 +130,10 @@ class LoopConfig(Settings):
     checkpoint_every: int = knob(50, unit="optimiser steps", ge=0)
     """Steps between checkpoints; 0: only at the start, every ten minutes and at the end."""
     keep_checkpoints: int = knob(3, unit="checkpoints", ge=1)
-    """Number of newest checkpoints that are kept."""
+    """Number of newest checkpoints that are kept. Raise it to fork from more steps."""
     keep_best: str | None = knob(None)
-    """Metric of the evaluation whose best step RUN@best names, such as optimal_move_rate, or
-    -exploitability where less is better; none: no step."""
+    """Also keep the checkpoint with the best value of this metric of the evaluation, such as
+    optimal_move_rate, or -exploitability where less is better; none: keep no such one."""
     evaluate_every: int = knob(50, unit="optimiser steps", ge=0)
     """Steps between evaluations; 0: only the first and the last."""
     evaluation_plays: int = knob(64, unit="episodes", ge=1)
@@ -196,6 +196,8 @@ class RunConfig(Settings):
     """Seed of every random draw of the run."""
     adapter: str | None = knob(None)
     """Adapter to start from: RUN, RUN@STEP or a folder; none: new LoRA."""
+    fork_from: str | None = knob(None)
+    """Checkpoint of another run to start from, as RUN@STEP; none: start from the model."""
     training: TrainingConfig = knob(TrainingConfig())
     """The optimiser step."""
     generation: GenerationConfig = knob(GenerationConfig())

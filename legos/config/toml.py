@@ -13,7 +13,7 @@ __all__ = ["read_sources", "split_name", "uncommented", "write_toml"]
 _NOT_CHOSEN = "#: "
 _HEADER = f"""\
 # Lines that begin with "{_NOT_CHOSEN}" are defaults, recommendations, or belong to this run alone.
-# --config ignores them; --resume reads them.
+# --config ignores them; --resume and --fork-from read them.
 
 """
 

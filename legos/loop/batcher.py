@@ -199,10 +199,10 @@ class Batcher:
         self.stopping = self.stopping or isinstance(reason, Stopped)
         await self._wake()
 
-    def discard_rest(self) -> None:
-        """Record the remaining tokens as discarded; they will not be trained on."""
+    def discard_rest(self, reason: str = "unused") -> None:
+        """Record the remaining tokens as discarded for a reason; they will not be trained on."""
         for buffer in self.buffers.values():
-            buffer.discard_rest()
+            buffer.discard_rest(reason)
 
     def state(self) -> dict[str, Any]:
         """The state that makes a resumed run go on as this one would, as JSON values."""

@@ -149,10 +149,10 @@ class Buffer:
         """Return the groups taken last, as if they had not been taken."""
         self._set([*self._before, *self._queue[self._left :]])
 
-    def discard_rest(self) -> None:
-        """Record the remaining tokens as discarded; they will not be trained on."""
+    def discard_rest(self, reason: str) -> None:
+        """Record the remaining tokens as discarded for a reason; they will not be trained on."""
         if tokens := sum(group.num_tokens for group in self.queued):
-            self._ledger.discard({"unused": tokens})
+            self._ledger.discard({reason: tokens})
         self._unscored.clear()
         self._set(())
 

@@ -5,7 +5,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +13,7 @@ from legos.errors import CheckpointError
 from legos.files.atomic import write_folder
 
 __all__ = [
+    "checkpoint_at",
     "checkpoint_steps",
     "checkpoints",
     "newest_whole",
@@ -33,8 +34,9 @@ def write_checkpoint(
     write: Callable[[Path], dict[str, Any]],
     *,
     keep: int,
+    also: Collection[int] = (),
 ) -> Path:
-    """Write ``parent/step-000123``; remove all but the newest ``keep``.
+    """Write ``parent/step-000123``; remove all but the newest ``keep`` and the steps in ``also``.
 
     Checkpoints of later steps, left by an earlier continuation of the run, are removed too.
 
@@ -43,6 +45,7 @@ def write_checkpoint(
         step: number of optimiser steps done.
         write: writes arrays into the folder it is given and returns the rest as JSON values.
         keep: number of newest checkpoints to keep.
+        also: steps whose checkpoints are kept in addition.
 
     Returns:
         The new checkpoint's folder.
@@ -62,7 +65,7 @@ def write_checkpoint(
     steps = checkpoint_steps(parent)
     newest = [other for other in steps if other <= step][-keep:]
     for other, old in steps.items():
-        if other > step or other not in newest:
+        if other > step or other not in (*newest, *also):
             shutil.rmtree(old, ignore_errors=True)
     return place
 
@@ -86,6 +89,25 @@ def numbered(parent: Path, form: re.Pattern[str]) -> dict[int, Path]:
 def checkpoint_steps(parent: Path) -> dict[int, Path]:
     """Step -> checkpoint folder, oldest first."""
     return numbered(parent, _NAME)
+
+
+def checkpoint_at(parent: Path, step: int) -> Path:
+    """The intact checkpoint of one step.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    steps = checkpoint_steps(parent)
+    if step not in steps:
+        known = ", ".join(map(str, steps)) or "none at all"
+        raise CheckpointError(
+            f"{parent.parent} has no checkpoint of step {step}; it has {known} "
+            "(see loop.checkpoint_every and loop.keep_checkpoints)"
+        )
+    problem = _problem(steps[step])
+    if problem is not None:
+        raise CheckpointError(f"checkpoint {steps[step]} is damaged ({problem}); take another step")
+    return steps[step]
 
 
 def newest_whole(parent: Path) -> Path:

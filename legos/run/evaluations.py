@@ -106,6 +106,16 @@ class Evaluations:
         self.pinned: tuple[int, Mapping[str, int]] | None = None
         self._best: tuple[str, int, float] | None = None  # metric, step, value of the best
 
+    @property
+    def kept_steps(self) -> set[int]:
+        """Steps whose checkpoints are kept: the best one, and one that may become the best."""
+        kept: set[int] = set()
+        if self._best is not None:
+            kept.add(self._best[1])
+        if self.pinned is not None and self._keep_best:
+            kept.add(self.pinned[0])
+        return kept
+
     async def start(self, step: int, adapters: Sequence[Adapter], out: Outputs) -> None:
         """Start to evaluate adapters, after the evaluation before it has ended.
 

@@ -4,13 +4,14 @@ import re
 from pathlib import Path
 
 from legos.errors import CheckpointError
-from legos.run.checkpoint import checkpoints, newest_whole, read_state
+from legos.run.checkpoint import checkpoint_at, checkpoints, newest_whole, read_state
 from legos.run.folder import CONFIG, RUNS, RunFolder
 from legos.run.metrics import read_metrics
 from legos.weights.folder import is_adapter_folder
 
 __all__ = [
     "adapter_of",
+    "checkpoint_of",
     "find_adapter",
     "find_run",
     "fresh_folder",
@@ -64,9 +65,9 @@ def adapter_of(run: RunFolder, at: str | None = None) -> Path:
 
     Args:
         run: the run.
-        at: a step, "best" for that of the best evaluation, if the run keeps it, or the folder's
-            name, such as ``v100``; None: the newest. The names count applied steps only, so they
-            differ from the step numbers in a run that skipped steps.
+        at: a step, "best" as for ``checkpoint_of``, or the folder's name, such as ``v100``; None:
+            the newest. The names count applied steps only, so they differ from the step numbers in
+            a run that skipped steps.
 
     Raises:
         CheckpointError: there is no such adapter, or none at all.
@@ -91,6 +92,23 @@ def adapter_of(run: RunFolder, at: str | None = None) -> Path:
     return found[versions[step]]
 
 
+def checkpoint_of(run: RunFolder, at: str | None = None) -> Path:
+    """An intact checkpoint of a run.
+
+    Args:
+        run: the run.
+        at: a step, or "best" for the best evaluation, if the run keeps it; None: the newest.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or ``at`` is not valid.
+    """
+    if at is None:
+        return newest_whole(run.checkpoints)
+    if at != BEST and not at.isdecimal():
+        raise CheckpointError(f"{at!r} is no step of {run.path}; give a number, or {BEST}")
+    return checkpoint_at(run.checkpoints, _step(run, at))
+
+
 def _step(run: RunFolder, at: str) -> int:
     """A step by its number, or that of the best evaluation, if the run keeps it."""
     if at != BEST:
@@ -98,7 +116,7 @@ def _step(run: RunFolder, at: str) -> int:
     best = read_state(newest_whole(run.checkpoints))["best"]
     if best is None:
         raise CheckpointError(
-            f"{run.path} keeps no best step; give a step, or train with --loop.keep-best and "
+            f"{run.path} keeps no best checkpoint; give a step, or train with --loop.keep-best and "
             "a metric of the evaluation"
         )
     return best[1]

@@ -172,6 +172,22 @@ class Run:
                 "steps %d to %d are in no checkpoint and are made again", self.step + 1, newest
             )
 
+    def fork(self, place: Path, *, same_credit: bool, same_evaluation: bool) -> None:
+        """Start this new run from a checkpoint of another run, and save it as its own.
+
+        Args:
+            place: an intact checkpoint of a run with the same model, LoRA and arena.
+            same_credit: whether the credit rule is the same; otherwise its baselines start again,
+                and the queued samples are discarded.
+            same_evaluation: whether evaluations use the same plays; otherwise their results start
+                again.
+
+        Raises:
+            CheckpointError: it does not fit, or the files cannot be written.
+        """
+        self._state.fork(place, same_credit=same_credit, same_evaluation=same_evaluation)
+        self._checkpoint(self._trainer.backend.snapshot().result())()
+
     async def go(self, tracker: Tracker, evaluations: Tracker) -> bool:
         """Train to the last step, or until ``stop``; a checkpoint is written in any case.
 
@@ -274,7 +290,7 @@ class Run:
         self._trainer.alarms.evaluated = flat_metrics(self._evaluations.last)
         due = settings.checkpoint_every and step % settings.checkpoint_every == 0
         late = self._clock() - self._saved >= CHECKPOINT_S
-        if (due or late) and not last:
+        if (due or late or step in self._evaluations.kept_steps) and not last:
             await self._save()
 
     async def _evaluate(self, out: Outputs, *, wait: bool) -> None:
@@ -327,7 +343,7 @@ class Run:
             snapshot: the backend's state after the same step.
         """
         step, settings, folder = self.step, self._settings, self._folder
-        adapters = self._adapters()
+        adapters, kept_steps = self._adapters(), self._evaluations.kept_steps
         values = self._state.take(num_episodes=settings.episodes_kept_per_step)
 
         def fill(place: Path) -> dict[str, Any]:
@@ -338,7 +354,9 @@ class Run:
 
         def write() -> None:
             folder.write_adapters(adapters)
-            write_checkpoint(folder.checkpoints, step, fill, keep=settings.keep_checkpoints)
+            write_checkpoint(
+                folder.checkpoints, step, fill, keep=settings.keep_checkpoints, also=kept_steps
+            )
 
         self._saved = self._clock()
         return write

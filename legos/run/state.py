@@ -11,7 +11,7 @@ from legos.loop.mix import Mix
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.protocols import Tracker
 from legos.run.checkpoint import read_state
-from legos.run.evaluations import Evaluations
+from legos.run.evaluations import Evaluations, Results
 from legos.run.stored import groups_from_json, groups_to_json
 
 __all__ = ["RunState"]
@@ -70,16 +70,17 @@ class RunState:
 
         return values
 
-    def restore(self, place: Path) -> None:
+    def restore(self, place: Path, state: Results | None = None) -> None:
         """Restore what ``take`` took.
 
         Args:
             place: a checkpoint.
+            state: replaces its state.
 
         Raises:
             CheckpointError: it belongs to another model or arena.
         """
-        state = read_state(place)
+        state = read_state(place) if state is None else state
         try:
             self._trainer.restore(place, state["trainer"])
             self._mix.restore(state["arenas"])
@@ -91,6 +92,19 @@ class RunState:
             raise CheckpointError(
                 f"{place} does not fit this run: {error!r}; was it written by another version?"
             ) from error
+
+    def fork(self, place: Path, *, same_credit: bool, same_evaluation: bool) -> None:
+        """Restore a checkpoint of another run as the start of this one; see ``Run.fork``."""
+        state: Results = {**read_state(place), "best": None, "evaluating": None, "unlogged": None}
+        if not same_credit:
+            for name, arena in self._mix.arenas.items():
+                credit = arena.credit_assigner
+                state["arenas"][name]["credit"] = credit.state() if credit else {}
+        if not same_evaluation:
+            state |= {"first": {}, "last": {}, "evaluated_step": None}
+        self.restore(place, state)
+        if not same_credit:
+            self._batcher.discard_rest("forked")
 
     def log_restored(self, tracker: Tracker) -> None:
         """Log the line that the process before did not write."""

@@ -227,7 +227,7 @@ def start_of(config: RunConfig, run: RunFolder | None) -> Path | None:
 
     Args:
         config: settings of the run.
-        run: the run that is continued; it may have outlived the first adapter.
+        run: the run that is continued, or forked; it may have outlived the first adapter.
 
     Raises:
         CheckpointError: there is no such adapter.

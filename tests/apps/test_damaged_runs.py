@@ -19,6 +19,7 @@ READING = (
 )
 USING = (
     ("train", "--resume", "run", "--steps", "4"),
+    ("train", "--fork-from", "run", "--out", "fork", "--steps", "4"),
     ("eval", "run"),
     ("eval", "run@best"),
     ("eval", "run@3"),
@@ -86,7 +87,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def check(commands: tuple[tuple[str, ...], ...], whole: Path, damage: Callable[[], object]) -> None:
     """Run commands on a damaged copy; the error of one that fails otherwise reaches the test."""
     for command in commands:
-        for made in ("run", "exported"):
+        for made in ("run", "fork", "exported"):
             shutil.rmtree(made, ignore_errors=True)
         shutil.copytree(whole, "run")
         damage()

@@ -16,8 +16,7 @@ from legos.cli.process import main
 from legos.config.resolve import read_config
 from legos.credit import RULES
 from legos.loop.evaluation import ArenaEvaluation
-from legos.run.checkpoint import newest_whole
-from legos.run.find import find_adapter
+from legos.run.checkpoint import checkpoints, newest_whole, read_state
 from legos.run.metrics import read_metrics, read_steps
 from legos.weights.folder import read_adapter
 
@@ -152,9 +151,19 @@ def test_the_reference_of_a_run_is_in_its_checkpoints(
     train(whole, "--deterministic", *pull, steps=4)
     assert abs(read_steps(whole / "metrics.jsonl")[0]["kl_divergence"] or 0) > 1e-4
     resumed = crash(whole, tmp_path / "resumed", step=3)
+    forked, base = tmp_path / "forked", tmp_path / "base"
     shutil.rmtree(before)  # the checkpoints need it no more
     assert main(["train", "--resume", str(resumed)]) == 0
     assert timeless(resumed / "metrics.jsonl") == timeless(whole / "metrics.jsonl")
+    place = f"{whole}@3"
+    assert main(["train", "--fork-from", place, "--out", str(forked)]) == 0
+    after = [line for line in timeless(whole / "metrics.jsonl") if line["step"] > 3]
+    assert timeless(forked / "metrics.jsonl") == after
+    options = ("--training.kl-reference", "none")
+    assert main(["train", "--fork-from", place, "--out", str(base), *options]) == 0
+    of_base, of_other = (timeless(run / "metrics.jsonl")[0] for run in (base, forked))
+    assert of_base["reward_mean"] == of_other["reward_mean"]
+    assert of_base["kl_divergence"] != of_other["kl_divergence"]
     capsys.readouterr()
     assert main(["train", "--out", str(tmp_path / "new"), *pull]) == 2
     assert f"{given} is no adapter folder" in capsys.readouterr().err
@@ -304,23 +313,30 @@ def test_a_folder_without_a_whole_checkpoint_is_refused(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("figure", "best"), [("share", 2), ("-share", 4), (None, None)])
-def test_the_step_of_the_best_evaluation_is_named(
-    figure: str | None, best: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("figure", "kept"), [("share", [2, 5, 6]), ("-share", [4, 5, 6]), (None, [5, 6])]
+)
+def test_the_checkpoint_of_the_best_evaluation_is_kept(
+    figure: str | None, kept: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shares = iter([0.5, 0.5, 0.9, 0.4, 0.1, 0.5, 0.6, 0.8, 0.2])
 
     async def metrics(_: ArenaEvaluation, **__: Any) -> dict[str, Any]:
         return {"arena": "nim", "share": next(shares)}
 
+    def steps_kept() -> list[int]:
+        return [read_state(place)["trainer"]["step"] for place in checkpoints(run / "checkpoints")]
+
     monkeypatch.setattr(ArenaEvaluation, "metrics", metrics)
     run, options = tmp_path / "run", [f"--loop.keep-best={figure}"] if figure else []
     every = ("--loop.checkpoint-every", "5", "--loop.evaluate-every", "1")
-    train(run, *options, *every, fast=NIM)
-    assert main(["train", "--resume", str(run), "--steps", "8"]) == 0  # nothing better comes
-    assert describe_run(str(run))["best_step"] == best
-    if best is not None:
-        assert find_adapter(f"{run}@best") == run / "adapters" / f"v{best}"
+    train(run, *options, *every, "--loop.keep-checkpoints", "2", fast=NIM)
+    assert steps_kept() == kept
+    more = ("--steps", "8", "--loop.keep-checkpoints", "1")
+    assert main(["train", "--resume", str(run), *more]) == 0  # nothing better comes
+    assert steps_kept() == [*(kept[:1] if figure else []), 8]
+    told = describe_run(str(run))["best_checkpoint"]
+    assert told == (kept[0] if figure else None)
 
 
 def test_a_figure_that_the_evaluation_lacks_is_named_before_the_first_step(

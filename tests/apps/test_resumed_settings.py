@@ -67,10 +67,11 @@ def test_settings_that_were_edited_are_refused_until_they_are_brought_back(
     whole = config.read_bytes()
     config.write_bytes(whole[: whole.index(b"\n[play")])  # cut at a line
     before = files(run)
-    assert main(["train", "--resume", str(run), "--steps", "4"]) == 2
-    told = capsys.readouterr().err
-    assert "config.toml was cut, edited or lost. It records how" in told
-    assert files(run) == before
+    for command in (["--resume", str(run)], ["--fork-from", str(run)]):
+        assert main(["train", *command, "--steps", "4"]) == 2
+        told = capsys.readouterr().err
+        assert "config.toml was cut, edited or lost. It records how" in told
+        assert files(run) == before
     copy = told.partition("\n  cp ")[2].partition("\n")[0].split()
     shutil.copyfile(*copy)
     assert config.read_bytes() == whole

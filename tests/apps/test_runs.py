@@ -139,7 +139,7 @@ def test_one_run_is_shown_with_all_that_it_keeps(
     told = describe_run(str(run))
     assert told["checkpoints"] == "4, 5"
     assert told["adapters"] == "0, 2, 4, 5"
-    assert told["best_step"] is None
+    assert told["best_checkpoint"] is None
     assert told["settings"]["play.tasks_per_step"] == "8 (command line)"
     assert told["settings"]["play.options.largest"] == "5 (command line)"
     assert told["settings"]["training.lora_rank"] == "16 (model builtin)"

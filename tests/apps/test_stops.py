@@ -178,6 +178,7 @@ def test_a_run_that_goes_on_is_held_and_can_be_read(
         assert "go on with --resume run; for another run, choose another --out" in told
     assert main(["runs", "show", "run"]) == 0
     assert main(["eval", "run@v0"]) == 0
+    assert main(["train", "--fork-from", "run", "--out", "fork", "--dry-run"]) == 0
     assert half.exists()
     assert process.poll() is None
     os.killpg(process.pid, signal.SIGTERM)

@@ -9,6 +9,7 @@ import pytest
 
 from legos.errors import CheckpointError
 from legos.run.checkpoint import (
+    checkpoint_at,
     checkpoints,
     newest_whole,
     read_state,
@@ -16,12 +17,12 @@ from legos.run.checkpoint import (
 )
 
 
-def write(parent: Path, step: int, *, keep: int = 3) -> Path:
+def write(parent: Path, step: int, *, keep: int = 3, also: tuple[int, ...] = ()) -> Path:
     def fill(folder: Path) -> dict[str, Any]:
         (folder / "arrays").write_bytes(bytes([step % 256]) * 100)
         return {"step": step, "value": 0.1}
 
-    return write_checkpoint(parent, step, fill, keep=keep)
+    return write_checkpoint(parent, step, fill, keep=keep, also=also)
 
 
 def steps(parent: Path) -> list[int]:
@@ -35,10 +36,26 @@ def test_the_newest_are_kept_and_read_back(tmp_path: Path) -> None:
     assert read_state(newest_whole(tmp_path)) == {"step": 5, "value": 0.1}
 
 
-def test_a_course_that_was_given_up_goes(tmp_path: Path) -> None:
-    for step in (4, 5, 3):
-        write(tmp_path, step)
+def test_named_ones_stay_beside_the_newest(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4, 5):
+        write(tmp_path, step, keep=2, also=(2, 99))
+    assert steps(tmp_path) == [2, 4, 5]
+    write(tmp_path, 3, keep=1, also=(5,))  # a course given up takes its best along
     assert steps(tmp_path) == [3]
+
+
+def test_one_step_is_found_whole_or_refused_by_name(tmp_path: Path) -> None:
+    parent = tmp_path / "checkpoints"
+    for step in (4, 10):
+        write(parent, step)
+    assert checkpoint_at(parent, 4).name == "step-000004"
+    with pytest.raises(CheckpointError, match=r"has no checkpoint of step 5; it has 4, 10 \("):
+        checkpoint_at(parent, 5)
+    (parent / "step-000010" / "arrays").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match=r"step-000010 is damaged .*; take another step"):
+        checkpoint_at(parent, 10)
+    with pytest.raises(CheckpointError, match="it has none at all"):
+        checkpoint_at(tmp_path / "nowhere" / "checkpoints", 1)
 
 
 def test_order_is_by_number_beyond_six_digits(tmp_path: Path) -> None:

@@ -142,12 +142,12 @@ def test_a_lost_adapter_costs_an_evaluation_and_not_the_run(
     assert evaluated(resumed) == [0, 6]
 
 
-def test_an_evaluation_next_to_training_may_become_the_best(tmp_path: Path) -> None:
+def test_the_checkpoint_of_an_evaluation_that_becomes_the_best_is_kept(tmp_path: Path) -> None:
     settings = {"keep_best": "share", "keep_checkpoints": 1, "checkpoint_every": 1}
     world = beside(tmp_path / "run", **settings).start()
     world.evaluation.waits_at, world.evaluation.shares = 1, {2: 0.9}
     assert world.go(tracker=GoesOn(world, step=5))
-    assert list(checkpoint_steps(world.folder.checkpoints)) == [6]
+    assert list(checkpoint_steps(world.folder.checkpoints)) == [3, 6]
     assert world.state["best"] == ["share", 3, 0.9]
 
 

@@ -20,8 +20,7 @@ from legos.errors import (
     EngineError,
     LegosError,
 )
-from legos.run.checkpoint import newest_whole
-from legos.run.find import adapter_of, find_adapter, find_run, fresh_folder
+from legos.run.find import adapter_of, checkpoint_of, find_adapter, find_run, fresh_folder
 from legos.run.folder import RunFolder
 from legos.run.settings import sealed
 from legos.weights.adapter import Adapter, LoraShape
@@ -212,7 +211,7 @@ def test_a_folder_in_use_is_not_touched(tmp_path: Path) -> None:
             with pytest.raises(CheckpointError, match=f"is in use: process {os.getpid()} on"):
                 use()
         with pytest.raises(CheckpointError, match="no whole checkpoint"):
-            newest_whole(folder.checkpoints)
+            checkpoint_of(folder)
         assert half.exists()
         assert folder.config.read_bytes() == sealed("seed = 1")
 
