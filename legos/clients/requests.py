@@ -17,6 +17,7 @@ __all__ = ["Dialect", "Target", "request_of", "split_adapter"]
 
 Dialect = Literal["legos", "vllm", "openai"]
 LARGEST_SEED = (1 << 63) - 1  # for servers other than ours
+_OF_ALL = ("top_p", "presence_penalty", "frequency_penalty")  # filters that every server knows
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +115,7 @@ def _filter_fields(
     """Fields that change the distribution besides the temperature."""
     fields: dict[str, Any] = {}
     if filters is not None:
-        sent = ("top_p", "top_k", "min_p") if ours else ("top_p",)
+        sent = _OF_ALL if not ours else (*_OF_ALL, "top_k", "min_p", "repetition_penalty")
         fields = {name: getattr(filters, name) for name in sent}
         if filters.logit_bias:
             fields["logit_bias"] = {str(token): bias for token, bias in filters.logit_bias}

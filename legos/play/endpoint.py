@@ -235,7 +235,7 @@ class SeatRequest:
         if temperature is not None and temperature != own.temperature:
             replaced.append(f"temperature {temperature:g} (the seat has {own.temperature:g})")
         if asked.filters is not None:
-            replaced.append("logit_bias, top_p, top_k or min_p")
+            replaced.append("penalties, logit_bias, top_p, top_k or min_p")
         if replaced:
             self.seat.replaced(", ".join(replaced))
         return replace(

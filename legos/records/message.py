@@ -62,19 +62,36 @@ class Message(Struct, frozen=True, gc=False):
 class Filters(Struct, frozen=True, kw_only=True, gc=False):
     """Changes to the sampling distribution besides the temperature, in the order of application.
 
-    The bias comes first, then the temperature, and the cuts top_k, top_p and min_p; the rest is
-    normalised again. A completion sampled with filters is never trained on, because its
+    Penalties come first, then the bias, the temperature, and the cuts top_k, top_p and min_p; the
+    rest is normalised again. A completion sampled with filters is never trained on, because its
     log-probabilities are those of the changed distribution, which the trainer does not compute.
     """
 
+    repetition_penalty: float = 1.0  # > 0; divides (multiplies) positive (negative) logits of
+    # tokens that already occur in the prompt or the completion
+    presence_penalty: float = 0.0  # subtracted from the logits of tokens in the completion
+    frequency_penalty: float = 0.0  # subtracted once per occurrence in the completion
     logit_bias: tuple[tuple[int, float], ...] = ()  # token id and the value added to its logit
     top_k: int = 0  # >= 0; keep this many most probable tokens; 0 keeps all
     top_p: float = 1.0  # in (0, 1]; keep the fewest most probable tokens with this total share
     min_p: float = 0.0  # in [0, 1]; keep tokens with p >= min_p * the largest p
 
+    @property
+    def penalised(self) -> bool:
+        """Whether the distribution depends on the tokens so far."""
+        return bool(
+            self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty
+        )
+
 
 def _filter_complaints(filters: Filters) -> Iterator[str]:
     """Yield an error message for each invalid field, with its value and range."""
+    if not 0.0 < filters.repetition_penalty < math.inf:
+        yield f"repetition_penalty is {filters.repetition_penalty}; expected a number above 0"
+    for name in ("presence_penalty", "frequency_penalty"):
+        value: float = getattr(filters, name)
+        if not math.isfinite(value):
+            yield f"{name} is {value}; expected a finite number"
     seen: set[int] = set()
     for token, bias in filters.logit_bias:
         if token < 0:

@@ -78,6 +78,13 @@ def test_what_bends_a_distribution_is_in_range(fields: dict[str, Any], words: st
         Sampling(**fields)
 
 
+def test_filters_know_whether_they_look_back() -> None:
+    assert not Filters(top_p=0.5, logit_bias=((1, 2.0),)).penalised
+    assert Filters(repetition_penalty=1.1).penalised
+    assert Filters(presence_penalty=-0.1).penalised
+    assert Filters(frequency_penalty=0.1).penalised
+
+
 def completion(**fields: object) -> Completion:
     values = {
         "prompt_ids": (1,),

@@ -226,7 +226,7 @@ def test_the_seat_decides_how_answers_are_sampled(play: Any) -> None:
     assert [request.stops is not None for request in engine.requests] == [False, False, True]
     assert episode.metrics["endpoint_replaced"] == 2
     [note] = episode.notes
-    assert "temperature 0.2 (the seat has 0.7), logit_bias" in note
+    assert "temperature 0.2 (the seat has 0.7), penalties" in note
 
 
 async def nothing(program: Program) -> None:

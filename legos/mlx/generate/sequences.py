@@ -7,7 +7,7 @@ import numpy as np
 
 from legos.errors import LegosError, RequestError
 from legos.mlx.generate.adapter_table import LiveAdapter
-from legos.mlx.generate.sampling.filters import SamplingParams
+from legos.mlx.generate.sampling.filters import SamplingParams, Seen
 from legos.protocols import Deliver
 from legos.records.choices import ChoiceNode
 from legos.records.message import Alternatives, FinishReason
@@ -43,6 +43,7 @@ class SequenceState:
     row's logits, so that the host has to read every token before the next step."""
     restarted: bool = False  # whether the device has failed while it was computed
     _grammar: GrammarState | None = None
+    _seen: Seen | None = None
     _reported: int = 0  # number of tokens that ``progress`` has returned
 
     def __post_init__(self) -> None:
@@ -56,6 +57,7 @@ class SequenceState:
         self.needs_host = bool(
             request.restrict
             or request.grammar is not None
+            or (request.filters is not None and request.filters.penalised)
             or request.num_alternatives
             or (request.raw_logprobs and self.setting != UNPROCESSED)
         )
@@ -103,7 +105,7 @@ class SequenceState:
                 raise RequestError(
                     f"its grammar allows no token after {len(self.tokens)}; loosen the schema"
                 )
-        return SamplingParams(request.temperature, allowed, request.filters)
+        return SamplingParams(request.temperature, allowed, request.filters, self._history())
 
     def add(self, token: int, logprob: float, version: int) -> FinishReason | None:
         """Append a sampled token; returns the finish reason if it was the last one.
@@ -117,6 +119,8 @@ class SequenceState:
         self.tokens += (token,)
         self.logprobs.append(logprob)
         self.versions.append(version)
+        if self._seen is not None:
+            self._seen.add(token)
         if request.choices is not None:
             node = self.node
             self.legal.append(node.legal if node else ())
@@ -165,7 +169,21 @@ class SequenceState:
         if request.filters is None and request.grammar is None:
             return request.temperature, self.allowed
         own = None if request.grammar is None else self
-        return request.temperature, self.allowed, request.filters, own
+        start = len(request.prompt_ids)  # penalties treat prompt and completion differently
+        return request.temperature, self.allowed, request.filters, start, own
+
+    def _history(self) -> Seen | None:
+        """The tokens that penalties apply to; None where the request has no penalties.
+
+        Tokens of the prompt count for the repetition penalty only.
+        """
+        filters = self.request.filters
+        if filters is None or not filters.penalised:
+            return None
+        if self._seen is None:
+            repeated = filters.repetition_penalty != 1.0
+            self._seen = Seen(self.request.prompt_ids if repeated else (), self.tokens)
+        return self._seen
 
     def _advance(self, grammar: GrammarState, token: int) -> bool:
         """Advance the grammar by one token; True if the text is complete."""

@@ -89,9 +89,9 @@ class SamplingFields(ModelFields):
     top_p: float | None = Field(1.0, gt=0, le=1)
     top_k: int | None = Field(0, ge=-1, le=2**31, description="0 and -1 keep all.")
     min_p: float | None = Field(0.0, ge=0, le=1)
-    presence_penalty: float | None = Field(0.0, ge=0, le=0, description="Only 0.")
-    frequency_penalty: float | None = Field(0.0, ge=0, le=0, description="Only 0.")
-    repetition_penalty: float | None = Field(1.0, ge=1, le=1, description="Only 1.")
+    presence_penalty: float | None = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float | None = Field(0.0, ge=-2, le=2)
+    repetition_penalty: float | None = Field(1.0, ge=0.01, le=100)
     logit_bias: dict[str, Bias] | None = Field(
         None, max_length=1024, description="Token id to the value added to its logit."
     )

@@ -85,6 +85,7 @@ def some_requests(rng: random.Random, vocabulary: int) -> list[Request]:
     ]
     if rng.random() < 0.1:
         kinds = [
+            {"filters": Filters(repetition_penalty=1.2)},
             {"raw_logprobs": True, "temperature": 0.7},
             {"num_alternatives": 3},
             {"choices": choice_tree([(5, 6), (7,)], end_ids=(2,)), "restrict": True},
@@ -168,6 +169,7 @@ def plain(one: Generated) -> tuple[Any, ...]:
 @pytest.mark.parametrize(
     "fields",
     [
+        {"filters": Filters(presence_penalty=0.5)},
         {"num_alternatives": 2},
         {"raw_logprobs": True, "temperature": 0.5},
         {"choices": choice_tree([(5, 6, 7, 8), (7, 8, 9, 9)], end_ids=(2,)), "restrict": True},

@@ -19,7 +19,9 @@ from legos.records.request import Generated, Progress, Request
 
 Room = Callable[..., Any]
 LIMITS: Mapping[str, Any] = {"num_vocabulary": 358, "context": 100}
-FILTERED = Filters(logit_bias=((7, 1.5),), top_k=20, top_p=0.9)
+FILTERED = Filters(
+    repetition_penalty=1.3, presence_penalty=0.2, frequency_penalty=0.1, top_k=20, top_p=0.9
+)
 
 
 def complaint(**fields: Any) -> str | None:
@@ -29,6 +31,10 @@ def complaint(**fields: Any) -> str | None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; expected a number above 0"),
+        ({"repetition_penalty": math.nan}, "repetition_penalty is nan"),
+        ({"presence_penalty": math.inf}, "presence_penalty is inf"),
+        ({"frequency_penalty": math.nan}, "frequency_penalty is nan"),
         ({"logit_bias": ((358, 1.0),)}, "logit_bias names token 358; the vocabulary has 358"),
         ({"logit_bias": ((-1, 1.0),)}, "logit_bias names token -1"),
         ({"logit_bias": ((1, math.inf),)}, "logit_bias of token 1 is inf"),
@@ -124,7 +130,7 @@ MIXED = [
     ask(seed=5, num_alternatives=2, temperature=0.0),
     ask(seed=6, grammar=Only((10, 11), (20,), (30, 31, 32))),
     ask(seed=7, grammar=Only((10, 11), (20,)), filters=FILTERED, num_alternatives=4),
-    ask(seed=8, temperature=0.0, filters=Filters(logit_bias=((44, 90.0),))),
+    ask(seed=8, temperature=0.0, filters=Filters(logit_bias=((44, 90.0),), presence_penalty=99.0)),
     ask(seed=9, restrict=True, choices=choice_tree([(1, 2), (1, 3)], end_ids=(2,))),
 ]
 
@@ -180,6 +186,21 @@ def test_alternatives_of_the_model_itself(room: Room, model: str, temperature: f
             assert set(found.logprobs) == {0.0}
             tops = [others[0] for others in found.alternatives]
             assert tops == list(zip(found.token_ids, found.raw_logprobs, strict=True))
+
+
+def test_penalties_tell_the_prompt_from_the_completion() -> None:
+    """Of the same two tokens in one row, one request was asked both and the other said one."""
+    asked = ask(prompt_ids=(5, 6), temperature=0.0, filters=Filters(presence_penalty=50.0))
+    said = ask(prompt_ids=(5,), temperature=0.0, filters=Filters(presence_penalty=50.0))
+    sequences = [
+        SequenceState(n, request, lambda _: None) for n, request in enumerate((asked, said))
+    ]
+    assert sequences[1].add(6, -1.0, 0) is None
+    logits = np.zeros((1, 358), np.float32)
+    logits[0, 6], logits[0, 9] = 2.0, 1.0
+    sampler = Sampler(358)
+    tokens, _ = sampler.read(sampler.draw([((0, (5, 6)), sequences, 0)], mx.array(logits)))
+    assert tokens == [6, 9]
 
 
 def test_known_rows_serve_filters(room: Room) -> None:

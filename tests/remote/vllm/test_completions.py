@@ -87,7 +87,7 @@ def test_every_sampling_parameter_is_stated_and_no_seed() -> None:
     assert body["prompt"] == [(1,), (3,)]
     assert (body["max_tokens"], body["stop_token_ids"], body["ignore_eos"]) == (7, (END,), True)
     assert (body["top_k"], body["top_p"], body["logit_bias"]) == (3, 1.0, {"4": 1.5})
-    assert {"temperature", "min_p", "top_k", "logprobs"} <= body.keys()
+    assert {"temperature", "min_p", "repetition_penalty", "logprobs"} <= body.keys()
     assert "seed" not in body
 
 

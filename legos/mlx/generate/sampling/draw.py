@@ -54,7 +54,7 @@ BITS = 24  # bits of each uniform number
 class Distributions(NamedTuple):
     """D distributions on the device: the probability of a token is its weight over the total."""
 
-    scaled: Any  # [D, V] logits after bias, masks and temperature
+    scaled: Any  # [D, V] logits after penalties, bias, masks and temperature
     weights: Any  # [D, V] 0 where a token cannot be drawn
     top: Any  # [D, 1] maximum of ``scaled``
     total: Any  # [D, 1] sum of ``weights``

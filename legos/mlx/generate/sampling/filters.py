@@ -1,4 +1,4 @@
-"""Changes of the logits before truncation: logit bias, masks and temperature.
+"""Changes of the logits before truncation: penalties, logit bias, masks and temperature.
 
 Each function takes all D distributions of a step and changes only the rows that need it; no row's
 result depends on another row. All are written over an array namespace.
@@ -14,7 +14,35 @@ from numpy.typing import NDArray
 
 from legos.records.message import Filters
 
-__all__ = ["SamplingParams", "exponentials", "processed", "put", "take"]
+__all__ = ["SamplingParams", "Seen", "exponentials", "processed", "put", "take"]
+
+PLAIN = Filters()
+
+
+class Seen:
+    """The S distinct tokens of a request's prompt and completion so far."""
+
+    def __init__(self, prompt: Sequence[int], completion: Sequence[int] = ()) -> None:
+        self._times = dict.fromkeys(prompt, 0)
+        for token in completion:
+            self.add(token)
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        """[S] token ids."""
+        return np.fromiter(self._times, np.int32, len(self))
+
+    @property
+    def times(self) -> NDArray[np.float32]:
+        """[S] how often each occurs in the completion."""
+        return np.fromiter(self._times.values(), np.float32, len(self))
+
+    def add(self, token: int) -> None:
+        """Count one more token of the completion."""
+        self._times[token] = self._times.get(token, 0) + 1
 
 
 class SamplingParams(NamedTuple):
@@ -23,10 +51,11 @@ class SamplingParams(NamedTuple):
     temperature: float = 1.0  # 0 gives the most probable token probability 1
     allowed: tuple[int, ...] | NDArray[np.bool_] | None = None  # token ids, or mask [<= V]
     filters: Filters | None = None
+    seen: Seen | None = None  # the tokens that penalties apply to
 
 
 def processed(xp: Any, logits: Any, parameters: Sequence[SamplingParams]) -> Any:
-    """Apply logit bias, masks and temperature, in this order.
+    """Apply penalties, logit bias, masks and temperature, in this order.
 
     Args:
         xp: array namespace.
@@ -37,8 +66,9 @@ def processed(xp: Any, logits: Any, parameters: Sequence[SamplingParams]) -> Any
         [D, V] logits; minus infinity where a token is masked. Temperature 0 counts as 1 here.
     """
     given = logits
-    if any(params.filters and params.filters.logit_bias for params in parameters):
+    if any(params.seen or (params.filters and params.filters.logit_bias) for params in parameters):
         logits = xp.array(logits)
+        _penalise(xp, logits, parameters)
         _bias(xp, logits, parameters)
     logits = _closed(xp, logits, parameters)
     if any(params.temperature not in (0.0, 1.0) for params in parameters):
@@ -71,6 +101,29 @@ def put(xp: Any, array: Any, rows: Sequence[int], values: Any) -> Any:
     array = xp.array(array)
     array[xp.array(np.array(rows))] = values
     return array
+
+
+def _penalise(xp: Any, logits: Any, parameters: Sequence[SamplingParams]) -> None:
+    """Apply the penalties to the logits of seen tokens, in place."""
+    asking = [
+        (row, params.filters or PLAIN, params.seen)
+        for row, params in enumerate(parameters)
+        if params.seen
+    ]
+    taken = [
+        np.float32(f.presence_penalty) * (seen.times > 0)
+        + np.float32(f.frequency_penalty) * seen.times
+        for _, f, seen in asking
+    ]
+    if asking:
+        sizes = [len(seen) for _, _, seen in asking]
+        factors = [f.repetition_penalty for _, f, _ in asking]
+        rows = xp.array(np.repeat([row for row, _, _ in asking], sizes))
+        ids = xp.array(np.concatenate([seen.ids for _, _, seen in asking]))
+        factor = xp.array(np.repeat(np.array(factors, np.float32), sizes))
+        old = logits[rows, ids]
+        less = xp.array(np.concatenate(taken))
+        logits[rows, ids] = xp.where(old > 0, old / factor, old * factor) - less
 
 
 def _bias(xp: Any, logits: Any, parameters: Sequence[SamplingParams]) -> None:

@@ -1,4 +1,4 @@
-"""Filters: bias, masks and cuts against a slow reference, and against mlx-lm's own."""
+"""Filters: penalties, bias, masks and cuts against a slow reference, and against mlx-lm's own."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from made_distributions import logprobs_of
-from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
+from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_repetition_penalty
 from numpy.typing import NDArray
 
 from legos.mlx.generate.sampling.cuts import cut
@@ -23,6 +23,7 @@ from legos.mlx.generate.sampling.draw import (
     raw_table,
     table,
 )
+from legos.mlx.generate.sampling.filters import Seen
 from legos.records.message import Filters
 
 NAMESPACES = pytest.mark.parametrize("xp", [np, mx], ids=["host", "device"])
@@ -40,6 +41,12 @@ def reference(
     """
     filters = params.filters or Filters()
     values = [float(value) for value in logits]
+    seen = params.seen or Seen(())
+    for token, times in zip(seen.ids.tolist(), seen.times.tolist(), strict=True):
+        penalty = filters.repetition_penalty
+        values[token] = values[token] / penalty if values[token] > 0 else values[token] * penalty
+        values[token] -= filters.frequency_penalty * times
+        values[token] -= filters.presence_penalty if times else 0.0
     for token, bias in filters.logit_bias:
         values[token] += bias
     if params.allowed is not None:
@@ -75,6 +82,9 @@ def reference(
 tokens_ = st.integers(0, VOCABULARY - 1)
 filters_ = st.builds(
     Filters,
+    repetition_penalty=st.sampled_from([1.0, 0.7, 1.3]),
+    presence_penalty=st.sampled_from([0.0, 0.4, -0.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.3]),
     logit_bias=st.lists(
         st.tuples(tokens_, st.integers(-576, 576).map(lambda n: n / 64)),
         max_size=3,
@@ -93,10 +103,12 @@ rows_ = st.lists(st.integers(-16, 16), min_size=VOCABULARY, max_size=VOCABULARY)
 @st.composite
 def recipes_(draw: Any) -> SamplingParams:
     filters = draw(st.none() | filters_)
+    prompt, completion = draw(st.lists(tokens_, max_size=5)), draw(st.lists(tokens_, max_size=5))
+    seen = Seen(prompt, completion) if filters else None
     allowed = draw(st.none() | st.sets(tokens_, min_size=1).map(lambda ids: tuple(sorted(ids))))
     if allowed is not None and draw(st.booleans()):
         allowed = np.isin(np.arange(VOCABULARY), allowed)
-    return SamplingParams(draw(st.sampled_from([1.0, 0.0, 0.5, 1.7])), allowed, filters)
+    return SamplingParams(draw(st.sampled_from([1.0, 0.0, 0.5, 1.7])), allowed, filters, seen)
 
 
 def made(
@@ -233,6 +245,28 @@ def test_cuts_agree_with_those_of_mlx_lm(xp: Any, seed: int) -> None:
         whole = np.array(mx.logsumexp(right, axis=-1, keepdims=True))
         same = np.array(right) - whole
         assert found[support(found)] == pytest.approx(same[support(found)], abs=1e-4)
+
+
+@NAMESPACES
+def test_the_repetition_penalty_is_that_of_mlx_lm(xp: Any) -> None:
+    logits = wide(5, rows=1)
+    seen = [3, 9, 9, 4000]
+    theirs = make_repetition_penalty(1.4)(mx.array(seen), mx.array(logits))
+    right = theirs - mx.logsumexp(theirs, axis=-1, keepdims=True)
+    params = SamplingParams(1.0, None, Filters(repetition_penalty=1.4), Seen(seen))
+    assert made(xp, logits, [params])[0] == pytest.approx(np.array(right)[0], abs=1e-4)
+
+
+def test_what_was_seen_grows_with_the_completion() -> None:
+    prompt = [3, 9, 9, 4000]
+    seen = Seen(prompt, [9])
+    said = [9, *(n * n % 61 for n in range(300))]
+    for token in said[1:]:
+        seen.add(token)
+    assert set(seen.ids.tolist()) == set(prompt) | set(said)
+    assert len(seen) == len(set(seen.ids.tolist()))
+    times = dict(zip(seen.ids.tolist(), seen.times.tolist(), strict=True))
+    assert times == {token: said.count(token) for token in times}
 
 
 @NAMESPACES
