@@ -1,19 +1,22 @@
-"""How fast one model is on this machine: generation and training, beside mlx-lm alone."""
+"""How fast one model is on this machine: generation, training and adapters, beside mlx-lm alone."""
 
 import itertools
 import random
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from legos.bench.engine_bench import EngineBench, numbered_requests
 from legos.bench.step_bench import StepBench
-from legos.bench.turns import in_turn, medians
+from legos.bench.turns import in_turn, medians, seconds_of
 from legos.records.limits import EngineLimits
 from legos.records.names import POLICY
+from legos.weights.folder import read_adapter, write_adapter
 from legos.wiring.device import Row, Split, device_checks
 from legos.wiring.model import load_model
 
@@ -21,7 +24,7 @@ __all__ = ["Line", "measure"]
 
 STREAMS = (1, 8, 32)
 PROMPT, ANSWER, GROUP = 128, 32, 8  # tokens, tokens, answers to one prompt in the optimiser step
-PARTS = 2 * len(STREAMS) + 2  # measurements that share the time
+PARTS = 2 * len(STREAMS) + 3  # measurements that share the time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +32,7 @@ class Line:
     """One metric of the kit, and the same of mlx-lm alone, measured in turn."""
 
     name: str
-    unit: str  # "tokens/s", where more is better, or "MiB", where less is
+    unit: str  # "tokens/s", where more is better, or "MiB" and "ms", where less is
     legos: float
     mlx_lm: float
 
@@ -62,6 +65,7 @@ def measure(folder: Path, seconds: float) -> Iterator[Line]:
         bench.engine.load_adapter(bench.adapter(POLICY)).result()
         for streams in STREAMS:
             yield from _generation(bench, streams, part)
+        yield _swap(bench, part)
     with closing(load_model(folder)) as model:
         rng = random.Random(0)
         prompt = _tokens(rng, PROMPT, model.num_vocabulary)
@@ -97,6 +101,25 @@ def _generation(bench: EngineBench, streams: int, time_s: float) -> Iterator[Lin
     for part, (legos, mlx_lm) in speeds.items():
         name = f"{part}, {streams} stream{plural}"
         yield Line(name=name, unit="tokens/s", legos=legos, mlx_lm=mlx_lm)
+
+
+def _swap(bench: EngineBench, time_s: float) -> Line:
+    """Time from an adapter's folder to the live adapter, and of MLX to read the arrays alone."""
+    with tempfile.TemporaryDirectory() as root:
+        folders = [Path(root) / str(version) for version in (2, 3)]
+        for version, folder in enumerate(folders, 2):
+            folder.mkdir()
+            write_adapter(bench.adapter(POLICY, version=version), folder)
+        turns = itertools.cycle(folders)
+
+        def swap() -> float:
+            folder = next(turns)
+            return seconds_of(lambda: bench.engine.load_adapter(read_adapter(folder)).result())
+
+        read = partial(bench.checks.bare_load, bench.engine, folders[0])
+        pairs = in_turn(swap, read, seconds=time_s, least=2)
+    legos, mlx_lm = medians(pairs)
+    return Line(name="adapter swap", unit="ms", legos=1000 * legos, mlx_lm=1000 * mlx_lm)
 
 
 def _training(bench: StepBench, rows: Sequence[Split], time_s: float) -> Iterator[Line]:

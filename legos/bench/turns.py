@@ -10,20 +10,23 @@ __all__ = ["in_turn", "medians", "seconds_of"]
 T = TypeVar("T")
 
 
-def in_turn(ours: Callable[[], T], theirs: Callable[[], T], *, seconds: float) -> list[tuple[T, T]]:
+def in_turn(
+    ours: Callable[[], T], theirs: Callable[[], T], *, seconds: float, least: int = 1
+) -> list[tuple[T, T]]:
     """Measure both in turn, round after round, after one round of warm-up.
 
     Args:
         ours: measures the kit once.
         theirs: measures what the kit is compared with once.
         seconds: time to measure, roughly, with the warm-up.
+        least: smallest number of rounds, however long they take.
 
     Returns:
         (ours, theirs) of each round.
     """
     started = time.perf_counter()
     rounds = [(ours(), theirs())]
-    while len(rounds) < 2 or time.perf_counter() - started < seconds:
+    while len(rounds) <= least or time.perf_counter() - started < seconds:
         rounds.append((ours(), theirs()))
     return rounds[1:]
 

@@ -8,8 +8,8 @@ __all__ = ["bench"]
 def bench(*, model: str | None = None, seconds: float = 60.0, json: Flag = False) -> None:
     """Measure how fast a model is on this machine, beside mlx-lm alone: a table to post.
 
-    Prefill and decoding with 1, 8 and 32 streams, and an optimiser step with its peak of memory.
-    Both sides are measured in turn.
+    Prefill and decoding with 1, 8 and 32 streams, an optimiser step with its peak of memory, and an
+    adapter swap. Both sides are measured in turn.
 
     Args:
         model: Folder, name on the hub, or builtin; by default random weights, 40 million

@@ -24,6 +24,7 @@ NAMES = [
         for streams in ("1 stream", "8 streams", "32 streams")
         for part in ("prefill", "decode")
     ),
+    "adapter swap",
     "train, 8 answers",
     "train, 8 answers, peak",
 ]

@@ -1,7 +1,10 @@
 """The measurements of MLX that the bench and the self-test use, on one model."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 from numpy.typing import NDArray
@@ -20,6 +23,7 @@ from legos.mlx.train.step_gradients import StepGradients
 from legos.records.packing import StepSamples
 from legos.records.sample import Sample
 from legos.weights.adapter import Adapter
+from legos.weights.folder import WEIGHTS_FILE
 
 __all__ = ["MlxChecks"]
 
@@ -50,6 +54,17 @@ class MlxChecks:
         return engine.run(
             lambda tree: bare_generation(tree, prompts, max_tokens=max_tokens, rows=rows)
         ).result()
+
+    def bare_load(self, engine: LocalEngine, folder: Path) -> float:
+        """Seconds in which MLX reads the arrays of an adapter's folder, on the engine's thread."""
+        assert isinstance(engine, MlxEngine), "an engine of this model"
+
+        def load() -> float:
+            started = time.perf_counter()
+            mx.eval(mx.load(str(folder / WEIGHTS_FILE)))
+            return time.perf_counter() - started
+
+        return engine.run(lambda _: load()).result()
 
     def bare_update(
         self, blocks: Sequence[Sequence[Split]], *, pad_to: int = 0
