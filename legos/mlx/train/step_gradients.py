@@ -196,7 +196,7 @@ class StepGradients:
         self, step: StepSamples, objective: Objective, policy: Policy, others: Mapping[str, Policy]
     ) -> tuple[StepRows, Trie, PassGradients]:
         rows = step_rows(step.samples)
-        trie = token_trie(rows.tokens, share=self.shares)
+        trie = token_trie(rows.tokens, share=self.shares, max_tokens=self._max_tokens)
         work = PassGradients(
             self._runner, step, rows, trie, objective=objective, policy=policy, others=others
         )

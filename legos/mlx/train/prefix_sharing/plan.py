@@ -13,13 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from legos.mlx.train.prefix_sharing.trie import NO_PARENT, Segment, Trie
+from legos.mlx.train.prefix_sharing.trie import CALL_TOKENS, NO_PARENT, Segment, Trie
 from legos.records.batch import pad_rows
 
 __all__ = ["Block", "Pass", "make_block", "pass_of_carried", "plan_passes"]
 
 Ints = NDArray[np.int32]
-CALL_TOKENS = 128  # a call of the model costs about as much as this many padded tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ a path from a segment without parent down to the segment in which the row ends.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -16,7 +17,8 @@ __all__ = ["NO_PARENT", "Segment", "Trie", "token_trie"]
 Ints = NDArray[np.int32]
 NO_PARENT = -1
 MIN_LENGTH = 8  # tokens; to pass on a shorter prefix costs more than to compute it again
-MIN_SAVED = 128  # tokens that sharing one prefix must save: about the cost of one more call
+MIN_SAVED = 64  # tokens that sharing one prefix must save, for its copies of keys and values
+CALL_TOKENS = 128  # a call of the model costs about as much as this many padded tokens
 PIECE, PIECES = 256, 4  # tokens of a piece at least, and pieces of a segment at most
 MIN_SHARE = 0.1  # fraction of all tokens that sharing must save; otherwise no prefix is shared
 
@@ -55,25 +57,37 @@ class Trie:
         return sum(len(segment.tokens) for segment in self.segments)
 
 
-def token_trie(rows: Sequence[Ints], *, share: bool = True) -> Trie:
+def token_trie(rows: Sequence[Ints], *, share: bool = True, max_tokens: int = 4096) -> Trie:
     """Build the trie of the rows, and share every prefix that is worth it.
 
     A row that is a prefix of another row has no segment of its own. A branch of the trie becomes a
-    boundary between segments where that saves enough tokens; each level costs one more call of the
-    layers and a copy of the prefix's keys and values for every row that continues it.
+    boundary between segments where that saves enough tokens. A prefix costs a copy of its keys and
+    values for every row that continues it; a level of the trie costs one more call of the layers
+    in each pass, however many prefixes it has. So many prefixes that save little each are shared,
+    where all of them together save more than these calls.
 
     Args:
         rows: [R] distinct rows of token ids, none of them empty.
         share: False shares no prefix and cuts no row (for architectures whose cache cannot be
             split).
+        max_tokens: padded tokens of a pass.
     """
     segments = tuple(Segment(tokens=row, parent=NO_PARENT, start=0) for row in rows)
     alone = Trie(segments=segments, row_segment=tuple(range(len(rows))))
     if not share:
         return alone
-    shared = _share(rows)
+    shared = min(
+        (_share(rows, least) for least in (MIN_SAVED, CALL_TOKENS)), key=partial(_cost, max_tokens)
+    )
     saved = alone.num_tokens - shared.num_tokens
     return _in_pieces(shared if saved >= MIN_SHARE * alone.num_tokens else alone)
+
+
+def _cost(max_tokens: int, trie: Trie) -> int:
+    """What the passes of a trie cost, in tokens."""
+    levels = max(len(trie.path(segment)) for segment in trie.row_segment)
+    passes = -(-trie.num_tokens // max_tokens)
+    return trie.num_tokens + CALL_TOKENS * levels * passes
 
 
 def _in_pieces(trie: Trie) -> Trie:
@@ -97,7 +111,12 @@ def _in_pieces(trie: Trie) -> Trie:
     return Trie(segments=tuple(segments), row_segment=ends)
 
 
-def _share(rows: Sequence[Ints]) -> Trie:
+def _share(rows: Sequence[Ints], least: int) -> Trie:
+    """The trie in which every shared prefix saves at least so many tokens.
+
+    From the root on, a prefix is shared where that saves enough if no longer one is shared; then,
+    from the leaves on, those are dissolved that save too little beside the longer ones.
+    """
     order = sorted(range(len(rows)), key=lambda index: rows[index].astype(">i4").tobytes())
     ordered = [rows[index] for index in order]
     common = np.array([0, *(_common(a, b) for a, b in pairwise(ordered))], np.int64)
@@ -115,7 +134,8 @@ def _share(rows: Sequence[Ints]) -> Trie:
         cuts = [low, *(low + 1 + np.flatnonzero(inside == fork)).tolist(), high]
         whole = len(ordered[low]) == fork  # the first row is a prefix of all others
         branches = list(pairwise(cuts))[int(whole) :]
-        if fork - start >= MIN_LENGTH and (fork - start) * (len(branches) - 1) >= MIN_SAVED:
+        others = high - low - int(whole) - 1 if len(branches) > 1 else 0
+        if fork - start >= MIN_LENGTH and (fork - start) * others >= least:
             own = Segment(tokens=ordered[low][start:fork], parent=parent, start=start)
             if whole:
                 ends[low] = len(segments)
@@ -127,7 +147,38 @@ def _share(rows: Sequence[Ints]) -> Trie:
         if ends[place] == NO_PARENT:
             ends[place] = ends[place + 1]
         row_segment[order[place]] = ends[place]
-    return Trie(segments=tuple(segments), row_segment=tuple(row_segment))
+    return _dissolved(segments, row_segment, least)
+
+
+def _dissolved(segments: Sequence[Segment], row_segment: Sequence[int], least: int) -> Trie:
+    """The trie without segments that save less; their tokens go to the segments after them."""
+    after: dict[int, list[int]] = {}
+    for number, segment in enumerate(segments):
+        after.setdefault(segment.parent, []).append(number)
+    dissolved: set[int] = set()
+    for number in reversed(range(len(segments))):
+        following = after.get(number)
+        if following and len(segments[number].tokens) * (len(following) - 1) < least:
+            dissolved.add(number)
+            siblings = after[segments[number].parent]
+            siblings.remove(number)
+            siblings += following
+    kept: list[Segment] = []
+    place: dict[int, int] = {NO_PARENT: NO_PARENT}  # number -> index in what is kept
+    for number, segment in enumerate(segments):
+        if number in dissolved:
+            continue
+        tokens, parent = [segment.tokens], segment.parent
+        while parent in dissolved:
+            tokens.insert(0, segments[parent].tokens)
+            parent = segments[parent].parent
+        start = segment.end - sum(map(len, tokens))
+        place[number] = len(kept)
+        kept.append(Segment(tokens=np.concatenate(tokens), parent=place[parent], start=start))
+    for number in reversed(range(len(segments))):  # a row that ends there is a prefix of others
+        if number in dissolved:
+            place[number] = place[after[number][0]]
+    return Trie(segments=tuple(kept), row_segment=tuple(place[number] for number in row_segment))
 
 
 def _common(a: Ints, b: Ints) -> int:

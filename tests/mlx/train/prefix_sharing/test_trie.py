@@ -110,6 +110,29 @@ def test_short_prefixes_are_computed_again() -> None:
     assert token_trie(rows).num_tokens == 500
 
 
+def groups(count: int, shared: int, answers: int) -> list[list[int]]:
+    """Rows of groups: a prompt of its own, and different answers."""
+    return [
+        [*[10 + group] * shared, 100 + answer, 6]
+        for group in range(count)
+        for answer in range(answers)
+    ]
+
+
+@pytest.mark.parametrize(("count", "tokens"), [(16, 16 * (18 + 8 * 2)), (1, 8 * 20)])
+def test_prefixes_that_save_little_are_shared_where_there_are_many(count: int, tokens: int) -> None:
+    """Each saves 126 tokens; one call of the model costs about as much, for all of them."""
+    assert token_trie(rows_of(groups(count, 18, 8))).num_tokens == tokens
+
+
+def test_a_prefix_that_saves_little_beside_a_longer_one_is_dissolved() -> None:
+    prompt = list(range(1, 11))
+    rows = [[*prompt, 99, 98], *([*prompt, *[20] * 90, 30 + number] for number in range(8))]
+    trie = token_trie(rows_of(rows))
+    assert [len(segment.tokens) for segment in trie.segments] == [100, *[1] * 8, 12]
+    assert trie.num_tokens == 120
+
+
 def test_the_prompt_of_a_group_beyond_the_budget_is_carried() -> None:
     prompt = [1, 2] * 50
     trie = token_trie(rows_of([[*prompt, 3 + number, *[1] * 49] for number in range(8)]))
