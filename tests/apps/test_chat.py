@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,15 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self.end, text.encode())
 
+    def interrupt(self) -> int:
+        """Press Ctrl-C until the chat ends: Python may miss it just before it waits for a line."""
+        for _ in range(10):
+            self.process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=3)
+                break
+        return self.close()
+
     def close(self) -> int:
         code = self.process.wait(timeout=30)
         os.close(self.end)
@@ -204,6 +214,5 @@ def test_ctrl_c_stops_an_answer_and_at_the_prompt_ends_the_chat() -> None:
         terminal.type("again\n")
         terminal.wait_for("well")
         terminal.wait_for("> ")
-        terminal.process.send_signal(signal.SIGINT)
-        assert terminal.close() == 0
+        assert terminal.interrupt() == 0
     assert [len(asked.body["messages"]) for asked in server.asked] == [1, 3, 3, 1]

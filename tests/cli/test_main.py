@@ -105,7 +105,7 @@ def test_help_all_of_train_lists_every_setting_with_its_range() -> None:
     for name in knobs():
         if "." in name:
             assert f"--{name.replace('_', '-')}" in told, name
-    assert "(tokens; >= 1; default 4096)" in told
+    assert "(samples; >= 1; default 16)" in told
 
 
 def processor_seconds(code: str) -> float:

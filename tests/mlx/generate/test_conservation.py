@@ -32,7 +32,7 @@ def test_who_waits_under_the_tokens_of_a_prefill_has_one_of_its_own(room: Room) 
 def test_rows_that_wait_for_room_do_not_keep_the_bytes_that_their_elders_need(room: Room) -> None:
     """A row that forked and waits to be computed again holds nothing on the device."""
     need = room("llama").engine._scheduler.budget.capabilities.cache_bytes
-    one = room("llama", max_rows=1, cache_bytes=4 * need(1, 5))
+    one = room("llama", max_rows=1, cache_bytes=4 * need(1, 5, 16))
     forking = {n: Request(prompt_ids=(1, 2), max_tokens=3, seed=n) for n in range(4)}
     one.submit(forking | {9: Request(prompt_ids=(8, 9), max_tokens=1000)})
     for _ in range(1200):
