@@ -105,7 +105,7 @@ def test_help_all_of_train_lists_every_setting_with_its_range() -> None:
     for name in knobs():
         if "." in name:
             assert f"--{name.replace('_', '-')}" in told, name
-    assert "(samples; >= 1; default 16)" in told
+    assert "(optimiser steps; >= 1; default 200)" in told
 
 
 def processor_seconds(code: str) -> float:
