@@ -39,8 +39,8 @@ class TrainingConfig(ObjectiveSettings):
 
     micro_batch_tokens: int | None = knob(None, unit="tokens", ge=1)
     """Padded tokens of one forward and backward pass; shared prefixes count once, and a longer
-    sample gets a pass of its own. Lower it to save memory; the gradient stays the same. None: 4096
-    on a GPU and 512 on a CPU."""
+    sample gets a pass of its own. Lower it to save memory; the gradient stays the same. None: 4096,
+    halved until a pass takes a sixteenth of the memory, but at least 512."""
     gradient_checkpointing: bool = knob(False)
     """Keep only the inputs of each layer and recompute the rest in the backward pass. Takes a
     fraction of the memory and about a third more time."""

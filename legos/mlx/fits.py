@@ -6,10 +6,9 @@ from pathlib import Path
 from legos.errors import ModelError
 from legos.mlx.model.forecast import Sizes, engine_bytes, held_bytes
 from legos.mlx.model.load import shapes_of
-from legos.mlx.model.machine import NEGLIGIBLE, on_cpu, usable_bytes
-from legos.mlx.train.memory import MemoryPlan
+from legos.mlx.model.machine import NEGLIGIBLE, usable_bytes
+from legos.mlx.train.memory import MemoryPlan, usual_tokens
 from legos.records.limits import TrainingSize
-from legos.records.step import micro_batch_tokens
 from legos.weights.model_folder import context_length
 
 __all__ = ["check_training", "plan_of"]
@@ -72,7 +71,7 @@ def check_training(folder: Path, size: TrainingSize) -> str | None:
             "(docs/run/mac.md lists what fits)"
         )
     usual = replace(plan, longest=min(USUAL_ROW, longest))
-    tokens = usual.max_tokens(micro_batch_tokens(size.micro_batch_tokens, on_cpu=on_cpu()))
+    tokens = usual.max_tokens(size.micro_batch_tokens or usual_tokens(sizes, size, usable))
     left = ", and longer ones are left out" if longest < USUAL_ROW else ""
     return (
         f"memory, planned from the model's files: {held}; {tokens} tokens at once in rows of "

@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from legos.records.names import POLICY
 
 __all__ = [
+    "MICRO_BATCH_TOKENS",
     "BackendConfig",
     "PassResult",
     "Stop",
     "Update",
-    "micro_batch_tokens",
     "never",
 ]
 
-MICRO_BATCH_TOKENS, CPU_MICRO_BATCH_TOKENS = 4096, 512
+MICRO_BATCH_TOKENS = 4096
 Stop = Callable[[], bool]
 """Whether a computation of several passes is to end before the next one; asked on any thread."""
 
@@ -28,23 +28,14 @@ def never() -> bool:
     return False
 
 
-def micro_batch_tokens(given: int | None, *, on_cpu: bool) -> int:
-    """Padded tokens of one forward and backward pass, by default as many as keep a device busy.
-
-    A CPU takes as long with 512 tokens as with 4,096, and a fraction of the memory.
-    """
-    if given is not None:
-        return given
-    return CPU_MICRO_BATCH_TOKENS if on_cpu else MICRO_BATCH_TOKENS
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendConfig:
     """Settings of a backend on any device."""
 
     policies: tuple[str, ...] = (POLICY,)  # adapters that are trained, each separately
     betas: tuple[float, float] = (0.9, 0.95)  # decay rates of AdamW's moments
-    micro_batch_tokens: int | None = None  # padded tokens of a pass, shared prefixes once
+    micro_batch_tokens: int | None = None  # padded tokens of a pass, shared prefixes once; None:
+    # by the device, at most 4096
     gradient_checkpointing: bool = False  # recompute layers in the backward pass, to save memory
     reference: Path | None = None  # adapter of the first KL reference; None: model without LoRA
     restored: bool = False  # True: a checkpoint, which holds the reference, is restored next

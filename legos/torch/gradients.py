@@ -27,7 +27,7 @@ from legos.losses.total import BatchArrays, Terms, token_loss, token_terms
 from legos.records.batch import Batch
 from legos.records.chunks import chunks_of
 from legos.records.packing import StepRows, StepSamples, step_rows
-from legos.records.step import BackendConfig, Stop, micro_batch_tokens, never
+from legos.records.step import MICRO_BATCH_TOKENS, BackendConfig, Stop, never
 from legos.torch.arrays import TorchArrays
 from legos.torch.lora import LoraLinear, Modules, install, other_lora
 from legos.torch.model import CausalModel
@@ -69,8 +69,7 @@ class TorchGradients:
         if config.gradient_checkpointing:
             model.checkpoint_layers()
         self.num_vocabulary = model.num_vocabulary
-        on_cpu = model.device.type == "cpu"
-        self._max_tokens = micro_batch_tokens(config.micro_batch_tokens, on_cpu=on_cpu)
+        self._max_tokens = config.micro_batch_tokens or MICRO_BATCH_TOKENS
         self._model = model
         self._modules = modules
         self._ranks = ranks

@@ -28,12 +28,11 @@ from legos.clients.submit import submit_all
 from legos.config.resolve import resolve
 from legos.config.schema import RunConfig
 from legos.machine import quiet_collector, share_cores
-from legos.mlx.model.machine import on_cpu
 from legos.records.batch import row_blocks
 from legos.records.group import Group
 from legos.records.message import Message
 from legos.records.names import POLICY
-from legos.records.step import micro_batch_tokens
+from legos.records.step import MICRO_BATCH_TOKENS
 from legos.wiring.arena import make_arena
 from legos.wiring.device import Row, device_checks
 from legos.wiring.trainer import Trainer, trainer_of
@@ -183,8 +182,7 @@ class _LoopBench:
     def _update(self, rows: Sequence[Row]) -> Callable[[], float]:
         """A bare update on one more token after each row; a call returns its seconds."""
         longer = [((*row, row[-1]), len(row)) for row in rows]
-        given = self._config.training.micro_batch_tokens
-        budget = micro_batch_tokens(given, on_cpu=on_cpu())
+        budget = self._config.training.micro_batch_tokens or MICRO_BATCH_TOKENS
         update = self._checks.bare_update(list(row_blocks(longer, budget, length=lambda r: r[1])))
         return lambda: seconds_of(update)
 

@@ -33,10 +33,8 @@ from legos.bench.turns import seconds_of
 from legos.config.resolve import resolve
 from legos.config.schema import RunConfig
 from legos.machine import quiet_collector, share_cores
-from legos.mlx.model.machine import on_cpu
 from legos.records.batch import row_blocks
 from legos.records.group import Group
-from legos.records.step import micro_batch_tokens
 from legos.wiring.arena import make_arena
 from legos.wiring.device import Row, Split, device_checks
 from legos.wiring.trainer import Trainer, trainer_of
@@ -54,6 +52,7 @@ RATIOS: Mapping[str, Ratio] = {
     "memory_vs_plan": Ratio("peak memory of the line, against its plan", 1.1, at_most=True),
 }
 ROUNDS = 3
+BARE_TOKENS = 512  # of a pass of the bare loop
 
 
 def bench_real(work: Workload) -> Mapping[str, Any]:
@@ -121,8 +120,7 @@ def _bare(trainer: Trainer, config: RunConfig, group: Group) -> Sequence[tuple[s
         (prompt + tuple(token for answer in each for token in answer), len(prompt))
         for prompt, each in answers.items()
     ]
-    budget = micro_batch_tokens(config.training.micro_batch_tokens, on_cpu=on_cpu())
-    blocks = list(row_blocks(rows, budget, length=lambda row: len(row[0])))
+    blocks = list(row_blocks(rows, BARE_TOKENS, length=lambda row: len(row[0])))
     update = checks.bare_update(blocks)
     most = config.generation.max_batch
 

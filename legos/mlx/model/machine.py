@@ -18,7 +18,6 @@ __all__ = [
     "device_facts",
     "memory_facts",
     "num_bytes",
-    "on_cpu",
     "on_metal",
     "peak_bytes",
     "usable_bytes",
@@ -57,11 +56,6 @@ def num_bytes(tree: Any) -> int:
     """Bytes of all arrays of a tree."""
     arrays: Any = tree_flatten(tree)
     return sum(array.nbytes for _, array in arrays)
-
-
-def on_cpu() -> bool:
-    """Whether MLX computes on the CPU."""
-    return mx.default_device().type == mx.DeviceType.cpu
 
 
 def on_metal() -> bool:

@@ -7,12 +7,11 @@ import mlx.nn as nn
 from legos.device.backend import LoraBackend
 from legos.device.leader import Leader
 from legos.mlx.model.lora import lora_arrays
-from legos.mlx.model.machine import on_cpu
 from legos.mlx.model.worker import Worker
 from legos.mlx.train.processes import MlxProcesses
 from legos.mlx.train.step_gradients import StepGradients
 from legos.records.names import POLICY
-from legos.records.step import BackendConfig, micro_batch_tokens
+from legos.records.step import BackendConfig
 from legos.weights.adapter import Adapter, LoraShape
 
 __all__ = ["gradients_of", "mlx_backend"]
@@ -33,7 +32,7 @@ def gradients_of(
     """
     return StepGradients(
         model,
-        max_tokens=micro_batch_tokens(config.micro_batch_tokens, on_cpu=on_cpu()),
+        max_tokens=config.micro_batch_tokens,
         checkpointing=config.gradient_checkpointing,
         ceiling_bytes=config.memory_limit_bytes,
         group=group,

@@ -8,11 +8,33 @@ from dataclasses import dataclass, replace
 
 from legos.mlx.model.forecast import Sizes, pass_bytes
 from legos.records.limits import TrainingSize
+from legos.records.step import MICRO_BATCH_TOKENS
 
-__all__ = ["MARGIN", "MemoryPlan"]
+__all__ = ["MARGIN", "MemoryPlan", "usual_tokens"]
 
 MARGIN = 1.25  # the forecast may be a tenth too low, and prefixes are carried
+LEAST_TOKENS, PASS_SHARE, ROW = 512, 1 / 16, 256
 SHORTEST = 16  # tokens; where not even such a row fits, none does
+
+
+def usual_tokens(sizes: Sizes, size: TrainingSize, ceiling_bytes: int) -> int:
+    """Padded tokens of a pass where no setting says it.
+
+    Larger passes are no faster than 512 tokens of a large model, and take several times its memory;
+    a small model needs more of them to keep the device busy, and has them. The rule depends on no
+    sample, so a resumed run makes the same passes.
+
+    Args:
+        sizes: of the model.
+        size: of the training.
+        ceiling_bytes: bytes that may be allocated in all.
+    """
+    tokens = MICRO_BATCH_TOKENS
+    while tokens > LEAST_TOKENS and (
+        pass_bytes(sizes, size, tokens / ROW, ROW) > PASS_SHARE * ceiling_bytes
+    ):
+        tokens //= 2
+    return tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from legos.mlx.model.load import num_token_ids
 from legos.mlx.model.lora import other_lora, set_lora_arrays
 from legos.mlx.model.machine import usable_bytes
 from legos.mlx.train.gradient_check import check_gradients
-from legos.mlx.train.memory import MARGIN, MemoryPlan
+from legos.mlx.train.memory import MARGIN, MemoryPlan, usual_tokens
 from legos.mlx.train.passes import (
     PassGradients,
     Policy,
@@ -63,7 +63,7 @@ class StepGradients:
         self,
         model: nn.Module,
         *,
-        max_tokens: int = 4096,
+        max_tokens: int | None = None,
         max_places: int | None = None,
         checkpointing: bool = False,
         group: MlxProcesses | None = None,
@@ -74,7 +74,8 @@ class StepGradients:
 
         Args:
             model: the module tree with LoRA.
-            max_tokens: padded tokens of one forward and backward pass, shared ones counted once.
+            max_tokens: padded tokens of one forward and backward pass, shared ones counted once;
+                None: see ``usual_tokens``.
             max_places: logit positions whose logits are in memory at once; None: 8 MiB of logits.
             checkpointing: whether to compute layers again in the backward pass, to save memory.
             group: processes that share the work of the same steps; None: this process only.
@@ -96,9 +97,11 @@ class StepGradients:
             layers=sum(bool(layer.trainable_parameters()) for layer in model.layers or ()),
             checkpointing=checkpointing,
         )
-        self._max_tokens = max_tokens
         self._group = group or MlxProcesses(None)
         self._ceiling_bytes = ceiling_bytes
+        self._max_tokens = max_tokens or usual_tokens(
+            self._sizes, self._size, ceiling_bytes or usable_bytes()
+        )
         self._report = report or logger.info
         self._told: tuple[int, int | None] | None = None  # tokens of a pass, limit of a row
         self.row_limit: int | None = None

@@ -20,7 +20,7 @@ from legos.mlx.model.forecast import Sizes
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.model.machine import num_bytes, peak_bytes
-from legos.mlx.train.memory import MemoryPlan
+from legos.mlx.train.memory import MemoryPlan, usual_tokens
 from legos.mlx.train.step_gradients import StepGradients
 from legos.records.group import Group
 from legos.records.limits import TrainingSize
@@ -270,3 +270,11 @@ def test_a_sample_longer_than_a_micro_batch_is_trained_on(
     finally:
         made.close()
     assert (metrics["tokens_trained"], metrics["tokens_filtered"]) == (2, 0)
+
+
+def test_passes_of_large_models_are_smaller_unless_they_are_given() -> None:
+    small, large = SIZES, replace(SIZES, outputs=1 << 22)
+    size = TrainingSize(layers=16)
+    assert usual_tokens(small, size, 16 << 30) == 4096
+    assert usual_tokens(large, size, 16 << 30) == 512
+    assert usual_tokens(large, size, 1 << 50) == 4096
