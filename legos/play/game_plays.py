@@ -143,6 +143,8 @@ class GamePlays:
 
     def _answered(self, turn: _Turn, answer: Completion | Exception) -> None:
         turn.end = None
+        if turn.play not in self._running:  # it ended while the answer was on its way
+            return
         try:
             self._hear(turn, answer)
         except Exception as raised:  # it ends the whole group
