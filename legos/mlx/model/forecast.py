@@ -13,7 +13,7 @@ models and to traced graphs of large ones (docs/mac.md); the first steps correct
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ __all__ = [
     "cache_leaves",
     "chunk_positions",
     "engine_bytes",
+    "halved",
     "held_bytes",
     "lora_bytes",
     "pass_bytes",
@@ -179,12 +180,20 @@ def prefill_tokens(sizes: Sizes, limits: EngineLimits, free: int) -> int:
     least, tokens = limits.chunk_tokens, limits.prefill_tokens
     if tokens is not None:
         return tokens
-    tokens = MOST_TOKENS
-    while sizes.weights >= NEGLIGIBLE * free and (
-        tokens > least and _prefill_bytes(sizes, tokens) > PREFILL_SHARE * free
-    ):
-        tokens //= 2
+    negligible = sizes.weights < NEGLIGIBLE * free
+    tokens = halved(
+        MOST_TOKENS,
+        least,
+        lambda tokens: negligible or _prefill_bytes(sizes, tokens) <= PREFILL_SHARE * free,
+    )
     return max(tokens, least)
+
+
+def halved(tokens: int, least: int, fits: Callable[[int], bool]) -> int:
+    """A number of tokens, halved until it fits, but not below the least."""
+    while tokens > least and not fits(tokens):
+        tokens = max(least, tokens // 2)
+    return tokens
 
 
 def _prefill_bytes(sizes: Sizes, tokens: int) -> int:

@@ -6,7 +6,7 @@ are halved until they fit, so a resumed run makes the same passes and rounds ali
 
 from dataclasses import dataclass, replace
 
-from legos.mlx.model.forecast import Sizes, pass_bytes
+from legos.mlx.model.forecast import Sizes, halved, pass_bytes
 from legos.records.limits import TrainingSize
 from legos.records.step import MICRO_BATCH_TOKENS
 
@@ -29,12 +29,11 @@ def usual_tokens(sizes: Sizes, size: TrainingSize, ceiling_bytes: int) -> int:
         size: of the training.
         ceiling_bytes: bytes that may be allocated in all.
     """
-    tokens = MICRO_BATCH_TOKENS
-    while tokens > LEAST_TOKENS and (
-        pass_bytes(sizes, size, tokens / ROW, ROW) > PASS_SHARE * ceiling_bytes
-    ):
-        tokens //= 2
-    return tokens
+    return halved(
+        MICRO_BATCH_TOKENS,
+        LEAST_TOKENS,
+        lambda tokens: pass_bytes(sizes, size, tokens / ROW, ROW) <= PASS_SHARE * ceiling_bytes,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +55,8 @@ class MemoryPlan:
 
     def max_tokens(self, asked: int) -> int:
         """The requested number of tokens, halved until it fits, but at least the longest row."""
-        tokens, least = asked, min(self.longest, self.row_limit or self.longest)
-        while tokens > least and self.peak_bytes(tokens) > self.ceiling_bytes:
-            tokens = max(least, tokens // 2)
-        return tokens
+        least = min(self.longest, self.row_limit or self.longest)
+        return halved(asked, least, lambda tokens: self.peak_bytes(tokens) <= self.ceiling_bytes)
 
     @property
     def row_limit(self) -> int | None:

@@ -98,10 +98,8 @@ class StepGradients:
             checkpointing=checkpointing,
         )
         self._group = group or MlxProcesses(None)
-        self._ceiling_bytes = ceiling_bytes
-        self._max_tokens = max_tokens or usual_tokens(
-            self._sizes, self._size, ceiling_bytes or usable_bytes()
-        )
+        self._ceiling_bytes = usable_bytes() if ceiling_bytes is None else ceiling_bytes
+        self._max_tokens = max_tokens or usual_tokens(self._sizes, self._size, self._ceiling_bytes)
         self._report = report or logger.info
         self._told: tuple[int, int | None] | None = None  # tokens of a pass, limit of a row
         self.row_limit: int | None = None
@@ -211,12 +209,11 @@ class StepGradients:
         if before is not None and longest <= LONGER * before.longest:
             plan = replace(before, held_bytes=max(before.held_bytes, held))
         else:
-            ceiling = usable_bytes() if self._ceiling_bytes is None else self._ceiling_bytes
             plan = MemoryPlan(
                 sizes=self._sizes,
                 size=msgspec.structs.replace(self._size, others=others),
                 held_bytes=held,
-                ceiling_bytes=ceiling,
+                ceiling_bytes=self._ceiling_bytes,
                 longest=longest,
                 factor=MARGIN if before is None else before.factor,
             )

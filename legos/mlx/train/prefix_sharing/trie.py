@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from legos.records.step import MICRO_BATCH_TOKENS
 
 __all__ = ["NO_PARENT", "Segment", "Trie", "token_trie"]
 
@@ -57,7 +60,9 @@ class Trie:
         return sum(len(segment.tokens) for segment in self.segments)
 
 
-def token_trie(rows: Sequence[Ints], *, share: bool = True, max_tokens: int = 4096) -> Trie:
+def token_trie(
+    rows: Sequence[Ints], *, share: bool = True, max_tokens: int = MICRO_BATCH_TOKENS
+) -> Trie:
     """Build the trie of the rows, and share every prefix that is worth it.
 
     A row that is a prefix of another row has no segment of its own. A branch of the trie becomes a
@@ -76,9 +81,9 @@ def token_trie(rows: Sequence[Ints], *, share: bool = True, max_tokens: int = 40
     alone = Trie(segments=segments, row_segment=tuple(range(len(rows))))
     if not share:
         return alone
-    shared = min(
-        (_share(rows, least) for least in (MIN_SAVED, CALL_TOKENS)), key=partial(_cost, max_tokens)
-    )
+    tree = _sorted(rows)
+    tries = (_share(tree, least) for least in (MIN_SAVED, CALL_TOKENS))
+    shared = min(tries, key=partial(_cost, max_tokens))
     saved = alone.num_tokens - shared.num_tokens
     return _in_pieces(shared if saved >= MIN_SHARE * alone.num_tokens else alone)
 
@@ -111,18 +116,31 @@ def _in_pieces(trie: Trie) -> Trie:
     return Trie(segments=tuple(segments), row_segment=ends)
 
 
-def _share(rows: Sequence[Ints], least: int) -> Trie:
+class _Sorted(NamedTuple):
+    """Rows in the order of their tokens, in which those with a common prefix are adjacent."""
+
+    order: Sequence[int]  # [R] index of each row
+    rows: Sequence[Ints]  # [R]
+    common: NDArray[np.int64]  # [R] tokens in common with the row before
+
+
+def _sorted(rows: Sequence[Ints]) -> _Sorted:
+    order = sorted(range(len(rows)), key=lambda index: rows[index].astype(">i4").tobytes())
+    ordered = [rows[index] for index in order]
+    common = np.array([0, *(_common(a, b) for a, b in pairwise(ordered))], np.int64)
+    return _Sorted(order, ordered, common)
+
+
+def _share(tree: _Sorted, least: int) -> Trie:
     """The trie in which every shared prefix saves at least so many tokens.
 
     From the root on, a prefix is shared where that saves enough if no longer one is shared; then,
     from the leaves on, those are dissolved that save too little beside the longer ones.
     """
-    order = sorted(range(len(rows)), key=lambda index: rows[index].astype(">i4").tobytes())
-    ordered = [rows[index] for index in order]
-    common = np.array([0, *(_common(a, b) for a, b in pairwise(ordered))], np.int64)
+    order, ordered, common = tree
     segments: list[Segment] = []
-    ends = [NO_PARENT] * len(rows)  # in sorted order; NO_PARENT: ends where the next row does
-    work = [(0, len(rows), 0, NO_PARENT)]  # rows low..high share `start` tokens, up to `parent`
+    ends = [NO_PARENT] * len(ordered)  # in sorted order; NO_PARENT: ends where the next row does
+    work = [(0, len(ordered), 0, NO_PARENT)]  # rows low..high share `start` tokens, up to `parent`
     while work:
         low, high, start, parent = work.pop()
         if high - low == 1:
@@ -142,7 +160,7 @@ def _share(rows: Sequence[Ints], least: int) -> Trie:
             start, parent = fork, len(segments)
             segments.append(own)
         work += [(*branch, start, parent) for branch in reversed(branches)]
-    row_segment = [0] * len(rows)
+    row_segment = [0] * len(ordered)
     for place in reversed(range(len(order))):
         if ends[place] == NO_PARENT:
             ends[place] = ends[place + 1]
