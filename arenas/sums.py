@@ -57,11 +57,20 @@ class Sums(Arena):
 
     async def play(self, t: Table) -> Mapping[str, Mapping[str, float]]:
         """One answer."""
-        left, sign, right = t.task.data
-        reply = await t.ask("player", f"{left} {sign} {right} = ?\nAnswer with the number.")
-        correct = _NUMBER.findall(reply.answer)[-1:] == [str(_SIGNS[sign](left, right))]
+        reply = await t.ask("player", self.question(t.task))
+        correct = _NUMBER.findall(reply.answer)[-1:] == [self.right(t.task)]
         complete = not reply.truncated
         return {"player": {"correct": float(correct), "complete": float(complete)}}
+
+    def question(self, task: Task) -> str:
+        """What a play asks."""
+        left, sign, right = task.data
+        return f"{left} {sign} {right} = ?\nAnswer with the number."
+
+    def right(self, task: Task) -> str:
+        """The right number."""
+        left, sign, right = task.data
+        return str(_SIGNS[sign](left, right))
 
     def success(self, episode: Episode) -> float:
         """Whether the number was right."""
@@ -69,8 +78,7 @@ class Sums(Arena):
 
     def oracle(self, role: str, prompt: str, task: Task, rng: random.Random) -> tuple[str, float]:
         """The right number."""
-        left, sign, right = task.data
-        return str(_SIGNS[sign](left, right)), 1.2
+        return self.right(task), 1.2
 
     def _drawn(self, rng: random.Random, level: str | None) -> Iterator[tuple[Task, bool]]:
         """Random questions, and whether each is held out."""

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.command import Compared, Ratio, run
+from bench.train_bench import program
 from chat_model import write_chat_model
 
 from legos.arena.registry import find_arena
@@ -47,6 +48,7 @@ PROMPTS, GROUP, MAX_TOKENS = 12, 8, 16
 STEPS, QUICK_STEPS, EVALUATED_EVERY = 18, 3, 3
 RIGHT, PLAYS = 0.25, 192
 ARENA = "sums"
+OFFLINE = os.environ | {"HF_HUB_OFFLINE": "1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +127,12 @@ def _ours(model: Path, out: Path, steps: int) -> _Run:
 
 def _theirs(python: Path, model: Path, out: Path, steps: int) -> tuple[str, _Run]:
     """Name and run of another trainer, in the Python in which it is installed."""
-    tasks = itertools.islice(find_arena(ARENA)().tasks(random.Random(0)), PROMPTS * steps)
+    arena: Any = find_arena(ARENA)()
+    tasks = itertools.islice(arena.tasks(random.Random(0)), PROMPTS * steps)
     rates = learning_rates(model)
     assert rates is not None, "its configuration names its hidden size"
     order = {
-        "questions": [_question(*task.data) for task in tasks],
+        "questions": [(arena.question(task), arena.right(task)) for task in tasks],
         "prompts": PROMPTS,
         "group": GROUP,
         "rows": PROMPTS,
@@ -137,13 +140,12 @@ def _theirs(python: Path, model: Path, out: Path, steps: int) -> tuple[str, _Run
         "steps": steps,
         "learning_rate": rates.middle,
     }
-    program = Path(__file__).with_name("programs") / "peer_run.py"
     done = subprocess.run(
-        [str(python), str(program), str(model), str(out)],
+        program("peer_run", model, out, python=python),
         input=json.dumps(order),
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        env=OFFLINE,
     )
     if done.returncode:
         raise TrainerError(f"{python} ended with code {done.returncode} (its message is above)")
@@ -153,11 +155,6 @@ def _theirs(python: Path, model: Path, out: Path, steps: int) -> tuple[str, _Run
         peak_bytes=max(one["peak_bytes"] for one in found),
         adapters={step: out / f"v{step}" for step in _evaluated(steps)},
     )
-
-
-def _question(left: int, sign: str, right: int) -> tuple[str, str]:
-    """A question of the arena, all of whose levels here are sums, and its answer."""
-    return f"{left} {sign} {right} = ?\nAnswer with the number.", f"{left + right}"
 
 
 def _evaluated(steps: int) -> range:
@@ -178,8 +175,7 @@ def _learned(one: _Run, run: Path) -> dict[str, Any]:
 
 def _legos(*arguments: str) -> str:
     command = [sys.executable, "-m", "legos", *arguments]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=OFFLINE)
     if done.returncode:
         raise TrainerError(f"legos {arguments[0]} ended with code {done.returncode}")
     return done.stdout

@@ -13,9 +13,7 @@ ratios to 1 +- 0.2; the rest is as the trainer does it.
 """
 
 import importlib
-import importlib.util
 import json
-import os
 import re
 import sys
 import time
@@ -23,14 +21,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path[0] = str(Path(__file__).parents[2])  # the folder of the package bench
+
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
+from bench.programs.peer_trainer import RANK, SCALE, Answers, installed
 from mlx.utils import tree_flatten
 from mlx_lm import load
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
-RANK, LAYERS, SCALE = 8, 16, 4.0
+LAYERS = 16  # the last ones have LoRA
 COMPLETE = 0.2  # reward of an answer that ends before its token limit
 _NUMBER = re.compile(r"-?\d+")
 
@@ -42,16 +43,12 @@ Stepped = Callable[[], None]
 class _Report:
     """Writes adapters, and the time between steps."""
 
-    def __init__(self, model: nn.Module, folder: Path, answers: Any) -> None:
+    def __init__(self, model: nn.Module, folder: Path, answers: Answers) -> None:
         self._model = model
         self._folder = folder
         self._answers = answers
         self._step = 0
         self._since = time.perf_counter()
-
-    def say(self, answer: Any) -> None:
-        self._answers.write(f"{json.dumps(answer)}\n")
-        self._answers.flush()
 
     def stepped(self) -> None:
         mx.eval(self._model.trainable_parameters())
@@ -65,7 +62,7 @@ class _Report:
         config = {"fine_tune_type": "lora", "num_layers": LAYERS, "lora_parameters": lora}
         (folder / "adapter_config.json").write_text(json.dumps(config))
         peak = mx.get_peak_memory()
-        self.say({"step": self._step, "seconds": seconds, "peak_bytes": peak})
+        self._answers.say({"step": self._step, "seconds": seconds, "peak_bytes": peak})
         self._since = time.perf_counter()
 
 
@@ -190,12 +187,8 @@ def _chat(tokenizer: Any, question: str) -> list[int]:
 
 
 def _main(folder: str, out: str, order: Order) -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # the trainers print on standard output
-    installed = [name for name in _TRAINERS if importlib.util.find_spec(name) is not None]
-    if not installed:
-        raise SystemExit(f"{sys.executable} has none of {', '.join(_TRAINERS)}")
-    project, train = _TRAINERS[installed[0]]
+    answers = Answers()
+    project, train = installed(_TRAINERS)
     model: Any
     model, tokenizer, *_ = load(folder)
     model.freeze()
@@ -204,7 +197,7 @@ def _main(folder: str, out: str, order: Order) -> None:
     mx.random.seed(0)
     mx.eval(model.parameters())
     report = _Report(model, Path(out), answers)
-    report.say(project)
+    answers.say(project)
     train(model, tokenizer, order | {"folder": out}, report.stepped)
 
 

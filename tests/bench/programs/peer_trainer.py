@@ -17,9 +17,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -27,7 +27,9 @@ import mlx.optimizers as optim
 from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load_model
 
-__all__ = ["mlx_lm_lora_gradients"]
+__all__ = ["RANK", "SCALE", "Answers", "installed", "mlx_lm_lora_gradients"]
+
+T = TypeVar("T")
 
 Rows = Sequence[tuple[Sequence[int], int]]
 Step = Callable[[Rows, int], None]
@@ -163,16 +165,32 @@ def _with_lora(folder: Path) -> nn.Module:
     return model
 
 
+class Answers:
+    """Answers, a line each, to the process that has started the program."""
+
+    def __init__(self) -> None:
+        self._lines = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)  # the trainers print on standard output
+
+    def say(self, answer: Any) -> None:
+        """Write one answer as JSON."""
+        self._lines.write(f"{json.dumps(answer)}\n")
+        self._lines.flush()
+
+
+def installed(trainers: Mapping[str, T]) -> T:
+    """What stands behind the first of the packages that is installed."""
+    found = [name for name in trainers if importlib.util.find_spec(name) is not None]
+    if not found:
+        raise SystemExit(f"{sys.executable} has none of {', '.join(trainers)}")
+    return trainers[found[0]]
+
+
 def _main(folder: str) -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # the trainers print on standard output
-    installed = [name for name in _TRAINERS if importlib.util.find_spec(name) is not None]
-    if not installed:
-        raise SystemExit(f"{sys.executable} has none of {', '.join(_TRAINERS)}")
-    project, made = _TRAINERS[installed[0]]
+    answers = Answers()
+    project, made = installed(_TRAINERS)
     step = made(_with_lora(Path(folder)), optim.AdamW(learning_rate=1e-6))
-    answers.write(f"{json.dumps(project)}\n")
-    answers.flush()
+    answers.say(project)
     for line in sys.stdin:
         order = json.loads(line)
         started = time.perf_counter()
@@ -182,8 +200,7 @@ def _main(folder: str) -> None:
         step(order["rows"], order["count"])
         cost = {"seconds": time.perf_counter() - started}
         cost["peak_bytes"] = mx.get_peak_memory() - before
-        answers.write(f"{json.dumps(cost)}\n")
-        answers.flush()
+        answers.say(cost)
 
 
 if __name__ == "__main__":
