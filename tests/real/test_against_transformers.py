@@ -144,7 +144,7 @@ def test_an_answer_ends_with_the_turn(trainer: Trainer) -> None:
     assert said.text == "The capital of France is Paris."
 
 
-@pytest.mark.parametrize("form", ["float32", "4bit"])
+@pytest.mark.parametrize("form", ["float32", pytest.param("4bit", marks=pytest.mark.nightly)])
 def test_engine_and_trainer_agree(form: Any, model_folder: ModelFolder) -> None:
     """What samples a token and what trains on it compute the same log-probability."""
     model = load_model(model_folder(form))
