@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, closing, contextmanager
 
+from legos.apps.transcript import example
 from legos.config.schema import RunConfig
 from legos.errors import EngineError
 from legos.loop.concurrency import EngineStats
@@ -11,10 +12,12 @@ from legos.protocols import Tracker
 from legos.run.folder import RunFolder
 from legos.run.run import Run
 from legos.track import ConsoleTracker, JsonlTracker, ManyTrackers, WandbTracker
+from legos.track.console import LONG_ANSWER
 
 __all__ = ["shown_while", "trackers"]
 
 LOOK_S = 1.0  # between two looks at what the run does
+EXAMPLE_S = 60.0  # least time between two answers that are shown
 _TOKENS = "tokens_generated_total"
 
 
@@ -44,6 +47,8 @@ async def shown_while(
 ) -> AsyncGenerator[None]:
     """Within the block, the console shows what the run does, for how long, and how fast.
 
+    In arenas of long answers it also shows one now and then.
+
     Args:
         run: the run.
         console: shows it; None: nothing is shown.
@@ -52,6 +57,7 @@ async def shown_while(
 
     async def show() -> None:
         loop, doing, since, tokens = asyncio.get_running_loop(), "", 0.0, 0.0
+        shown, next_example = None, 0.0
         while console is not None:
             await asyncio.sleep(LOOK_S)
             now = loop.time()
@@ -66,6 +72,10 @@ async def shown_while(
             parts = [f"{now - since:.0f} s so far"] if now - since >= 1 else []
             parts += [f"{speed:.0f} tokens/s"] if speed >= 1 else []
             console.wait(", ".join([doing, *parts]), now=changed and run.stopping)
+            if run.example is not None and run.example is not shown and now >= next_example:
+                shown, next_example = run.example, now + EXAMPLE_S
+                if text := example(shown, min_tokens=LONG_ANSWER):
+                    console.say(text)
 
     showing = asyncio.create_task(show())
     try:

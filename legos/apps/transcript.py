@@ -1,12 +1,14 @@
-"""A stored play as text, one turn after the other."""
+"""A play as text: one turn after the other, or its last answer in a line."""
 
 from collections.abc import Iterator
 from math import fsum
+from textwrap import shorten
 
 from legos.chat.reply import split_thinking
+from legos.records.episode import Episode
 from legos.run.episodes import StoredEpisode, StoredSeat, StoredTurn
 
-__all__ = ["answer_of", "ending", "heading", "turns_of"]
+__all__ = ["answer_of", "ending", "example", "heading", "turns_of"]
 
 _WHO = {"user": "told"}  # a message before the question
 
@@ -59,6 +61,27 @@ def _sampled(seat: StoredSeat, turn: StoredTurn) -> str:
 def answer_of(turn: StoredTurn) -> str:
     """The answer of a turn without its thinking."""
     return split_thinking(turn.said)[1]
+
+
+def example(episode: Episode, *, min_tokens: int, width: int = 100) -> str:
+    """The last answer of the first trained seat, what it was asked, and its reward, in a line.
+
+    Args:
+        episode: a play that did not fail.
+        min_tokens: an answer with fewer tokens gives an empty text.
+        width: maximum number of characters of the question, and of the answer.
+    """
+    for rollout in episode.rollouts:
+        if rollout.policy and rollout.turns:
+            turn = rollout.turns[-1]
+            if len(turn.completion.token_ids) < min_tokens:
+                return ""
+            asked, said = (
+                shorten(text, width, placeholder=" ...")
+                for text in (turn.messages[-1].content, split_thinking(turn.completion.text)[1])
+            )
+            return f"{asked} -> {said}  (reward {episode.rewards.get(rollout.role, 0.0):+.3g})"
+    return ""
 
 
 def ending(episode: StoredEpisode) -> str:

@@ -22,6 +22,7 @@ from legos.loop.player import PlayGroup
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.play.step import play_each
 from legos.protocols import Snapshot, Tracker
+from legos.records.episode import Episode
 from legos.records.group import Group
 from legos.remote.publish.engine import reaching
 from legos.run.background import Background
@@ -45,6 +46,7 @@ class Run:
 
     Attributes:
         speed: measures its steps.
+        example: a play of the newest step that did not fail; None before the first step.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Run:
         self._clock = clock
         self._saved = clock()
         self.speed = Speed(engine_stats, clock)
+        self.example: Episode | None = None
         self._batcher = batcher_of(trainer, self._mix)
         self._stopping = asyncio.Event()
         self._awaits_evaluation = False
@@ -281,6 +284,7 @@ class Run:
         metrics |= self.speed.of_step(batches, metrics["step_s"] or 0.0)
         self._state.log(metrics, out.steps)
         episodes = [episode for batch in batches for episode in batch.episodes]
+        self.example = next((e for e in episodes if not (e.error or e.void)), self.example)
         if settings.episodes_kept_per_step:
             self._folder.add_episodes(
                 step, kept_episodes(episodes, settings.episodes_kept_per_step)

@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["COLUMNS", "Column", "ConsoleTracker"]
+__all__ = ["COLUMNS", "LONG_ANSWER", "Column", "ConsoleTracker"]
 
 Metrics = Mapping[str, float | int | None]
 T = TypeVar("T")
@@ -19,7 +19,7 @@ _REFRESH_S = 0.1
 _ROWS = 10  # number of newest steps shown
 _EVALUATED_ROWS = 6  # number of newest evaluated steps shown above them
 _SLOW_S = 10.0  # without a terminal, a line at the latest after this time
-_LONG_ANSWER = 8  # tokens of an answer from which on tokens per second are shown, not moves
+LONG_ANSWER = 8  # tokens of an answer from which on tokens per second are shown, not moves
 
 
 class Column(NamedTuple):
@@ -130,7 +130,11 @@ class ConsoleTracker:
             self._live.update(self._table(), refresh=True)
         elif now or self._clock() >= self._next_wait:
             self._next_wait = self._clock() + 2 * max(self._clock() - self._shown_at, _SLOW_S)
-            self._console.print(doing, highlight=False, markup=False, soft_wrap=True)
+            self.say(doing)
+
+    def say(self, text: str) -> None:
+        """Print a line of text, on a terminal above the table."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Show the last step and leave the table on the terminal."""
@@ -147,7 +151,7 @@ class ConsoleTracker:
         moves, tokens = metrics.get("play/moves_per_s"), metrics.get("play/tokens_per_s")
         seen = {name for name, value in metrics.items() if value is not None}
         if moves is not None and tokens is not None:
-            texts = "play/tokens_per_s" in self._seen or tokens >= _LONG_ANSWER * moves
+            texts = "play/tokens_per_s" in self._seen or tokens >= LONG_ANSWER * moves
             seen.discard("play/moves_per_s" if texts else "play/tokens_per_s")
         self._seen |= seen
 

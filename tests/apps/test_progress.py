@@ -12,6 +12,8 @@ from virtual_time import in_virtual_time
 from legos.apps.progress import shown_while
 from legos.cli.process import main
 from legos.errors import EngineError
+from legos.records.episode import Episode, Rollout, Task, Turn
+from legos.records.message import Completion, Message
 from legos.track.console import ConsoleTracker
 
 SLOW = """
@@ -46,6 +48,7 @@ class Shown:
     def __init__(self, *doing: str) -> None:
         self._doing = [*doing]
         self.stopping = False
+        self.example: Episode | None = None
         self.lines: list[tuple[str, bool]] = []
 
     @property
@@ -56,6 +59,9 @@ class Shown:
         self.lines.append((doing, now))
         if len(self.lines) % 3 == 0 and len(self._doing) > 1:
             self._doing.pop(0)
+
+    def say(self, text: str) -> None:
+        self.lines.append((text, True))
 
 
 async def shown(run: Any, seconds: float, figures: Any) -> None:
@@ -97,6 +103,40 @@ async def shown_without() -> None:
     run: Any = None
     async with shown_while(run, None, lambda: {}):
         await asyncio.sleep(3.0)
+
+
+@pytest.mark.parametrize(("num_tokens", "times"), [(8, 2), (7, 0)])
+def test_a_long_answer_is_shown_once_a_minute_at_most(num_tokens: int, times: int) -> None:
+    async def two_minutes(run: Shown) -> None:
+        async def play() -> None:
+            while True:
+                run.example = answered("7 + 8 = ?\nAnswer.", "It is\n\n15.", num_tokens)
+                await asyncio.sleep(5.0)
+
+        playing = asyncio.create_task(play())
+        await shown(run, 100.0, lambda: {})
+        playing.cancel()
+
+    run = Shown("playing for step 1")
+    in_virtual_time(two_minutes(run))
+    examples = [text for text, _ in run.lines if "->" in text]
+    assert examples == ["7 + 8 = ? Answer. -> It is 15.  (reward +1)"] * times
+
+
+def answered(asked: str, said: str, num_tokens: int) -> Episode:
+    tokens = tuple(range(num_tokens))
+    completion = Completion(
+        text=said,
+        token_ids=tokens,
+        logprobs=(-0.5,) * num_tokens,
+        versions=(0,) * num_tokens,
+        finish_reason="stop",
+    )
+    turn = Turn(messages=(Message("user", asked),), completion=completion)
+    rollout = Rollout(role="player", seat="policy", policy="policy", turns=(turn,))
+    return Episode(
+        arena="sums", task=Task(id="7 + 8"), rollouts=(rollout,), rewards={"player": 1.0}
+    )
 
 
 @pytest.mark.slow
