@@ -196,7 +196,18 @@ class ChatTokenizer:
         return before.endswith(ANSWERS[0]) and new[0].content in self.decode(after)
 
     def check(self) -> None:
-        """Say in the log what becomes of conversations under this chat template."""
+        """Say in the log what becomes of chats with this tokenizer."""
+        if not self._tokenizer.chat_template:
+            logger.warning(
+                "the tokenizer has no chat template, as of a base model: prompts are lines `role: "
+                "content`. Take the model that was tuned to chat (often -Instruct), or let it "
+                "imitate answers first (legos imitate)"
+            )
+        if not self.end_ids:
+            logger.warning(
+                "neither the tokenizer nor generation_config.json names a token that ends an "
+                "answer (eos_token, eos_token_id): every answer runs to max_tokens"
+            )
         if not self.continues:
             logger.warning(
                 "the model's chat template cannot go on after the tokens of an answer, so every "

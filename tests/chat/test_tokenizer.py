@@ -99,10 +99,24 @@ def test_the_first_token_is_not_doubled(tmp_path: Path) -> None:
     assert tokenizer.render([Message("user", "Q")]) == (token_id(BOS), *tokenizer.encode("Q"))
 
 
-def test_without_a_template_a_chat_is_lines(tmp_path: Path) -> None:
+def test_without_a_template_a_chat_is_lines(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tokenizer = load_tokenizer(copy_with(tmp_path, chat_template=None))
+    assert "has no chat template, as of a base model" in caplog.text
     ids = tokenizer.render([Message("system", "S"), Message("user", "Q")])
     assert tokenizer.decode(ids) == "system: S\nuser: Q\nassistant:"
+
+
+def test_a_model_whose_answers_never_end_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = copy_with(tmp_path, eos_token=None)
+    (folder / "special_tokens_map.json").unlink(missing_ok=True)
+    for name in ("generation_config.json", "config.json"):
+        (folder / name).unlink(missing_ok=True)
+    assert load_tokenizer(folder).end_ids == ()
+    assert "every answer runs to max_tokens" in caplog.text
 
 
 def test_a_template_that_refuses_is_named(tmp_path: Path) -> None:
