@@ -69,7 +69,7 @@ def check(resolved: ResolvedConfig, *, resume: Path | None = None) -> None:
     """
     config = resolved.config
     check_options(config)
-    if config.adapter is not None and resume is None:
+    if config.adapter is not None and resume is None and config.fork_from is None:
         _check_start(resolved)
     if config.loop.serve_port:
         _check_port(config.loop.serve_port)

@@ -105,7 +105,7 @@ class ModelHandle(Protocol):
         ...
 
     def base_adapter(self) -> Adapter:
-        """The initial LoRA arrays as version 0, which do not change the model's output.
+        """An adapter of the model's LoRA that has no effect, as version 0.
 
         Raises:
             ModelError: the model has no LoRA.

@@ -212,14 +212,14 @@ class MlxModel:
             self.worker.call(block.__exit__, None, None, None).result()
 
     def base_adapter(self) -> Adapter:
-        """The current LoRA arrays as version 0, which has no effect before the first update.
+        """An adapter of the model's LoRA that has no effect, as version 0.
 
         Raises:
             ModelError: the model has no LoRA.
         """
         shape = self._lora_shape()
         arrays = self.worker.call(lora_arrays, self.tree).result()
-        return Adapter(name=POLICY, version=0, shape=shape, arrays=arrays)
+        return Adapter(name=POLICY, version=0, shape=shape, arrays=arrays).without_effect()
 
     def write_fused(self, adapter: Adapter, folder: Path) -> float:
         """Merge an adapter into the model and write it; see ``write_checked``."""

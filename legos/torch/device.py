@@ -144,7 +144,7 @@ class TorchModel:
         self._leader = None if self._ranks is None else Leader(self._ranks)
         self.causal = self.call(load_model, folder, self.device, self._ranks).result()
         self.modules: Modules = {}
-        self._first: Mapping[str, torch.Tensor] = {}  # LoRA arrays before the first update
+        self._arrays: Mapping[str, torch.Tensor] = {}  # LoRA, before the first update
         whole = self.causal.whole
         self.num_vocabulary = min(self.causal.num_vocabulary, self.tokenizer.vocab_size)
         self.num_parameters: int = whole.num_parameters()  # packed weights hold two each
@@ -212,8 +212,8 @@ class TorchModel:
         layers = self.causal.last_layers(shape.num_layers)
         insert = partial(insert_lora, self.causal.whole, layers, shape)
         self.modules = self._together(insert, "add_lora", shape)
-        self._first = new_arrays(self.modules, shape.rank, seed=seed)
-        install(self.modules, self._first)
+        self._arrays = new_arrays(self.modules, shape.rank, seed=seed)
+        install(self.modules, self._arrays)
         self.lora = shape
 
     def set_adapter(self, adapter: Adapter) -> None:
@@ -222,7 +222,8 @@ class TorchModel:
         Raises:
             AdapterError: the adapter does not fit the model's LoRA.
         """
-        self.call(install, self.modules, self._fitting(adapter)).result()
+        self._arrays = self._fitting(adapter)
+        self.call(install, self.modules, self._arrays).result()
 
     @contextmanager
     def without_lora(self) -> Generator[None]:
@@ -231,15 +232,12 @@ class TorchModel:
             yield
 
     def base_adapter(self) -> Adapter:
-        """The first LoRA arrays as version 0, which have no effect.
+        """An adapter of the model's LoRA that has no effect, as version 0.
 
         Raises:
             ModelError: the model has no LoRA.
         """
-        if self.lora is None:
-            raise ModelError("the model has no LoRA; call apply_lora first")
-        arrays = {name: array.numpy(force=True) for name, array in self._first.items()}
-        return Adapter(name=POLICY, version=0, shape=self.lora, arrays=arrays)
+        return self._adapter().without_effect()
 
     def write_fused(self, adapter: Adapter, folder: Path) -> float:
         """Raise ``AdapterError``: MLX merges the adapters of both devices."""
@@ -262,7 +260,7 @@ class TorchModel:
         """
         config = config or BackendConfig()
         make = partial(TorchGradients, self.causal, self.modules, config, self._ranks)
-        return LoraBackend(self.call, make, self.base_adapter(), config, leader=self._leader)
+        return LoraBackend(self.call, make, self._adapter(), config, leader=self._leader)
 
     def close(self) -> None:
         """End the other processes, and stop the thread after its current call."""
@@ -279,9 +277,15 @@ class TorchModel:
         """Compute something, alone or with the other processes."""
         return compute() if self._leader is None else self._leader.together(compute, *order)
 
+    def _adapter(self) -> Adapter:
+        if self.lora is None:
+            raise ModelError("the model has no LoRA; call apply_lora first")
+        arrays = {name: array.numpy(force=True) for name, array in self._arrays.items()}
+        return Adapter(name=POLICY, version=0, shape=self.lora, arrays=arrays)
+
     def _fitting(self, adapter: Adapter) -> Mapping[str, torch.Tensor]:
         """An adapter's arrays on the device, after a check that they fit."""
-        shapes = {name: tuple(array.shape) for name, array in self._first.items()}
+        shapes = {name: tuple(array.shape) for name, array in self._arrays.items()}
         adapter = adapter if self.lora is None else adapter.at_scale(self.lora.scale)
         check_shapes(adapter.arrays, shapes, name=adapter.name)
         check_finite(adapter.arrays, name=adapter.name)

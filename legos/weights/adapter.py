@@ -114,8 +114,8 @@ class Adapter:
 
     @cached_property
     def digest(self) -> str:
-        """BLAKE2 of names, shapes and bytes: equal digests mean equal adapters."""
-        state = hashlib.blake2b(digest_size=16)
+        """BLAKE2 of scale, names, shapes and bytes: equal digests mean equal adapters."""
+        state = hashlib.blake2b(f"{self.shape.scale!r}".encode(), digest_size=16)
         for name in sorted(self.arrays):
             array = np.ascontiguousarray(np.asarray(self.arrays[name], np.float32))
             state.update(f"{name}{array.shape}".encode())
@@ -134,6 +134,19 @@ class Adapter:
             for name, array in self.arrays.items()
         }
         return replace(self, shape=replace(self.shape, scale=scale), arrays=arrays)
+
+    def without_effect(self) -> "Adapter":
+        """Version 0 with this shape, which changes no output: its B are zero."""
+        arrays = {
+            name: np.zeros(array.shape, np.float32) if name.endswith(".lora_b") else array
+            for name, array in self.arrays.items()
+        }
+        return replace(self, version=0, arrays=arrays)
+
+    @property
+    def has_effect(self) -> bool:
+        """Whether any value of its B is not zero."""
+        return any(np.asarray(self.arrays[n]).any() for n in self.arrays if n.endswith(".lora_b"))
 
     @property
     def info(self) -> AdapterInfo:

@@ -16,7 +16,7 @@ from legos.weights.tensors import pack_tensors, unpack_tensors
 __all__ = ["Lora", "Reference", "fitted"]
 
 REFERENCE_FILE = "reference.safetensors"
-BASE = ""  # stored source of a reference that starts as the base model
+START = ""  # stored source of a reference that is the policy as it was at the start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class Reference:
 
         Args:
             own: LoRA arrays of the model, of which only the shapes are read.
-            source: folder of the adapter to start with; None: the base model.
+            source: folder of the adapter to start with; None: the base model, or what is taken.
             convert: makes an array of the device from a NumPy array.
         """
         self._own = own
@@ -107,7 +107,7 @@ class Reference:
         Any thread may call it: no array is computed.
         """
         if lora is not None:
-            texts = {"source": str(self._source or BASE), "scale": str(lora.scale)}
+            texts = {"source": str(self._source or START), "scale": str(lora.scale)}
             (folder / REFERENCE_FILE).write_bytes(pack_tensors(lora.arrays, texts))
 
     def restore(self, folder: Path) -> None:
@@ -118,12 +118,12 @@ class Reference:
             KeyError, ValueError: the file lacks an entry.
         """
         path = folder / REFERENCE_FILE
-        source, kept = BASE, None
+        source, kept = START, None
         if path.is_file():
             arrays, texts = unpack_tensors(path.read_bytes())
             source = texts["source"]
             kept = _converted(arrays, float(texts["scale"]), self._convert)
-        if source == str(self._source or BASE):
+        if source == str(self._source or START):
             self.take(kept)
         else:
             self._lora, self._unread = None, self._source

@@ -85,7 +85,7 @@ class TokenEngine:
 
 
 MakeEngine = Callable[[ModelHandle], TokenEngine]
-"""Makes the engine of a model, which has LoRA that still changes nothing."""
+"""Makes the engine of a model, which has LoRA."""
 
 
 def served_engine(
@@ -98,7 +98,7 @@ def served_engine(
 
     Args:
         urls: their addresses.
-        model: the trainer's model, with LoRA that still changes nothing.
+        model: the trainer's model, with LoRA.
         api_key: their API key.
 
     Raises:

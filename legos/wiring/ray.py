@@ -48,7 +48,7 @@ def ray_engine(
 
     Args:
         config: settings of the run.
-        model: the trainer's model, with LoRA that still changes nothing.
+        model: the trainer's model, with LoRA.
         say: receives what is started.
 
     Raises:

@@ -263,12 +263,10 @@ def trainer_of(
         ConfigError: ``max_tokens`` exceeds the model's context.
     """
     device = find_device(config.device)
-    policies, training = policies_of(config.arenas), config.training
+    policies = policies_of(config.arenas)
     first = None if start is None else read_adapter(start)
     if first is not None:
         first.check_base(config.model)
-        if training.kl_coef and training.kl_reference is None and not training.kl_server:
-            training = training.replace(kl_reference=start)
     say = tell or logger.info
     generation = elsewhere(config, policies, api_key, say)
     model = device.load(
@@ -285,7 +283,7 @@ def trainer_of(
         )
     return Trainer(
         model=model,
-        config=training,
+        config=config.training,
         limits=config.generation.limits(config.training.memory_limit_gib),
         generation=generation,
         policies=policies,

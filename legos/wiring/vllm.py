@@ -46,7 +46,7 @@ def vllm_at(
 
     Args:
         servers: addresses of the servers, or processes of ours.
-        model: the trainer's model, with LoRA that still changes nothing.
+        model: the trainer's model, with LoRA.
         policies: names of the trained adapters.
         api_key: API key of the servers.
         adapter_folder: where they read adapters, under the same path; None: this machine's folder
@@ -90,7 +90,7 @@ def started_vllm(
     """Start ``vllm serve`` as a process of ours, and return its engine.
 
     Args:
-        model: the trainer's model, with LoRA that still changes nothing.
+        model: the trainer's model, with LoRA.
         policies: names of the trained adapters.
         say: receives the progress of the start.
 

@@ -170,6 +170,25 @@ def test_the_reference_of_a_run_is_in_its_checkpoints(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
+def test_the_adapter_that_a_run_starts_from_stays_its_reference(tmp_path: Path) -> None:
+    before, whole = tmp_path / "before", tmp_path / "whole"
+    train(before, "--deterministic", steps=3)
+    start = ("--training.kl-coef", "0.1", "--adapter", str(before / "adapters" / "v3"))
+    train(whole, "--deterministic", *start, steps=4)
+    first, *others = (line["kl_divergence"] for line in read_steps(whole / "metrics.jsonl"))
+    assert abs(first or 0) < 1e-6
+    assert max(map(abs, filter(None, others))) > 1e-5
+    resumed = crash(whole, tmp_path / "resumed", step=3)
+    shutil.rmtree(before)  # the checkpoints need it no more
+    assert main(["train", "--resume", str(resumed)]) == 0
+    assert timeless(resumed / "metrics.jsonl") == timeless(whole / "metrics.jsonl")
+    forked = tmp_path / "forked"
+    assert main(["train", "--fork-from", f"{whole}@3", "--out", str(forked)]) == 0
+    after = [line for line in timeless(whole / "metrics.jsonl") if line["step"] > 3]
+    assert timeless(forked / "metrics.jsonl") == after
+
+
 def test_a_resumed_run_with_lag_keeps_its_bounds(tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     train(whole, "--training.staleness-limit", "2", "--loop.step-concurrency", "3")

@@ -52,6 +52,11 @@ def test_logits_are_those_of_mlx_with_and_without_lora() -> None:
     assert np.abs(found - before).max() > 0.1
     with disable_lora(models[1]):
         assert models[1](TOKENS) == pytest.approx(before, abs=1e-6)
+    for model in models:
+        start = model.make_backend(BackendConfig()).adapter()
+        assert (start.version, start.digest) == (0, adapter.digest)
+        assert adapter.has_effect
+        assert not model.base_adapter().has_effect
 
 
 def test_what_is_rewarded_gets_likelier_on_the_models_own_thread() -> None:
