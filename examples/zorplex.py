@@ -5,8 +5,8 @@
 The built-in model cannot write a call, so it never gets a reward. Here it learns to imitate a
 scripted novice, who calls the word of the question in 9 of 34 plays, otherwise any other word, and
 answers the number that came back in 34 of 133 plays, otherwise any other number from 1 to 100. One
-core, two to three minutes. RL with the command of docs/talk.md then takes the success of the model
-from 0.06 to above 0.9 in 60 steps.
+core, two to three minutes. RL with the command of docs/arenas/talk.md then takes the success of the
+model from 0.06 to above 0.9 in 60 steps.
 """
 
 import asyncio

@@ -6,6 +6,7 @@
     ├── AdapterError (ValueError)         LoRA arrays of another rank, name, shape or version
     ├── RecordError (ValueError)          a record (turn, sample, batch) that contradicts itself
     ├── RequestError (ValueError)         one generation request that cannot be served
+    │   └── NotFoundError                 what a server was asked for does not exist there
     ├── ArenaError (RuntimeError)         an arena that cannot be found or keeps failing
     │   ├── GameSizeError                 a game with too many states to be evaluated exactly
     │   ├── RewardError                   a reward that is no number within bounds; one play fails
@@ -41,6 +42,7 @@ __all__ = [
     "LegosError",
     "ModelError",
     "NoEndpointError",
+    "NotFoundError",
     "PlayCancelledError",
     "PlayTimeoutError",
     "RecordError",

@@ -208,7 +208,7 @@ class Engine(Protocol):
         ...
 
     def stats(self) -> Mapping[str, float]:
-        """The engine's counters and current sizes; names end in ``_total`` and ``_bytes``.
+        """What the engine counts and holds: counters end in ``_total``, sizes in ``_bytes``.
 
         Raises:
             EngineError: it is closed, or its thread has died or hangs; the message says why.
@@ -257,7 +257,7 @@ class Backend(Protocol):
         ...
 
     def optim_step(self, update: Update, *, policy: str = POLICY) -> "Future[int]":
-        """Apply the gradients of the last ``forward_backward``; returns the new version."""
+        """Apply the gradients of a policy's last ``forward_backward``; returns the new version."""
         ...
 
     def adapter(self, policy: str = POLICY) -> Adapter:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from legos.clients.engine import EngineClient
 from legos.records.message import Completion, Message, Prompt, Sampling
 from legos.records.names import POLICY
-from legos.records.request import Request
 
 __all__ = ["RecitedClient"]
 
@@ -55,12 +54,11 @@ class RecitedClient:
             token_ids, text = (*tokenizer.encode(answer), *tokenizer.end_ids[:1]), answer
         else:
             token_ids, text = tuple(answer), tokenizer.decode(answer)
-        # One sampled token tells which version is live.
-        known = Request(prompt_ids=prompt_ids[:1], max_tokens=1, adapter=adapter)
-        version = (await client.generate(known)).versions[0]
-        rows = [(prompt_ids, (token_ids,))]
-        scores = client.engine.score(rows, end_ids=(), adapter=adapter, by_token=True)
-        [logprobs] = await asyncio.wrap_future(scores)
+        version, rows = -1, [(prompt_ids, (token_ids,))]
+        while version != (now := client.engine.versions().get(adapter, 0)):
+            version = now
+            scores = client.engine.score(rows, end_ids=(), adapter=adapter, by_token=True)
+            [logprobs] = await asyncio.wrap_future(scores)
         return Completion(
             text=text,
             prompt_ids=prompt_ids,

@@ -37,7 +37,7 @@ def refusal(status: int, body: bytes, address: str) -> RequestError | EndpointEr
     refused = NotFoundError if status == 404 else RequestError
     if status in (404, 405) and "{" not in body[:1].decode(errors="replace"):
         return refused(f"{address} does not exist ({status}); is the base_url right?")
-    if status < 500:
+    if status < 500 and status != 429:
         return refused(f"{address} refuses the request ({status}): {message}")
     return EndpointError(f"{address} cannot answer ({status}): {message}")
 
@@ -51,7 +51,7 @@ def retry_after(answer: httpx.Response) -> float | None:
         pass
     try:
         return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 

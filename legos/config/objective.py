@@ -48,7 +48,7 @@ class ObjectiveSettings(Settings):
     """IcePop: drop tokens from the policy loss whose ratio to the policy that sampled them is above
     this, or below 1 divided by it; none: keep them."""
     kl_estimator: KlEstimator = knob("k2")
-    """Estimator of the KL divergences: k1 to k3 use the sampled tokens, exact sums over the whole
+    """Estimator of the KL divergences: k2 and k3 use the sampled tokens, exact sums over the whole
     vocabulary (for small vocabularies)."""
     kl_coef: float = knob(0.0, ge=0)
     """Weight of the KL divergence from the reference policy. Raise it, to 0.01 or 0.1, to keep the

@@ -108,7 +108,7 @@ class Buffer:
         """Let the group that was put last be taken, with its reference log-probabilities."""
         group = self._unscored[-1]
         samples = await asyncio.wrap_future(references(group.samples))
-        self._unscored.remove(group)
+        self._unscored = [other for other in self._unscored if other is not group]
         self._add([replace(group, samples=tuple(samples))])
 
     def first(self, *, tasks: int = 0, samples: int = 0, tokens: float = 0.0) -> int | None:

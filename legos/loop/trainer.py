@@ -32,7 +32,7 @@ __all__ = ["PolicyTrainer", "References", "StepSettings"]
 logger = logging.getLogger(__name__)
 Metrics = dict[str, float | int | None]
 References = Callable[[Sequence[Sample]], "Future[list[Sample]]"]
-"""Samples -> the same with reference log-probabilities; ``clients.references`` asks servers."""
+"""Samples -> the same with reference log-probabilities; ``remote.references`` asks servers."""
 
 
 class StepSettings(Protocol):

@@ -157,5 +157,6 @@ def _cause(error: Exception) -> Exception:
     group = cast("ExceptionGroup[Exception]", error)
     errors = [_cause(each) for each in group.exceptions]
     failed = [each for each in errors if not isinstance(each, Draw | Forfeit | Void)]
-    grave = [each for each in failed if isinstance(each, EngineError | ArenaError)]
-    return (grave or failed or errors)[0]
+    dead = [each for each in failed if isinstance(each, EngineError)]
+    wrong = [each for each in failed if isinstance(each, ArenaError)]
+    return (dead or wrong or failed or errors)[0]

@@ -73,7 +73,7 @@ class LoraShape:
     rank: int  # inner dimension of every pair
     scale: float  # y = W x + scale * B(A x)
     num_layers: int  # number of adapted transformer layers, counted from the last
-    modules: tuple[str, ...]  # full names of the adapted modules, sorted
+    modules: tuple[str, ...]  # names of the adapted modules within a layer, sorted
 
     def __post_init__(self) -> None:
         """Refuse a rank and a scale out of range.

@@ -66,7 +66,7 @@ def find_device(name: str = "mlx") -> Device:
         ModelError: no device has that name.
     """
     if name not in DEVICES:
-        raise ModelError(f"no device {name!r}{did_you_mean(name, DEVICES)}; known: {[*DEVICES]}")
+        raise ModelError(f"no device {name!r}{did_you_mean(name, DEVICES)}")
     return DEVICES[name]()
 
 

@@ -64,6 +64,7 @@ def reference_servers(
                 raise
             if not all(engine.call(_same_tokens(url, model, api_key)).result() for url in urls):
                 raise
+            check_same_model(engine, model, where="training.kl_server", other=True)
             logger.warning(
                 "training.kl_server has another model than the trainer, with the same tokenizer, "
                 "so the KL divergence draws the policy to that model (distillation): %s",

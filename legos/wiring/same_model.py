@@ -16,13 +16,16 @@ PATIENCE_S = 180.0  # how long a server may take to score the text
 TOLERANCE, TOLERANCE_16_BITS = 1e-3, 0.3  # nats a token
 
 
-def check_same_model(engine: RemoteEngine, model: ModelHandle, *, where: str) -> None:
+def check_same_model(
+    engine: RemoteEngine, model: ModelHandle, *, where: str, other: bool = False
+) -> None:
     """Compare what each server of an engine computes for a fixed text with the trainer's model.
 
     Args:
         engine: its servers can score by token.
         model: the trainer's model; its LoRA is left out.
         where: what the servers are, for messages.
+        other: the servers have another model: compare with the first of them instead.
 
     Raises:
         ModelError: a server has another model.
@@ -34,6 +37,7 @@ def check_same_model(engine: RemoteEngine, model: ModelHandle, *, where: str) ->
     with model.without_lora():
         logits = model((*prompt, *answer))[len(prompt) - 1 : -1].astype(np.float64)
     own = log_softmax(np, logits)[np.arange(len(answer)), list(answer)].tolist()
+    whose = f"the trainer ({model.folder})"
     for server in engine.servers:
         at = f"{where} {server.name}"
         try:
@@ -51,11 +55,12 @@ def check_same_model(engine: RemoteEngine, model: ModelHandle, *, where: str) ->
             raise EngineError(
                 f"{at} has not scored a fixed text within {PATIENCE_S:g} s; start it again"
             ) from error
+        if other and server is engine.servers[0]:
+            own, whose = found, server.name
         gap = np.abs(np.subtract(found, own)).mean()
         if not gap <= most:
             raise ModelError(
-                f"{at} has another model than the trainer ({model.folder}): the log-probabilities "
-                f"of a fixed text differ by {gap:.3g} nats a token, more than "
-                f"{most:g}; start the server with the trainer's model, or give its own "
-                "with --model"
+                f"{at} has another model than {whose}: the log-probabilities of a fixed text "
+                f"differ by {gap:.3g} nats a token, more than {most:g}; start the server with the "
+                "same model, or give its own with --model"
             )

@@ -87,9 +87,8 @@ class Trainer(PolicyTrainer):
         Raises:
             AdapterError: the adapter of ``kl_reference`` does not exist, or does not fit, or
                 ``start`` does not.
-            ConfigError: a server of ``kl_server`` cannot score tokens.
             ModelError: no engine is given and the model's device has none; or the server has
-                another model.
+                another model, or one of ``kl_server`` cannot score its tokens.
             EngineError: the server does not answer.
         """
         config = config or TrainingConfig()

@@ -77,7 +77,7 @@ def test_requests_start_over_where_the_server_has_moved(dead_port: int, *, hangs
 def test_it_gives_up_with_the_servers_words() -> None:
     full = HttpAnswer({"error": {"message": "the queue is full"}}, 429, [("retry-after", "0")])
     script = ScriptedServer(lambda asked: full, models=OURS)
-    with serving(script) as url, pytest.raises(RequestError, match="the queue is full"):
+    with serving(script) as url, pytest.raises(EndpointError, match="the queue is full"):
         asyncio.run(ask(url, retries=0, timeout_s=1.0))
     assert len(script.asked) > 1
 
@@ -88,7 +88,7 @@ def test_it_gives_up_with_the_servers_words() -> None:
 def test_a_busy_server_is_not_asked_again_in_vain(headers: list[tuple[str, str]]) -> None:
     quota = HttpAnswer({"error": {"message": "no credit is left"}}, 429, headers)
     script = ScriptedServer(lambda asked: quota, models=OURS)
-    with serving(script) as url, pytest.raises(RequestError, match="no credit is left"):
+    with serving(script) as url, pytest.raises(EndpointError, match="no credit is left"):
         asyncio.run(ask(url))
     assert len(script.asked) == 1
 
@@ -142,6 +142,11 @@ def test_a_pause_is_read_in_every_form(text: str, least: float, most: float) -> 
     found = retry_after(httpx.Response(429, headers={"retry-after": text}))
     assert found is not None
     assert least <= found <= most
+
+
+def test_a_pause_that_no_date_has_is_none() -> None:
+    text = "Mon, 01 Jan 2024 00:00:00 +99999999999999"
+    assert retry_after(httpx.Response(429, headers={"retry-after": text})) is None
 
 
 def test_a_socks_proxy_is_used_and_another_kind_of_proxy_is_named(

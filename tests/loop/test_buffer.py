@@ -1,8 +1,10 @@
 """The buffer's pace: nothing is played while a step without lag is due, also after a resume."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 
+import numpy as np
 import pytest
 from made_records import make_episode
 from msgspec.structs import replace
@@ -13,6 +15,7 @@ from legos.fakes import make_sample
 from legos.loop.batcher import Batcher
 from legos.loop.buffer import Buffer
 from legos.loop.ledger import Ledger
+from legos.records.episode import Task
 from legos.records.group import Group
 from legos.records.names import POLICY
 from legos.records.sample import Sample
@@ -190,3 +193,27 @@ def test_the_age_of_a_sample_is_that_of_its_own_policy() -> None:
     kept, ledger = asyncio.run(taken({"a": 5, "b": 2}))
     assert kept == [("a", 4), ("a", 5), ("b", 1), ("b", 2)]
     assert ledger.filtered == {"stale": 5, "future": 3}
+
+
+def test_groups_whose_tasks_have_arrays_are_scored() -> None:
+    """Arrays have no truth value when compared, so a group is found by identity."""
+    task = Task(id="same", data=np.zeros(3))
+    play = replace(make_episode({"a": 1.0}), task=task)
+    ends: list[Future[list[Sample]]] = []
+
+    def asked(samples: Sequence[Sample]) -> Future[list[Sample]]:
+        ends.append(Future())
+        return ends[-1]
+
+    async def story() -> int:
+        buffer, scoring = Buffer(GAME, Ledger(), staleness_limit=2), []
+        for _ in range(2):
+            buffer.put(replace(batch(3), episodes=(replace(play),)), scored=False)
+            scoring.append(asyncio.ensure_future(buffer.score(asked)))
+            await asyncio.sleep(0)
+        for end in reversed(ends):
+            end.set_result([make_sample((1, 2, 3))] * 3)
+        await asyncio.gather(*scoring)
+        return buffer.num_samples
+
+    assert asyncio.run(story()) == 6

@@ -240,7 +240,7 @@ def test_a_dead_engine_beside_other_errors_ends_the_step(order: int) -> None:
 
     async def play(t: Table) -> Mapping[str, float]:
         async with asyncio.TaskGroup() as group:
-            for error in (ZeroDivisionError(), EngineError("closed"), Draw())[::order]:
+            for error in (ArenaError("wrong"), EngineError("closed"), Draw())[::order]:
                 group.create_task(fail(error))
         return {"player": 1.0}
 

@@ -60,8 +60,10 @@ def test_a_misspelt_field_is_answered_with_the_nearest_one(fake: Any) -> None:
             assert error["param"] == field
             assert f"did you mean {near}?" in error["message"]
         message = {"messages": [{**chat["messages"][0], "tool_call": [1]}]}
-        told = http.post("/v1/chat/completions", json=message).json()["error"]["message"]
-        assert told == "messages.0.tool_call is not known; did you mean 'tool_calls'?"
+        scored = {"prompts": [{**message, "choices": ["a"]}]}
+        for path, body in (("/v1/chat/completions", message), ("/v1/score", scored)):
+            told = http.post(path, json=body).json()["error"]["message"]
+            assert told == "messages.0.tool_call is not known; did you mean 'tool_calls'?"
         long = http.post("/v1/completions", json={**ASK, "x" * 100_000: 1})
         assert (long.status_code, len(long.content) < 1000) == (400, True)
 

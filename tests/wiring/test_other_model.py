@@ -13,7 +13,7 @@ from tiny_folders import write_tiny_model
 
 from legos import GRPOCredit, Trainer, TrainingConfig, load_model, make_arena
 from legos.config.schema import GenerationConfig
-from legos.errors import EngineError
+from legos.errors import EngineError, ModelError
 from legos.loop.loop import synchronous_training_loop
 from legos.server.options import ServerOptions
 from legos.weights.base import fingerprint_of
@@ -112,3 +112,22 @@ def test_a_reference_server_that_hangs_ends_the_run(
             references(mixed_samples()).result(timeout=60)
         with pytest.raises(EngineError, match="within 2 s"):
             reference_servers(config, model, api_key=None)
+
+
+def test_reference_servers_with_two_other_models_are_refused(
+    folders: list[Path], tmp_path: Path
+) -> None:
+    third = write_tiny_model(tmp_path / "third", seed=2)
+    with (
+        two_servers([folders[1], folders[1]]) as (one, _),
+        two_servers([third, third]) as (other, _),
+        closing(load_model(str(folders[0]))) as model,
+    ):
+        apply_lora(model)
+        same = TrainingConfig(kl_coef=0.3, kl_server=(one, one))
+        references = reference_servers(same, model, api_key=None)
+        assert references is not None
+        references.close()
+        mixed = TrainingConfig(kl_coef=0.3, kl_server=(one, other))
+        with pytest.raises(ModelError, match=f"{other[-6:]} has another model than .*{one[-6:]}"):
+            reference_servers(mixed, model, api_key=None)

@@ -70,7 +70,8 @@ class PrefillQueue:
     _underway: _Underway | None = None
 
     def __len__(self) -> int:
-        return sum(len(sequences) for held in self._all() for sequences in held.values())
+        # Other threads ask for it too; list() copies a dict's values in one piece.
+        return sum(len(sequences) for held in self._all() for sequences in list(held.values()))
 
     def __bool__(self) -> bool:
         return bool(self._last or self._longer or self._underway)

@@ -12,7 +12,7 @@ from legos.server.bodies import ONE_ERROR, Body, Ids, without_nulls
 from legos.server.endpoints.sampling import SamplingFields
 from legos.server.problems import Problem
 
-__all__ = ["ChatBody", "ChatMessage", "ChatPrompt", "MadeCall"]
+__all__ = ["ChatBody", "ChatMessage", "ChatPrompt", "MadeCall", "check_known"]
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 Variables = Annotated[dict[str, str | bool | int | float], BeforeValidator(without_nulls)]
@@ -122,13 +122,7 @@ class ChatPrompt(Body):
         Raises:
             Problem: a message has an unknown field, or a template variable may not be set.
         """
-        for index, message in enumerate(self.messages):
-            for key, value in (message.model_extra or {}).items():
-                if value not in (None, [], ""):
-                    hint = did_you_mean(key, ChatMessage.model_fields)
-                    raise Problem(
-                        400, f"messages.{index}.{key[:100]} is not known{hint}", param="messages"
-                    )
+        check_known(self.messages)
         for key in self.chat_template_kwargs or {}:
             if key in _OWN_VARIABLES or "template" in key or key.startswith(("return_", "_")):
                 raise Problem(
@@ -167,7 +161,7 @@ class ChatBody(ChatPrompt, SamplingFields):
         """The messages as a conversation that continues these tokens.
 
         Raises:
-            Problem: it is not said which messages are new.
+            Problem: it is not said which messages are new, or there are fewer.
         """
         if self.num_new_messages is None:
             raise Problem(
@@ -176,6 +170,9 @@ class ChatBody(ChatPrompt, SamplingFields):
                 "messages follow the token ids",
                 param="messages",
             )
+        if self.num_new_messages > (given := len(self.messages)):
+            text = f"num_new_messages is {self.num_new_messages}, but there are {given} messages"
+            raise Problem(400, text, param="num_new_messages")
         return Continuation(
             last=Completion(text="", prompt_ids=tuple(ids)),
             messages=tuple(message.record() for message in self.messages),
@@ -199,6 +196,21 @@ class ChatBody(ChatPrompt, SamplingFields):
         if not tools:
             raise Problem(400, "tool_choice asks for a tool that is not there", param="tool_choice")
         return tools, True
+
+
+def check_known(messages: Sequence[ChatMessage]) -> None:
+    """Refuse a message with an unknown field.
+
+    Raises:
+        Problem: the message names it.
+    """
+    for index, message in enumerate(messages):
+        for key, value in (message.model_extra or {}).items():
+            if value not in (None, [], ""):
+                hint = did_you_mean(key, ChatMessage.model_fields)
+                raise Problem(
+                    400, f"messages.{index}.{key[:100]} is not known{hint}", param="messages"
+                )
 
 
 def _call_fields(call: MadeCall) -> dict[str, Any]:

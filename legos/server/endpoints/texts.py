@@ -14,7 +14,7 @@ from legos.errors import EngineError
 from legos.records.message import Message
 from legos.server.bodies import ONE_ERROR, Body, Ids, JsonRoute, Text
 from legos.server.endpoints.chat import render_prompt
-from legos.server.endpoints.chat_body import ChatMessage, ChatPrompt
+from legos.server.endpoints.chat_body import ChatMessage, ChatPrompt, check_known
 from legos.server.endpoints.sampling import ModelFields, check_choices
 from legos.server.problems import Problem
 from legos.server.service import LONG, Service, encode_texts
@@ -134,8 +134,8 @@ async def _scores(service: Service, body: ScoreBody, adapter: str) -> Sequence[S
             rows.append((tuple(one.prompt), [tuple(choice) for choice in one.choices]))
         else:
             check_choices(one.choices)
-            messages = [Message(m.fields()["role"], m.text) for m in one.messages]
-            chats.append((messages, one.choices))
+            check_known(one.messages)
+            chats.append(([message.record() for message in one.messages], one.choices))
     if chats and body.by_token:
         raise Problem(400, "give prompts as token ids, to score by token", param="by_token")
     if chats:

@@ -58,8 +58,9 @@ def test_a_conversation_goes_on_in_its_tokens(client: OpenAI, model: ModelHandle
     assert answer.model_extra["prompt_token_ids"] == list(expected)
     assert expected[: len(last.prompt_ids)] == last.prompt_ids
     del body["num_new_messages"]
-    with pytest.raises(openai.BadRequestError, match="num_new_messages"):
-        ask(client, messages=messages, extra_body=body)
+    for wrong in ({}, {"num_new_messages": 4}):
+        with pytest.raises(openai.BadRequestError, match="num_new_messages"):
+            ask(client, messages=messages, extra_body=body | wrong)
 
 
 def test_a_seed_repeats_the_answer_and_answer_i_uses_the_seed_plus_i(client: OpenAI) -> None:
