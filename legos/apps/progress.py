@@ -1,7 +1,7 @@
 """What a person sees of a run while it goes on: its steps, and what it does between them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 
 from legos.apps.transcript import example
@@ -23,7 +23,7 @@ _TOKENS = "tokens_generated_total"
 
 @contextmanager
 def trackers(
-    config: RunConfig, folder: RunFolder
+    config: RunConfig, folder: RunFolder, arenas: Sequence[str]
 ) -> Generator[tuple[Tracker, Tracker, ConsoleTracker | None]]:
     """Where the metrics of steps and of evaluations go, and the console; closed at the end."""
     track, loop, console = config.track, config.loop, None
@@ -32,7 +32,9 @@ def trackers(
         settings = config.model_dump(mode="json")
         steps.append(WandbTracker(folder.path, mode=track.wandb, config=settings))
     if track.console:
-        console = ConsoleTracker(num_steps=loop.steps, evaluate_every=loop.evaluate_every)
+        console = ConsoleTracker(
+            num_steps=loop.steps, evaluate_every=loop.evaluate_every, arenas=arenas
+        )
         steps.append(console)
     with (
         closing(JsonlTracker(folder.evaluations)) as evaluations,

@@ -293,7 +293,7 @@ def _go(
             loop.set_default_executor(ThreadPoolExecutor(max_workers=1))
 
     kept_awake = awake() if config.loop.keep_awake else nullcontext()
-    with trackers(config, folder) as out, kept_awake:
+    with trackers(config, folder, run.arenas) as out, kept_awake:
         quiet_collector()
         share_cores(2)  # play and training
         asyncio.run(go(*out))

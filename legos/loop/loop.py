@@ -94,7 +94,8 @@ async def training_loop(
     failure: Exception | None = None
     clients = [each.client for each in mix.arenas.values()]
     reached = nullcontext(publisher) if publisher else reaching(clients, trainer.publisher)
-    shown = closing(ConsoleTracker(num_steps=num_steps)) if progress else nullcontext()
+    table = ConsoleTracker(num_steps=num_steps, arenas=[*mix.arenas]) if progress else None
+    shown = closing(table) if table else nullcontext()
     async with reached as live:
         await trainer.publish_to(live)
         await batcher.release(trainer.versions)

@@ -45,6 +45,7 @@ class Run:
     """A training run in a folder.
 
     Attributes:
+        arenas: names of its arenas.
         speed: measures its steps.
         example: a play of the newest step that did not fail; None before the first step.
     """
@@ -84,6 +85,7 @@ class Run:
         """
         self._folder = folder
         self._mix = mix_of(arena)
+        self.arenas = tuple(self._mix.arenas)
         self._trainer = trainer
         self._settings, self._episode_concurrency = settings, episode_concurrency
         self._base_model = base_model

@@ -67,6 +67,7 @@ class ConsoleTracker:
         console: Console | None = None,
         every: int = 10,
         evaluate_every: int = 0,
+        arenas: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the display.
@@ -77,12 +78,14 @@ class ConsoleTracker:
             every: number of steps between plain lines.
             evaluate_every: number of steps between evaluations, whose metrics come later than the
                 metrics of their step; 0: the last step alone is evaluated.
+            arenas: names of the run's arenas; of several, each has its own columns.
             clock: returns a time in seconds.
         """
         self._num_steps = num_steps
         self._console = console or Console()
         self._every = every
         self._evaluate_every = evaluate_every
+        self._arenas = arenas if len(arenas) > 1 else ()
         self._clock = clock
         self._began = self._shown_at = clock()  # the latter: time at which a step was shown
         self._next_wait = self._began + _SLOW_S  # time from which on a line says what the run does
@@ -189,20 +192,15 @@ class ConsoleTracker:
         ]
 
     def _by_arena(self, column: Column) -> list[Column]:
-        """The column of each arena of a mix, by ``batches/ARENA/token_share``."""
+        """The column of each arena of a mix."""
         form = "batches/{}/reward_mean" if column.title == "reward" else column.metric
         if column.metric.startswith("eval/"):
             form = column.metric.replace("eval/", "eval/{}/")
         if "{}" not in form:
             return []
-        begin, end = "batches/", "/token_share"
-        names = (name for name in sorted(self._seen) if name.startswith(begin))
-        arenas = [name[len(begin) : -len(end)] for name in names if name.endswith(end)]
-        if len(arenas) < 2:
-            return []
         return [
             column._replace(title=f"{arena} {column.title}", metric=form.format(arena))
-            for arena in arenas
+            for arena in self._arenas
         ]
 
     def _line(self, step: int, metrics: Metrics) -> str:

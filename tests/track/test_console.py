@@ -257,3 +257,17 @@ def test_arenas_of_text_show_tokens_a_second() -> None:
         tracker.log({"play/moves_per_s": 10.0, "play/tokens_per_s": 79.0}, step=10)
         assert out.getvalue().splitlines()[0] == f"step 1/25  {shown}"
         assert "79" in out.getvalue() if tokens == 400.0 else "tokens" not in out.getvalue()
+
+
+def test_each_arena_of_a_mix_has_its_own_columns() -> None:
+    metrics = {"reward_mean": 0.5, "batches/nim/reward_mean": 1.0, "batches/kuhn/reward_mean": 0.25}
+    for arenas, expected in (
+        (("nim", "kuhn"), "step 1/2  reward +0.500  nim reward +1.000  kuhn reward +0.250"),
+        (("nim",), "step 1/2  reward +0.500"),
+    ):
+        out = io.StringIO()
+        console = Console(file=out, width=200)
+        tracker = ConsoleTracker(num_steps=2, console=console, arenas=arenas)
+        tracker.log(metrics, step=1)
+        tracker.close()
+        assert out.getvalue().splitlines()[-1] == expected
