@@ -84,6 +84,7 @@ def step_metrics(loss: float, sums: Sequence[float], grad_norm: float) -> dict[s
     mean = {name: value / tokens for name, value in total.items()}
     variance = max(mean["ratio_spread"] - (mean["ratio"] - 1.0) ** 2, 0.0)
     squared = mean["ratio"] ** 2
+    whole = squared + variance
     return {
         "loss": loss,
         "clip_fraction": mean["clipped"],
@@ -96,7 +97,7 @@ def step_metrics(loss: float, sums: Sequence[float], grad_norm: float) -> dict[s
         "error_factor": mean["error_factor"],
         "ratio_mean": mean["ratio"],
         "ratio_std": variance**0.5,
-        "effective_sample_share": _share(squared, squared + variance),
+        "effective_sample_share": squared / whole if whole else math.nan,
         "grad_norm": grad_norm,
     }
 
@@ -115,7 +116,3 @@ def skip_reason(metrics: Mapping[str, float], *, clip_skip_threshold: float) -> 
     if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
         return "non_finite"
     return "clip_skip" if metrics["clip_fraction"] > clip_skip_threshold else None
-
-
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else math.nan

@@ -12,7 +12,6 @@ of chosen tokens of a sample, K maximum number of legal tokens of a logit positi
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from operator import attrgetter
 from typing import TypeVar
 
 import numpy as np
@@ -20,12 +19,7 @@ from numpy.typing import NDArray
 
 from legos.records.sample import Sample
 
-__all__ = [
-    "Batch",
-    "make_batch",
-    "pad_rows",
-    "row_blocks",
-]
+__all__ = ["Batch", "make_batch", "pad_rows", "row_blocks"]
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -34,7 +28,7 @@ _LogitPosition = tuple[tuple[int, int], tuple[int, ...], bool, float]
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 T = TypeVar("T")
 LOGIT_FIELDS = ("logit_column", "logit_temperature", "logit_restricted", "logit_legal")
-SAMPLE_FIELDS = ("logit_index", "target", "behaviour_logprob", "version", "advantage", "weight")
+SAMPLE_FIELDS = ("logit_index", "target", "mask", "behaviour_logprob", "advantage", "weight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,26 +45,9 @@ class Batch:
     target: Ints  # [S, A] chosen token id, 0 where masked
     mask: NDArray[np.bool_]  # [S, A] True where a token was chosen, False for padding
     behaviour_logprob: Floats  # [S, A] nats under the behaviour policy, 0 where masked
-    version: Ints  # [S, A] policy version, 0 where masked
     advantage: Floats  # [S, A] 0 where masked
     weight: Floats  # [S, A] weight of the token in the optimiser step's loss, 0 where masked
     reference_logprob: Floats | None = None  # [S, A] nats that samples bring; NaN: none, 0: masked
-
-    @property
-    def sample_fields(self) -> list[str]:
-        """Names of the [S, A] arrays that the batch has, without the mask."""
-        given = () if self.reference_logprob is None else ("reference_logprob",)
-        return [*SAMPLE_FIELDS, *given]
-
-    @property
-    def num_samples(self) -> int:
-        """S, the number of samples."""
-        return self.mask.shape[0]
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of chosen tokens of all samples."""
-        return int(self.mask.sum())
 
 
 def row_blocks(
@@ -119,9 +96,6 @@ def make_batch(
         out[mask] = np.fromiter(chain.from_iterable(values), dtype, int(lengths.sum()))
         return out
 
-    def field(name: str, dtype: type[ScalarT]) -> NDArray[ScalarT]:
-        return fill(map(attrgetter(name), samples), dtype)
-
     found: dict[_LogitPosition, int] = {}  # in order of first use
     used = [
         found.setdefault((at, legal, sample.restricted, sample.temperature), len(found))
@@ -148,9 +122,8 @@ def make_batch(
         logit_index=logit_index,
         target=fill((map(s.token_ids.__getitem__, s.positions) for s in samples), np.int32),
         mask=mask,
-        behaviour_logprob=field("logprobs", np.float32),
-        version=field("versions", np.int32),
-        advantage=field("advantages", np.float32),
+        behaviour_logprob=fill((s.logprobs for s in samples), np.float32),
+        advantage=fill((s.advantages for s in samples), np.float32),
         weight=np.array(weights, np.float32)[:, None] * mask,
         reference_logprob=fill(given, np.float32) if references else None,
     )

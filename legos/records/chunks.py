@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from legos.records.batch import LOGIT_FIELDS, Batch
+from legos.records.batch import LOGIT_FIELDS, SAMPLE_FIELDS, Batch
 
 __all__ = ["Chunk", "chunks_of"]
 
@@ -45,10 +45,9 @@ def _chunk(batch: Batch, sample: Indices, column: Indices) -> Chunk:
     read, number = np.unique(batch.logit_index[sample, column], return_inverse=True)
     fields: dict[str, Any] = {
         **{name: getattr(batch, name)[read] for name in ("logit_row", *LOGIT_FIELDS)},
-        **{
-            name: getattr(batch, name)[sample, column, None]
-            for name in (*batch.sample_fields, "mask")
-        },
+        **{name: getattr(batch, name)[sample, column, None] for name in SAMPLE_FIELDS},
     }
+    if batch.reference_logprob is not None:
+        fields["reference_logprob"] = batch.reference_logprob[sample, column, None]
     fields["logit_index"] = number.astype(np.int32).reshape(-1, 1)
     return Chunk(positions=read, batch=Batch(input_ids=batch.input_ids, **fields))

@@ -92,7 +92,7 @@ def written_out(
 ) -> float:
     """The loss as a sum over tokens, one at a time."""
     total = 0.0
-    for sample in range(batch.num_samples):
+    for sample in range(len(batch.mask)):
         places = [
             (int(place), int(token), index)
             for index, (place, token) in enumerate(
@@ -161,7 +161,7 @@ def test_the_sums_are_counted_over_chosen_tokens_alone() -> None:
     ]
     logs = [math.log(distribution(batch, logits, p)[t]) - b for p, t, b in chosen]
     others = [math.log(distribution(batch, reference, p)[t]) - b for p, t, b in chosen]
-    assert sums["tokens"] == len(chosen) == batch.num_tokens
+    assert sums["tokens"] == len(chosen) == batch.mask.sum()
     assert sums["ratio"] == pytest.approx(sum(map(math.exp, logs)))
     assert sums["ratio_spread"] == pytest.approx(sum(math.expm1(x) ** 2 for x in logs))
     assert sums["k3"] == pytest.approx(sum(math.exp(x) - 1 - x for x in logs))
@@ -293,7 +293,7 @@ def test_clips_by_hand(advantage: float, log_ratio: float, expected: float, kind
         assert slope == 0.0
     elif abs(log_ratio) < 20:
         assert slope > 0.01
-    assert sums_of(batch, objective, logits)["clipped"] == (batch.num_tokens if cut else 0.0)
+    assert sums_of(batch, objective, logits)["clipped"] == (batch.mask.sum() if cut else 0.0)
 
 
 def test_what_is_masked_is_not_read() -> None:

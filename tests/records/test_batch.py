@@ -46,11 +46,10 @@ def check_sample(batch: Batch, number: int, sample: Sample, weight: float) -> No
     mask = batch.mask[number]
     count = len(sample.positions)
     assert mask.tolist() == [True] * count + [False] * (mask.size - count)
-    for name in ("target", "behaviour_logprob", "version", "advantage", "weight"):
+    for name in ("target", "behaviour_logprob", "advantage", "weight"):
         assert not getattr(batch, name)[number][count:].any(), name
     assert batch.target[number][:count].tolist() == [sample.token_ids[p] for p in sample.positions]
     assert batch.behaviour_logprob[number][:count].tolist() == list(sample.logprobs)
-    assert batch.version[number][:count].tolist() == list(sample.versions)
     assert batch.advantage[number][:count].tolist() == list(sample.advantages)
     assert batch.weight[number][:count].tolist() == [np.float32(weight)] * count
     for place, position, legal in zip(
@@ -73,12 +72,12 @@ def test_every_sample_is_packed_once_and_as_recorded(
     batches = pack(samples, weights, max_tokens=max_tokens)
     found: list[int] = []
     for batch in batches:
-        for number in range(batch.num_samples):
+        for number in range(len(batch.mask)):
             index = int(batch.advantage[number, 0])
             found.append(index)
             check_sample(batch, number, samples[index], weights[index])
     assert sorted(found) == list(range(len(samples)))
-    assert sum(batch.num_tokens for batch in batches) == sum(len(s.positions) for s in samples)
+    assert sum(batch.mask.sum() for batch in batches) == sum(len(s.positions) for s in samples)
 
 
 @given(sample_lists(), st.integers(5, 40))
@@ -130,7 +129,6 @@ def test_a_hand_packed_case() -> None:
     assert batch.target.tolist() == [[9, 0], [6, 7], [8, 0]]
     assert batch.mask.tolist() == [[True, False], [True, True], [True, False]]
     assert batch.behaviour_logprob.tolist() == [[-1.0, 0.0], [-0.5, -0.25], [-0.125, 0.0]]
-    assert batch.version.tolist() == [[0, 0], [3, 4], [5, 0]]
     assert batch.advantage.tolist() == [[1.0, 0.0], [1.0, 1.0], [-2.0, 0.0]]
     assert batch.weight.tolist() == [[0.125, 0.0], [0.5, 0.5], [0.25, 0.0]]
 
@@ -149,7 +147,7 @@ def test_a_row_longer_than_the_budget_is_a_batch_of_its_own() -> None:
     samples = [make_sample((index, *range(length - 1))) for index, length in enumerate(lengths)]
     batches = pack(samples, [1.0] * 4, max_tokens=8)
     assert [batch.input_ids.shape for batch in batches] == [(2, 3), (1, 9), (1, 11)]
-    assert sum(batch.num_samples for batch in batches) == 4
+    assert sum(len(batch.mask) for batch in batches) == 4
 
 
 def test_nothing_packs_to_nothing() -> None:

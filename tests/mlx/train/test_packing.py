@@ -36,7 +36,7 @@ def samples_of(batch: Batch) -> Counter[Hashable]:
         place = batch.logit_index[sample, index]
         row, column = batch.logit_row[place], batch.logit_column[place]
         legal = batch.logit_legal[place]
-        numbers = ("target", "behaviour_logprob", "version", "advantage", "weight")
+        numbers = ("target", "behaviour_logprob", "advantage", "weight")
         return (
             tuple(batch.input_ids[row, : column + 1].tolist()),
             float(batch.logit_temperature[place]),
@@ -47,7 +47,7 @@ def samples_of(batch: Batch) -> Counter[Hashable]:
 
     return Counter(
         tuple(token(sample, int(index)) for index in np.flatnonzero(batch.mask[sample]))
-        for sample in range(batch.num_samples)
+        for sample in range(len(batch.mask))
     )
 
 
@@ -74,5 +74,5 @@ def test_places_of_one_prefix_stay_apart_where_their_distributions_differ() -> N
     ]
     batches = [pack([sample], [1 / 6], max_tokens=10)[0] for sample in samples]
     whole = one_pass(samples, [1 / 6] * 6)
-    assert (len(whole.input_ids), len(whole.logit_row), whole.num_samples) == (1, 5, 6)
+    assert (len(whole.input_ids), len(whole.logit_row), len(whole.mask)) == (1, 5, 6)
     assert samples_of(whole) == sum(map(samples_of, batches), Counter[Hashable]())

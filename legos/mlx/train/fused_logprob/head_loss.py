@@ -68,13 +68,11 @@ class _Chunk:
     Attributes:
         positions: [C] indices into the logit positions of the whole batch.
         arrays: fields of the tokens, each as its own sample, so that A is 1.
-        count: number of tokens.
     """
 
     def __init__(self, chunk: Chunk) -> None:
         self.positions = mx.array(chunk.positions)
         self.arrays = BatchArrays(mx, chunk.batch)
-        self.count = chunk.batch.num_samples
 
 
 class _Chunked:
@@ -170,7 +168,8 @@ class _Chunked:
         cotangents: list[Any] = []
         first = 0
         for chunk in self._chunks:
-            mine = {name: along[name][first : first + chunk.count] for name in self._sloped}
+            last = first + len(chunk.arrays.mask)
+            mine = {name: along[name][first:last] for name in self._sloped}
 
             def weighed(
                 parameters: Any, states: mx.array, chunk: _Chunk = chunk, mine: Terms = mine
@@ -178,7 +177,7 @@ class _Chunked:
                 terms = self._terms(parameters, states, chunk)
                 return sum((mx.sum(terms[name] * mine[name]) for name in mine), mx.array(0.0))
 
-            first += chunk.count
+            first = last
             found = mx.grad(weighed, argnums=(0, 1))(parameters, states[chunk.positions])
             back = tree_map(mx.stop_gradient, found)
             states = _after(back, states)

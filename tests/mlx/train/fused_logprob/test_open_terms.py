@@ -31,7 +31,6 @@ def tokens(rng: np.random.Generator, *, count: int, temperatures: Any) -> Batch:
         target=rng.integers(0, 4, shape, np.int32),
         mask=np.ones(shape, np.bool_),
         behaviour_logprob=zeros,
-        version=zeros.astype(np.int32),
         advantage=zeros,
         weight=zeros,
     )
