@@ -19,6 +19,7 @@ EVERY_OBJECTIVE: Mapping[str, Objective] = {
     "dppo_kl": Objective(loss="dppo_kl", clip_low=0.05, clip_high=0.02),
     "gmpo": Objective(loss="gmpo", clip_low=0.4, clip_high=0.2),
     "sapo": Objective(loss="sapo"),
+    "online_dpo": Objective(loss="online_dpo"),
     "decoupled": Objective(anchor="proximal"),
     "decoupled_gspo": Objective(loss="gspo", anchor="proximal"),
     "decoupled_cispo": Objective(loss="cispo", anchor="proximal"),

@@ -1,11 +1,17 @@
 """The loss of a batch from the logits of its positions, in one piece."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from legos.losses.objective import Objective
 from legos.losses.total import BatchArrays, token_loss, token_terms
 
-__all__ = ["total_loss"]
+__all__ = ["chosen", "total_loss"]
+
+
+def chosen(**arrays: Any) -> BatchArrays:
+    """The [S, A] arrays of chosen tokens alone, by name, which policy losses read."""
+    return cast("BatchArrays", SimpleNamespace(**arrays))
 
 
 def total_loss(

@@ -12,7 +12,7 @@ from legos.errors import ConfigError
 from legos.loop.select import Selection
 from legos.losses.kl import KlEstimator
 from legos.losses.objective import Anchor, Objective
-from legos.losses.policy import LOSSES, ImportanceSampling, PolicyLoss
+from legos.losses.policy import LOSSES, PolicyLoss
 
 __all__ = ["ObjectiveSettings"]
 
@@ -26,7 +26,7 @@ _READ_WITH: Mapping[str, tuple[str, ...]] = {
 class ObjectiveSettings(Settings):
     """Policy loss, off-policy corrections, KL divergences and entropy bonus of a step."""
 
-    importance_sampling: ImportanceSampling = knob("token")
+    importance_sampling: Literal["token", "sequence"] = knob("token")
     """Importance ratio that the loss clips: one per token (PPO) or one per sample (GSPO)."""
     loss: PolicyLoss | None = knob(None)
     """Policy loss; none: ppo, or gspo where importance_sampling is sequence."""
@@ -118,10 +118,10 @@ class ObjectiveSettings(Settings):
     @model_validator(mode="after")
     def _check_objective(self) -> Self:
         name, spec = self.policy_loss, LOSSES[self.policy_loss]
-        if self.importance_sampling == "sequence" and spec.ratio == "token":
+        if self.importance_sampling == "sequence" and spec.scope != "sample":
             raise ConfigError(
-                f"loss is {name!r}, which takes the ratio of each token, but importance_sampling "
-                "is 'sequence'; leave importance_sampling out"
+                f"loss is {name!r}, which takes no ratio of a whole sample, but "
+                "importance_sampling is 'sequence'; leave importance_sampling out"
             )
         self._refuse(spec.clip_range is None, f"loss {name!r}", "clip_range", "clip_range_high")
         self._refuse(spec.max_clipped is not None, f"loss {name!r}", "clip_skip_threshold")

@@ -15,9 +15,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from legos.device.gradients import Arrays, DeviceGradients, StepResult
+from legos.device.groups import of_groups
 from legos.device.leader import Leader
 from legos.errors import AdapterError, CheckpointError, TrainerError
 from legos.losses.objective import Objective
+from legos.losses.policy import LOSSES
 from legos.protocols import Snapshot
 from legos.records.names import POLICY
 from legos.records.packing import StepSamples, check_token_ids, per_sample
@@ -177,12 +179,16 @@ class LoraBackend:
         if objective.ema_kl_coef:
             others["ema"] = Lora(arrays=policy.ema)
 
-        passes = partial(self._device.of_step, step, objective, others, stop)
+        def passes(step: StepSamples) -> StepResult:
+            sent = {name: self._sent(lora) for name, lora in others.items()}
+            compute = partial(self._device.of_step, step, objective, others, stop)
+            return self._together(
+                compute, "of_step", self._sent(policy.arrays), step, objective, sent
+            )
 
         def compute() -> tuple[StepResult, float]:
-            sent = {name: self._sent(lora) for name, lora in others.items()}
-            order = "of_step", self._sent(policy.arrays), step, objective, sent
-            found = self._together(passes, *order)
+            by_group = LOSSES[objective.loss].scope == "group"
+            found = of_groups(self._device, passes, step, objective) if by_group else passes(step)
             return found, float(_norm(self._device.xp, found.gradients))
 
         found, norm = self._device.computed(compute)

@@ -130,11 +130,7 @@ def follow(
         device.install({name: device.array(array) for name, array in arrays.items()})
         device.of_step(step, objective, {name: on_device(lora) for name, lora in others.items()})
 
-    known: Mapping[str, Callable[..., object]] = {
-        "begin": begin,
-        "of_step": of_step,
-        **orders,
-    }
+    known: Mapping[str, Callable[..., object]] = {"begin": begin, "of_step": of_step, **orders}
     with _explained(group):
         while (order := group.receive())[0] != END:
             with suppress(Stopped):

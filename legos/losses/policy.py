@@ -5,7 +5,8 @@ in the finite-difference tests). S samples, A chosen tokens of the longest sampl
 
 With x_t = pi_theta / anchor, the ratio of a token, and A_t, its advantage, a loss returns the loss
 [S, A] of each token, and [S, A] True where it clipped the token. A sample is one sequence in every
-batch, so no loss depends on how an optimiser step was split.
+batch, so no loss depends on how an optimiser step was split. A loss of a group gets all samples of
+a step that have one group and one role, however the step is split (``legos.device.groups``).
 """
 
 from collections.abc import Callable, Mapping
@@ -14,14 +15,16 @@ from typing import Any, Literal, NamedTuple
 
 from legos.losses.ratio import log_ratio, sequence_log_ratio
 
-__all__ = ["LOSSES", "ChosenTokens", "ImportanceSampling", "LossSpec", "PolicyLoss"]
+__all__ = ["LOSSES", "ChosenTokens", "LossSpec", "PolicyLoss", "linear"]
 
-ImportanceSampling = Literal["token", "sequence"]
-PolicyLoss = Literal["reinforce", "ppo", "gspo", "cispo", "dppo_tv", "dppo_kl", "gmpo", "sapo"]
+PolicyLoss = Literal[
+    "reinforce", "ppo", "gspo", "cispo", "dppo_tv", "dppo_kl", "gmpo", "sapo", "online_dpo"
+]
 
 DUAL_CLIP = 3.0  # ppo, gspo: bound on the ratio where the advantage is negative
 MAX_DPPO_RATIO = 20.0
 SAPO_TAUS = (1.0, 1.05)  # temperatures of sapo's gates: positive advantages, others
+DPO_BETA = 0.1  # factor of the log-ratios, as in the paper
 SURE = 1e-7  # minimum distance of probabilities from 0 and 1 before the logarithm
 
 
@@ -52,7 +55,7 @@ class LossSpec(NamedTuple):
     """A policy loss, and how it is used."""
 
     loss: Callable[[ChosenTokens], tuple[Any, Any]]  # [S, A] loss, [S, A] True where clipped
-    ratio: ImportanceSampling  # whether tokens of a sample are independent ("token")
+    scope: Literal["token", "sample", "group"]  # what a token's loss depends on
     clip_range: tuple[float, float] | None = None  # default, down and up; None: it has none
     noisy: bool = False  # whether rounding of a 16-bit base moves its ratios out of the range
     max_clipped: float | None = None  # share of clipped tokens above which a step is skipped; None:
@@ -65,6 +68,11 @@ def _reinforce(t: ChosenTokens) -> tuple[Any, Any]:
     Source: Williams 1992, doi:10.1007/BF00992696.
     """
     return -t.advantage * t.logprob, t.xp.zeros_like(t.advantage) > 0
+
+
+def linear(t: ChosenTokens) -> tuple[Any, Any]:
+    """REINFORCE with the value 0: A is minus the slope of a loss that is computed elsewhere."""
+    return t.advantage * (t.frozen - t.logprob), t.xp.zeros_like(t.advantage) > 0
 
 
 def _ppo(t: ChosenTokens) -> tuple[Any, Any]:
@@ -185,17 +193,36 @@ def _sapo(t: ChosenTokens) -> tuple[Any, Any]:
     return -(4.0 / tau) * gate * t.advantage, (derivative < 0.5) & (t.advantage != 0)
 
 
+def _online_dpo(t: ChosenTokens) -> tuple[Any, Any]:
+    """L = mean over partners of -log sigmoid(beta (s_w - s_l)), where s = sum_t log x_t.
+
+    The partners of a sample are those of its group and role that were rewarded more or less, by
+    the advantage of the first token; s_w is that of the better one of the two. With beta = 0.1.
+    On policy, the gradient is that of REINFORCE with the advantages +-beta / 2.
+
+    Source: online DPO, arXiv:2402.04792, with the anchor as the reference, as arXiv:2404.03715.
+    """
+    xp, first, s = t.xp, t.advantage[:, 0], t.xp.sum(t.log_x * t.mask, axis=1)
+    ahead = first[:, None] - first
+    margin = xp.where(ahead > 0, DPO_BETA, -DPO_BETA) * (s[:, None] - s)
+    pairs = xp.where(ahead == 0, 0.0, xp.logaddexp(xp.zeros_like(margin), -margin))
+    partners = xp.maximum(xp.sum(ahead != 0, axis=1, keepdims=True), 1)
+    loss = xp.sum(pairs, axis=1, keepdims=True) / partners
+    return loss + xp.zeros_like(t.mask), t.mask < 0
+
+
 # Clip ranges: of the ratio around 1 (PPO, GSPO, CISPO), of its logarithm (GMPO), of the probability
 # (DPPO-TV), in nats (DPPO-KL). Sources of the functions are in their docstrings.
 LOSSES: Mapping[PolicyLoss, LossSpec] = {
     "reinforce": LossSpec(_reinforce, "token", noisy=True, max_clipped=1.0),
     "ppo": LossSpec(_ppo, "token", (0.2, 0.2), noisy=True),
     # Section 5.1 of the paper; it clips whole samples, and so a larger share of the tokens.
-    "gspo": LossSpec(_gspo, "sequence", (3e-4, 4e-4), noisy=True, max_clipped=0.9),
+    "gspo": LossSpec(_gspo, "sample", (3e-4, 4e-4), noisy=True, max_clipped=0.9),
     "cispo": LossSpec(_cispo, "token", (1.0, 4.0)),  # no lower bound and a cap of 5
     "dppo_tv": LossSpec(_dppo_tv, "token", (0.2, 0.2)),
     "dppo_kl": LossSpec(_dppo_kl, "token", (0.05, 0.05)),
-    "gmpo": LossSpec(_gmpo, "sequence", (0.4, 0.4), noisy=True),
+    "gmpo": LossSpec(_gmpo, "sample", (0.4, 0.4), noisy=True),
     "sapo": LossSpec(_sapo, "token"),
+    "online_dpo": LossSpec(_online_dpo, "group", max_clipped=1.0),
 }
 """Name in ``training.loss`` -> the loss."""

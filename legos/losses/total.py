@@ -8,25 +8,12 @@ from legos.losses.corrections import correct
 from legos.losses.kl import KlEstimator, loss_kl
 from legos.losses.metrics import SUMS, token_sums
 from legos.losses.objective import Objective
-from legos.losses.policy import LOSSES, ChosenTokens
-from legos.losses.positions import (
-    Positions,
-    chosen_logprobs,
-    entropy,
-    exact_kl,
-    position_logprobs,
-)
+from legos.losses.policy import LOSSES, ChosenTokens, linear
+from legos.losses.positions import Positions, chosen_logprobs, entropy, exact_kl, position_logprobs
 from legos.losses.ratio import detach, log_ratio
 from legos.records.batch import Batch
 
-__all__ = [
-    "SUMS",
-    "BatchArrays",
-    "Terms",
-    "policy_loss",
-    "token_loss",
-    "token_terms",
-]
+__all__ = ["SUMS", "BatchArrays", "Terms", "policy_loss", "token_loss", "token_terms"]
 
 Terms = Mapping[str, Any]
 """Name -> [S, A] values of the chosen tokens; ``token_loss`` lists them."""
@@ -106,16 +93,17 @@ def token_loss(
     frozen = detach(xp, logprob) if frozen is None else frozen
     gap = log_ratio(xp, logprob, arrays.behaviour_logprob)
     extra, divergences = _divergences(xp, terms, arrays, objective, gap=gap)
-    advantage = arrays.advantage
-    of_samples = {"behaviour_logprob": arrays.behaviour_logprob, "mask": mask}
-    per_token, cut = policy_loss(
-        xp, logprob, objective, advantage=advantage, frozen=frozen, **of_samples
-    )
+    per_token, cut = policy_loss(xp, logprob, objective, arrays, frozen=frozen)
     masked = None
     weighted = objective.anchor == "proximal"
     if weighted or objective.icepop:
         factor, masked = correct(
-            xp, objective.icepop, frozen=frozen, weighted=weighted, **of_samples
+            xp,
+            objective.icepop,
+            frozen=frozen,
+            behaviour_logprob=arrays.behaviour_logprob,
+            mask=mask,
+            weighted=weighted,
         )
         per_token = factor * per_token
     if extra is not None:
@@ -138,11 +126,10 @@ def policy_loss(
     xp: Any,
     logprob: Any,
     objective: Objective,
+    arrays: BatchArrays,
     *,
-    behaviour_logprob: Any,
-    advantage: Any,
-    mask: Any,
     frozen: Any = None,
+    of_group: bool = False,
 ) -> tuple[Any, Any]:
     """Compute the policy loss of ``objective``, with ratios to its anchor.
 
@@ -150,24 +137,29 @@ def policy_loss(
     (proximal). One step makes one update, so the proximal policy is the current policy without
     gradient: it needs no extra forward pass, and every ratio is 1.
 
+    In the passes of a step, advantages of a loss of groups are slopes of ``legos.device.groups``,
+    and the loss is linear: its value is 0, and its gradient that of the groups.
+
     Args:
         xp: array namespace.
         logprob: [S, A] log-probabilities (nats) under the policy being trained.
         objective: the loss, its anchor and its clip range.
-        behaviour_logprob: [S, A] log-probabilities (nats) under the policy that sampled.
-        advantage: [S, A].
-        mask: [S, A] 1.0 where a token was chosen.
+        arrays: the batch, of which only chosen tokens are read.
         frozen: [S, A] ``logprob`` without gradient; None: detached from ``logprob``. Finite
             differences must give it, because there it must stay constant.
+        of_group: whether the samples are those of one group, with their own advantages.
 
     Returns:
         [S, A] loss per token, and [S, A] 1.0 where the loss clipped the token; both 0 where masked.
     """
     frozen = detach(xp, logprob) if frozen is None else frozen
-    anchor = behaviour_logprob if objective.anchor == "behaviour" else frozen
-    tokens = ChosenTokens(xp, objective.clip_range, logprob, frozen, anchor, advantage, mask)
-    loss, cut = LOSSES[objective.loss].loss(tokens)
-    return loss * mask, cut * mask
+    anchor = arrays.behaviour_logprob if objective.anchor == "behaviour" else frozen
+    tokens = ChosenTokens(
+        xp, objective.clip_range, logprob, frozen, anchor, arrays.advantage, arrays.mask
+    )
+    spec = LOSSES[objective.loss]
+    loss, cut = (linear if spec.scope == "group" and not of_group else spec.loss)(tokens)
+    return loss * arrays.mask, cut * arrays.mask
 
 
 def _reference(xp: Any, given: Any, computed: Any, estimator: KlEstimator) -> Any:
@@ -193,10 +185,7 @@ def _divergences(
     extra = None
     reported: list[Any] = []
     estimator = objective.kl_estimator
-    for name, coefficient in (
-        ("reference", objective.kl_coef),
-        ("ema", objective.ema_kl_coef),
-    ):
+    for name, coefficient in (("reference", objective.kl_coef), ("ema", objective.ema_kl_coef)):
         other = terms.get(name)
         if name == "reference" and coefficient:
             other = _reference(xp, arrays.reference_logprob, other, estimator)

@@ -1,7 +1,7 @@
 """The samples of an optimiser step and their distinct rows, which every backend packs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -23,14 +23,13 @@ class StepSamples:
 
     samples: Sequence[Sample]  # [S] at least one
     weights: Sequence[float]  # [S] weight of each token of a sample in the loss of the step
+    backward: bool = True  # whether to compute gradients; otherwise they are zeros
 
     def no_longer_than(self, limit: int) -> "StepSamples":
         """The samples with at most ``limit`` tokens before their last chosen one, same weights."""
         kept = [index for index, s in enumerate(self.samples) if s.positions[-1] <= limit]
-        return StepSamples(
-            samples=[self.samples[index] for index in kept],
-            weights=[self.weights[index] for index in kept],
-        )
+        samples, weights = [self.samples[i] for i in kept], [self.weights[i] for i in kept]
+        return replace(self, samples=samples, weights=weights)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
-"""The functions of NumPy that ``legos.losses`` calls, over the tensors of one torch device."""
+"""The functions that losses and optimiser call, over the tensors of one torch device."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +20,11 @@ class TorchArrays:
     exp = staticmethod(torch.exp)
     isnan = staticmethod(torch.isnan)
     log = staticmethod(torch.log)
+    logaddexp = staticmethod(torch.logaddexp)
     max = staticmethod(torch.amax)
     ones_like = staticmethod(torch.ones_like)
+    sqrt = staticmethod(torch.sqrt)
+    square = staticmethod(torch.square)
     stack = staticmethod(torch.stack)
     stop_gradient = staticmethod(torch.detach)
     sum = staticmethod(torch.sum)
@@ -33,6 +37,16 @@ class TorchArrays:
         found = torch.as_tensor(values, device=self._device)
         integers = not (found.is_floating_point() or found.dtype == torch.bool)
         return found.long() if integers else found
+
+    @staticmethod
+    def value_and_grad(loss: Callable[[Tensor], Sequence[Tensor]]) -> Callable[[Tensor], Any]:
+        """What computes the values of a function, and the gradient of the first, as MLX does."""
+
+        def found(at: Tensor) -> tuple[Sequence[Tensor], Tensor]:
+            values = loss(at.requires_grad_())
+            return values, torch.autograd.grad(values[0], at)[0]
+
+        return found
 
     @staticmethod
     def minimum(x: Tensor, y: Any) -> Tensor:

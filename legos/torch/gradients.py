@@ -45,8 +45,6 @@ MIN_POSITIONS = 64  # positions of a chunk; with fewer, reading the head's weigh
 class TorchGradients:
     """Computes the passes of optimiser steps with one model; see ``DeviceGradients``."""
 
-    xp: Any = torch
-
     def __init__(
         self,
         model: CausalModel,
@@ -74,7 +72,7 @@ class TorchGradients:
         self._modules = modules
         self._ranks = ranks
         self._arrays: Arrays = {}
-        self._losses = TorchArrays(model.device)
+        self.xp: Any = TorchArrays(model.device)
         logits = CHUNK_LOGITS[model.device.type]
         self._num_positions = max(MIN_POSITIONS, logits // model.num_vocabulary)
 
@@ -126,7 +124,10 @@ class TorchGradients:
         totals, logprobs = np.zeros(1 + len(SUMS)), np.zeros(ends[-1], np.float32)
         plan = self._plan(rows)
         rank, size = (0, 1) if self._ranks is None else (self._ranks.rank, self._ranks.size)
-        leaves = {name: array.detach().requires_grad_() for name, array in self._arrays.items()}
+        leaves = {
+            name: array.detach().requires_grad_(step.backward)
+            for name, array in self._arrays.items()
+        }
         install(self._modules, leaves)
         try:
             for one in plan[rank::size]:
@@ -164,10 +165,11 @@ class TorchGradients:
     def _of_pass(
         self, batch: Batch, one: Pass, objective: Objective, others: Others
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss, sums and [S, A] log-probabilities of a pass, after its backward pass."""
+        """Loss, sums and [S, A] log-probabilities of a pass, after its backward pass if any."""
         terms = self._terms(one, batch, objective, others)
-        loss, sums = token_loss(self._losses, terms, BatchArrays(self._losses, batch), objective)
-        loss.backward()
+        loss, sums = token_loss(self.xp, terms, BatchArrays(self.xp, batch), objective)
+        if loss.requires_grad:
+            loss.backward()
         return loss.detach(), sums.detach(), terms["logprob"].detach()
 
     def _check(self, stop: Stop) -> None:
@@ -195,11 +197,11 @@ class TorchGradients:
                 with torch.no_grad(), other_lora(self._modules, lora):
                     other_logits[name] = self._model.head(states[name][at]).float()
             logits = self._model.head(hidden).float()
-            return token_terms(self._losses, logits, other_logits, arrays, objective)
+            return token_terms(self.xp, logits, other_logits, arrays, objective)
 
         if len(batch.logit_row) <= self._num_positions:
             at = torch.arange(len(batch.logit_row), device=hidden.device)
-            return of_positions(hidden, at, BatchArrays(self._losses, batch))
+            return of_positions(hidden, at, BatchArrays(self.xp, batch))
         exact = bool(others) and objective.kl_estimator == "exact"
         adapted = isinstance(self._model.whole.get_output_embeddings(), LoraLinear)
         alone = not (objective.entropy_coef or exact or adapted)
@@ -219,17 +221,17 @@ class TorchGradients:
         chunks, number = chunks_of(batch, self._num_positions)
         parts: list[Any] = []
         for chunk in chunks:
-            at, arrays = self._losses.array(chunk.positions), BatchArrays(self._losses, chunk.batch)
-            if alone and torch.is_grad_enabled() and len(at) == len(chunk.batch.mask):
+            at, arrays = self.xp.array(chunk.positions), BatchArrays(self.xp, chunk.batch)
+            if alone and hidden.requires_grad and len(at) == len(chunk.batch.mask):
                 parts.append(_at_once(of_positions, hidden[at], at, arrays))
             else:
                 parts.append(checkpoint(of_positions, hidden[at], at, arrays, use_reentrant=False))
-        order = self._losses.array(number)
+        order = self.xp.array(number)
         return {name: torch.cat([part[name] for part in parts])[order, 0] for name in parts[0]}
 
     def _hidden(self, one: Pass, batch: Batch) -> Tensor:
         """[P, H] output of the trunk at the logit positions of a pass."""
-        array = self._losses.array
+        array = self.xp.array
         hidden = self._model.hidden(array(one.input_ids), array(one.position_ids))
         return hidden[array(batch.logit_row), array(batch.logit_column)]
 

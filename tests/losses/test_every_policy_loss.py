@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from total_loss import chosen
 
 from legos.losses.objective import Objective
 from legos.losses.policy import LOSSES
@@ -33,9 +34,7 @@ def loss_of(
         np,
         logprob,
         objective,
-        behaviour_logprob=BEHAVIOUR,
-        advantage=advantage,
-        mask=MASK,
+        chosen(behaviour_logprob=BEHAVIOUR, advantage=advantage, mask=MASK),
         frozen=frozen,
     )
 
@@ -234,9 +233,11 @@ def test_of_one_token_the_sequence_losses_are_the_token_loss(
             np,
             np.array([[log_ratio - 1.0]]),
             objective,
-            behaviour_logprob=np.array([[-1.0]]),
-            advantage=np.array([[advantage]]),
-            mask=np.ones((1, 1)),
+            chosen(
+                behaviour_logprob=np.array([[-1.0]]),
+                advantage=np.array([[advantage]]),
+                mask=np.ones((1, 1)),
+            ),
         )
         return float(loss[0, 0]), float(cut[0, 0])
 
@@ -269,17 +270,13 @@ def test_sapos_gate_is_open_where_it_is_on_policy_and_as_tau_vanishes(
             np,
             BEHAVIOUR + STEP,
             Objective(loss="sapo"),
-            behaviour_logprob=BEHAVIOUR,
-            advantage=MIXED,
-            mask=MASK,
+            chosen(behaviour_logprob=BEHAVIOUR, advantage=MIXED, mask=MASK),
         )[0]
         - policy_loss(
             np,
             BEHAVIOUR - STEP,
             Objective(loss="sapo"),
-            behaviour_logprob=BEHAVIOUR,
-            advantage=MIXED,
-            mask=MASK,
+            chosen(behaviour_logprob=BEHAVIOUR, advantage=MIXED, mask=MASK),
         )[0]
     )
     assert on_policy / (2 * STEP) == close(-MIXED * MASK, 1e-6)

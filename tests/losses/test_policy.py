@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from total_loss import chosen
 
 from legos.losses.objective import Objective
 from legos.losses.ratio import log_ratio, sequence_log_ratio
@@ -21,9 +22,7 @@ def losses(objective: Objective) -> tuple[NDArray[np.float64], NDArray[np.float6
         np,
         np.log(RATIOS) - 1.0,
         objective,
-        behaviour_logprob=-np.ones((2, 2)),
-        advantage=ADVANTAGES,
-        mask=MASK,
+        chosen(behaviour_logprob=-np.ones((2, 2)), advantage=ADVANTAGES, mask=MASK),
     )
 
 
@@ -56,9 +55,11 @@ def test_a_sample_without_a_chosen_token_adds_nothing(loss: Any) -> None:
         np,
         np.log(RATIOS) - 1.0,
         Objective(loss=loss),
-        behaviour_logprob=-np.ones((2, 2)),
-        advantage=ADVANTAGES,
-        mask=np.array([[1.0, 1.0], [0.0, 0.0]]),
+        chosen(
+            behaviour_logprob=-np.ones((2, 2)),
+            advantage=ADVANTAGES,
+            mask=np.array([[1.0, 1.0], [0.0, 0.0]]),
+        ),
     )
     assert found[1].tolist() == cut[1].tolist() == [0.0, 0.0]
     assert np.isfinite(found).all()

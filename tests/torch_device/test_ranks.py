@@ -39,8 +39,9 @@ def train(model: Path, out: Path) -> None:
     backend: Any = handle.make_backend(
         BackendConfig(betas=(0.0, 0.95), micro_batch_tokens=24, gradient_checkpointing=True)
     )
-    objective = Objective(kl_coef=0.3, ema_kl_coef=0.2, entropy_coef=0.1)
     for number, size in enumerate(SIZES):
+        loss = "online_dpo" if number == 1 else "ppo"
+        objective = Objective(loss=loss, kl_coef=0.3, ema_kl_coef=0.2, entropy_coef=0.1)
         samples = some_samples(number, size)
         weights = normalisation_weights(samples, "sample")
         found = backend.forward_backward(samples, weights, objective).result()

@@ -113,13 +113,14 @@ class PassGradients:
             before_pass()
             batch, indices = pass_batch(self._step, self._rows, self._trie, one)
             value, counted, logprob, found, back = self._of_pass(one, batch)
-            gradients = tree_map(mx.add, gradients, found)
-            _add(cotangents, one, back)
+            if self._step.backward:  # MLX computes nothing of them otherwise
+                gradients = tree_map(mx.add, gradients, found)
+                _add(cotangents, one, back)
             mx.eval(value, counted, logprob, gradients, list(cotangents.values()))
             loss += float(np.array(value))
             sums += np.array(counted, np.float64)
             self._put(logprobs, batch, indices, logprob)
-        for number in reversed(carried):
+        for number in reversed(carried if self._step.backward else ()):
             before_prefix()
             one = pass_of_carried(self._trie, number)
             found, back = self._back(one, cotangents.pop(number))

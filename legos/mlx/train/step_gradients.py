@@ -25,12 +25,7 @@ from legos.mlx.model.lora import other_lora, set_lora_arrays
 from legos.mlx.model.machine import usable_bytes
 from legos.mlx.train.gradient_check import check_gradients
 from legos.mlx.train.memory import MARGIN, MemoryPlan, usual_tokens
-from legos.mlx.train.passes import (
-    PassGradients,
-    Policy,
-    Runner,
-    do_nothing,
-)
+from legos.mlx.train.passes import PassGradients, Policy, Runner, do_nothing
 from legos.mlx.train.prefix_sharing.plan import Pass, plan_passes
 from legos.mlx.train.prefix_sharing.trie import Trie, token_trie
 from legos.mlx.train.processes import MlxProcesses

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import msgspec
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
 from legos import Trainer, TrainingConfig, load_model
+from legos.device.gradients import StepResult
+from legos.device.groups import of_groups
 from legos.errors import TrainerError
 from legos.fakes import make_sample
 from legos.losses.normalisation import normalisation_weights
@@ -169,6 +172,26 @@ def test_rows_that_do_not_fit_alone_are_left_out_and_counted(
     named = dict(tree_flatten(found.gradients))
     for name, array in dict(tree_flatten(expected.gradients)).items():
         assert np.array(named[name]) == pytest.approx(np.array(array), rel=1e-4, abs=1e-8)
+
+
+def test_a_row_that_does_not_fit_is_left_out_of_its_group(tiny_models: Mapping[str, Path]) -> None:
+    tree = lora_tree(tiny_models["llama"])
+    objective = Objective(loss="online_dpo")
+    samples = [
+        msgspec.structs.replace(sample, advantages=(float(number),))
+        for number, sample in enumerate(random_samples_of([60, 3000, 80, 2900]))
+    ]
+    ceiling = mx.get_active_memory() + (40 << 20)
+    few, many = (StepGradients(tree, max_tokens=4096, ceiling_bytes=c) for c in (ceiling, None))
+
+    def groups(gradients: StepGradients, step: StepSamples) -> StepResult:
+        return of_groups(gradients, lambda s: gradients.of_step(s, objective, {}), step, objective)
+
+    found, expected = groups(few, whole(samples)), groups(many, whole(samples).no_longer_than(100))
+    assert found.row_limit == few.row_limit is not None
+    assert found.loss == pytest.approx(expected.loss, abs=1e-7)
+    for name, array in expected.gradients.items():
+        assert np.array(found.gradients[name]) == pytest.approx(np.array(array), rel=1e-4, abs=1e-8)
 
 
 def test_only_samples_that_read_too_far_go_and_what_nobody_else_reads() -> None:

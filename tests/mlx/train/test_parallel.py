@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
+from legos.device.groups import of_groups
 from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
 from legos.mlx.train.step_gradients import StepGradients
@@ -40,7 +41,11 @@ step = StepSamples(samples=samples, weights=weights)
 found = gradients.of_step(step, Objective(kl_coef=0.1), {"reference": None})
 flat = np.concatenate([np.array(a).reshape(-1) for a in found.gradients.values()])
 out = Path(sys.argv[2]) / f"{group.size()}.{group.rank()}.npz"
-np.savez(out, loss=[found.loss], sums=found.sums, logprobs=found.logprobs, gradients=flat)
+dpo = Objective(loss="online_dpo")
+groups = of_groups(gradients, lambda part: gradients.of_step(part, dpo, {}), step, dpo)
+slopes = np.concatenate([np.array(a).reshape(-1) for a in groups.gradients.values()])
+losses = [found.loss, groups.loss]
+np.savez(out, loss=losses, sums=found.sums, logprobs=found.logprobs, gradients=flat, dpo=slopes)
 """
 
 
@@ -60,7 +65,8 @@ def test_two_processes_make_the_gradient_of_one(
     assert np.abs(alone["gradients"]).max() > 1e-3
     for rank in range(2):
         together = np.load(tmp_path / f"2.{rank}.npz")
-        gap = np.linalg.norm(together["gradients"] - alone["gradients"])
-        assert gap < 1e-6 * np.linalg.norm(alone["gradients"])
+        for name in ("gradients", "dpo"):
+            gap = np.linalg.norm(together[name] - alone[name])
+            assert gap < 1e-6 * np.linalg.norm(alone[name])
         for name in ("loss", "sums", "logprobs"):  # sums of exponentials: float32's rounding
             np.testing.assert_allclose(together[name], alone[name], rtol=1e-5, atol=1e-5)

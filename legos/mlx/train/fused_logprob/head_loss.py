@@ -107,8 +107,8 @@ class _Chunked:
         """See ``head_loss``."""
         module = self._forward.head_module
         outer: Any = module.trainable_parameters() if module is not None else {}
-        by_token = LOSSES[self._objective.loss].ratio == "token"
-        of_chunks = self._by_token if by_token else self._by_sample
+        by_sample = LOSSES[self._objective.loss].scope == "sample"
+        of_chunks = self._by_sample if by_sample else self._by_token
         value, sums, logprob, cotangents = of_chunks(
             tree_map(mx.stop_gradient, outer), mx.stop_gradient(hidden)
         )
