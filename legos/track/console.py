@@ -29,10 +29,11 @@ class Column(NamedTuple):
     metric: str  # name of the logged metric
     form: str  # format specification of the value
     rank: int  # a narrow terminal omits the columns with the highest rank first
+    of_arena: str = ""  # name of the metric of one arena of a mix, with {} for the arena
 
 
 COLUMNS = (
-    Column("reward", "reward_mean", "+.3f", 0),
+    Column("reward", "reward_mean", "+.3f", 0, "batches/{}/reward_mean"),
     Column("loss", "loss", "+.4f", 5),
     Column("entropy", "entropy", ".3f", 3),
     Column("KL", "kl_divergence", ".4f", 4),
@@ -42,11 +43,11 @@ COLUMNS = (
     Column("GiB", "memory/peak_gib", ".2f", 10),
     Column("moves/s", "play/moves_per_s", ".0f", 7),
     Column("tokens/s", "play/tokens_per_s", ".0f", 7),
-    Column("evaluated", "eval/reward_mean", "+.3f", 1),
-    Column("optimal", "eval/optimal_move_rate", ".4f", 1),
-    Column("exploitability", "eval/exploitability", ".4f", 1),
-    Column("joint value", "eval/joint_value", ".3f", 1),
-    Column("win v random", "eval/vs_random_win", ".3f", 2),
+    Column("evaluated", "eval/reward_mean", "+.3f", 1, "eval/{}/reward_mean"),
+    Column("optimal", "eval/optimal_move_rate", ".4f", 1, "eval/{}/optimal_move_rate"),
+    Column("exploitability", "eval/exploitability", ".4f", 1, "eval/{}/exploitability"),
+    Column("joint value", "eval/joint_value", ".3f", 1, "eval/{}/joint_value"),
+    Column("win v random", "eval/vs_random_win", ".3f", 2, "eval/{}/vs_random_win"),
 )
 
 
@@ -193,14 +194,9 @@ class ConsoleTracker:
 
     def _by_arena(self, column: Column) -> list[Column]:
         """The column of each arena of a mix."""
-        form = "batches/{}/reward_mean" if column.title == "reward" else column.metric
-        if column.metric.startswith("eval/"):
-            form = column.metric.replace("eval/", "eval/{}/")
-        if "{}" not in form:
-            return []
         return [
-            column._replace(title=f"{arena} {column.title}", metric=form.format(arena))
-            for arena in self._arenas
+            column._replace(title=f"{arena} {column.title}", metric=column.of_arena.format(arena))
+            for arena in (self._arenas if column.of_arena else ())
         ]
 
     def _line(self, step: int, metrics: Metrics) -> str:
