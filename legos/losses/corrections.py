@@ -9,30 +9,21 @@ remaining tokens.
 
 from typing import Any
 
-from legos.losses.ratio import log_ratio
-
 __all__ = ["TRUNCATION_CAP", "correct"]
 
 TRUNCATION_CAP = 2.0  # upper bound of the weight; 1.5 to 5 in the literature
 
 
 def correct(
-    xp: Any,
-    icepop: float | None,
-    *,
-    frozen: Any,
-    behaviour_logprob: Any,
-    mask: Any,
-    weighted: bool,
+    xp: Any, log_rho: Any, mask: Any, *, icepop: float | None, weighted: bool
 ) -> tuple[Any, Any]:
     """The factor of each token's policy loss: its weight min(rho_t, 2), or 0 where it is dropped.
 
     Args:
         xp: array namespace.
-        icepop: k: a token is dropped unless 1 / k <= rho_t <= k; None: none is.
-        frozen: [S, A] log-probabilities (nats) under the current policy, without gradient.
-        behaviour_logprob: [S, A] log-probabilities (nats) under the policy that sampled.
+        log_rho: [S, A] clamped log-ratios to the policy that sampled, without gradient.
         mask: [S, A] 1.0 where a token was chosen.
+        icepop: k: a token is dropped unless 1 / k <= rho_t <= k; None: none is.
         weighted: True where the loss's ratio is to the current policy, so that rho must be a
             weight. False where the loss's ratio already contains rho: only the mask applies.
 
@@ -41,7 +32,7 @@ def correct(
 
     Sources: truncation, Ionides 2008; IcePop, arXiv:2510.18855.
     """
-    rho = xp.exp(log_ratio(xp, frozen, behaviour_logprob) * mask)
+    rho = xp.exp(log_rho * mask)
     keep = mask > 0
     if icepop is not None:
         keep = keep & (rho >= 1.0 / icepop) & (rho <= icepop)

@@ -97,14 +97,8 @@ def token_loss(
     masked = None
     weighted = objective.anchor == "proximal"
     if weighted or objective.icepop:
-        factor, masked = correct(
-            xp,
-            objective.icepop,
-            frozen=frozen,
-            behaviour_logprob=arrays.behaviour_logprob,
-            mask=mask,
-            weighted=weighted,
-        )
+        log_rho = log_ratio(xp, frozen, arrays.behaviour_logprob)
+        factor, masked = correct(xp, log_rho, mask, icepop=objective.icepop, weighted=weighted)
         per_token = factor * per_token
     if extra is not None:
         per_token = per_token + extra

@@ -12,14 +12,7 @@ RHO = np.array([[1.5, 0.5, 8.0], [1.1, 0.9, 300.0]])
 
 
 def corrected(icepop: float | None, *, weighted: bool) -> Any:
-    weight, masked = correct(
-        np,
-        icepop,
-        frozen=np.log(RHO) - 1.0,
-        behaviour_logprob=np.full((2, 3), -1.0),
-        mask=MASK,
-        weighted=weighted,
-    )
+    weight, masked = correct(np, np.log(RHO), MASK, icepop=icepop, weighted=weighted)
     return weight, masked.tolist()
 
 
