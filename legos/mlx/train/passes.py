@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
@@ -51,39 +52,21 @@ class Policy:
     outputs: dict[int, Outputs] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
 class PassGradients:
     """Computes the gradients of the passes of one step."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        step: StepSamples,
-        rows: StepRows,
-        trie: Trie,
-        *,
-        objective: Objective,
-        policy: Policy,
-        others: Mapping[str, Policy],
-    ) -> None:
-        """Store the step; nothing is computed yet.
+    runner: Runner  # the model
+    step: StepSamples
+    rows: StepRows  # rows of the samples
+    trie: Trie  # trie of the rows
+    objective: Objective  # the objective to minimise
+    policy: Policy  # the policy being trained
+    others: Mapping[str, Policy]  # "reference" and "ema", where the objective uses them
 
-        Args:
-            runner: the model.
-            step: samples of the step.
-            rows: rows of the samples.
-            trie: trie of the rows.
-            objective: the objective to minimise.
-            policy: the policy being trained.
-            others: "reference" and "ema", where the objective uses them.
-        """
-        self._runner = runner
-        self._step = step
-        self._rows = rows
-        self._trie = trie
-        self._objective = objective
-        self._policy = policy
-        self._others = others
-        self._ends = np.cumsum([len(sample.positions) for sample in step.samples])
+    @cached_property
+    def _ends(self) -> NDArray[np.int64]:
+        return np.cumsum([len(sample.positions) for sample in self.step.samples])
 
     def of_passes(
         self,
@@ -106,23 +89,23 @@ class PassGradients:
         carried = sorted({number for one in passes for number in one.carried})
         self._carry(carried, before_prefix)
         loss, sums = 0.0, np.zeros(len(SUMS))
-        gradients: Any = tree_map(mx.zeros_like, self._runner.model.trainable_parameters())
+        gradients: Any = tree_map(mx.zeros_like, self.runner.model.trainable_parameters())
         logprobs = np.zeros(self._ends[-1], np.float32)
         cotangents: dict[int, Any] = {}
         for one in passes:
             before_pass()
-            batch, indices = pass_batch(self._step, self._rows, self._trie, one)
+            batch, indices = pass_batch(self.step, self.rows, self.trie, one)
             value, counted, logprob, found, back = self._of_pass(one, batch)
-            if self._step.backward:  # MLX computes nothing of them otherwise
+            if self.step.backward:  # MLX computes nothing of them otherwise
                 gradients = tree_map(mx.add, gradients, found)
                 _add(cotangents, one, back)
             mx.eval(value, counted, logprob, gradients, list(cotangents.values()))
             loss += float(np.array(value))
             sums += np.array(counted, np.float64)
             self._put(logprobs, batch, indices, logprob)
-        for number in reversed(carried if self._step.backward else ()):
+        for number in reversed(carried if self.step.backward else ()):
             before_prefix()
-            one = pass_of_carried(self._trie, number)
+            one = pass_of_carried(self.trie, number)
             found, back = self._back(one, cotangents.pop(number))
             gradients = tree_map(mx.add, gradients, found)
             _add(cotangents, one, back)
@@ -139,45 +122,45 @@ class PassGradients:
 
     def _carry(self, carried: Sequence[int], before: Callable[[], None] = do_nothing) -> None:
         """Compute the outputs of carried segments, parents first, under every policy."""
-        for policy in (self._policy, *self._others.values()):
+        for policy in (self.policy, *self.others.values()):
             with policy.within():
                 for number in carried:
                     before()
-                    one = pass_of_carried(self._trie, number)
+                    one = pass_of_carried(self.trie, number)
                     policy.outputs[number] = self._outputs(one, _given(one, policy))
                     mx.eval(policy.outputs[number])
 
     def _outputs(self, one: Pass, given: Sequence[Outputs]) -> Outputs:
         """The outputs of the only segment of a pass."""
-        hidden, kept = run_pass(self._runner.forward.trunk, one, self._runner.num_caches, given)
+        hidden, kept = run_pass(self.runner.forward.trunk, one, self.runner.num_caches, given)
         return kept[one.blocks[0].numbers[0]], hidden[0][0]
 
     def _of_pass(
         self, one: Pass, batch: Batch
     ) -> tuple[mx.array, mx.array, mx.array, Any, list[Outputs]]:
         """Loss, sums, [S, A] logprobs, gradients, and cotangents of the carried segments."""
-        model = self._runner.model
-        others = {name: self._other(policy, one, batch) for name, policy in self._others.items()}
+        model = self.runner.model
+        others = {name: self._other(policy, one, batch) for name, policy in self.others.items()}
 
         def loss(parameters: Any, given: list[Outputs]) -> tuple[mx.array, ...]:
             model.update(parameters)
             return head_loss(
-                self._runner.forward,
+                self.runner.forward,
                 self._hidden(one, batch, given),
                 batch,
-                self._objective,
+                self.objective,
                 others,
-                num_positions=self._runner.max_places,
+                num_positions=self.runner.max_places,
             )
 
         (_, value, counted, logprob), (found, back) = mx.value_and_grad(loss, argnums=(0, 1))(
-            model.trainable_parameters(), _given(one, self._policy)
+            model.trainable_parameters(), _given(one, self.policy)
         )
         return value, counted, mx.stop_gradient(logprob), found, back
 
     def _back(self, one: Pass, cotangent: Outputs) -> tuple[Any, list[Outputs]]:
         """Backward pass of a carried segment: gradients, and cotangents of segments before it."""
-        model = self._runner.model
+        model = self.runner.model
 
         def weighed(parameters: Any, given: list[Outputs]) -> mx.array:
             model.update(parameters)
@@ -188,7 +171,7 @@ class PassGradients:
             return mx.sum(mx.stack(terms))
 
         return mx.grad(weighed, argnums=(0, 1))(
-            model.trainable_parameters(), _given(one, self._policy)
+            model.trainable_parameters(), _given(one, self.policy)
         )
 
     def _other(self, policy: Policy, one: Pass, batch: Batch) -> Callable[[mx.array], mx.array]:
@@ -199,14 +182,14 @@ class PassGradients:
 
         def logits(places: mx.array) -> mx.array:
             with policy.within():
-                found = self._runner.forward.head(hidden[places])
+                found = self.runner.forward.head(hidden[places])
                 return mx.stop_gradient(found.astype(mx.float32))
 
         return logits
 
     def _hidden(self, one: Pass, batch: Batch, given: Sequence[Outputs]) -> mx.array:
         """[P, H] output of the trunk at the logit positions of a pass."""
-        runner = self._runner
+        runner = self.runner
         blocks, _ = run_pass(runner.forward.trunk, one, runner.num_caches, given)
         found: list[mx.array] = []
         first = start = 0

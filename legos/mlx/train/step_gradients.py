@@ -30,7 +30,7 @@ from legos.mlx.train.prefix_sharing.plan import Pass, plan_passes
 from legos.mlx.train.prefix_sharing.trie import Trie, token_trie
 from legos.mlx.train.processes import MlxProcesses
 from legos.records.limits import TrainingSize
-from legos.records.packing import StepRows, StepSamples, step_rows
+from legos.records.packing import StepSamples, step_rows
 from legos.records.step import Stop, never
 
 __all__ = ["StepGradients"]
@@ -151,8 +151,8 @@ class StepGradients:
             for name, lora in others.items()
         }
         policy = Policy(within=nullcontext)
-        rows, trie, work = self._prepared(step, objective, policy, policies)
-        longest = max(map(len, rows.tokens))
+        work = self._prepared(step, objective, policy, policies)
+        longest = max(map(len, work.rows.tokens))
         plan = self._planned(longest, others=len(others))
         limit = self._agreed_limit(plan)
         if limit is not None and longest > limit:
@@ -161,8 +161,8 @@ class StepGradients:
                 raise TrainerError(
                     f"no sample of this step fits into memory: {plan.describe(plan.longest)}"
                 )
-            _, trie, work = self._prepared(step, objective, policy, policies)
-        passes, rounds = self._own(trie, plan.max_tokens(self._max_tokens))
+            work = self._prepared(step, objective, policy, policies)
+        passes, rounds = self._own(work.trie, plan.max_tokens(self._max_tokens))
 
         def agreed() -> None:  # all processes ask before each pass
             if not self._group.smallest(not stop()):
@@ -190,13 +190,18 @@ class StepGradients:
 
     def _prepared(
         self, step: StepSamples, objective: Objective, policy: Policy, others: Mapping[str, Policy]
-    ) -> tuple[StepRows, Trie, PassGradients]:
+    ) -> PassGradients:
         rows = step_rows(step.samples)
         trie = token_trie(rows.tokens, share=self.shares, max_tokens=self._max_tokens)
-        work = PassGradients(
-            self._runner, step, rows, trie, objective=objective, policy=policy, others=others
+        return PassGradients(
+            runner=self._runner,
+            step=step,
+            rows=rows,
+            trie=trie,
+            objective=objective,
+            policy=policy,
+            others=others,
         )
-        return rows, trie, work
 
     def _planned(self, longest: int, *, others: int) -> MemoryPlan:
         """The memory plan: made at the first step, and again where rows are much longer."""
