@@ -108,20 +108,21 @@ class EngineClient:
         """
         started = time.perf_counter()
         request = await self._prepared(prompt, sampling, adapter, stream=False)
-        return self._completion(request, await self.generate(request), sampling, started)
+        return self._completion(request, *await self.generate([request]), sampling, started)
 
-    async def generate(self, request: Request) -> Generated:
-        """Sample the tokens of a request.
+    async def generate(self, requests: Sequence[Request]) -> list[Generated]:
+        """Sample the tokens of requests; if one fails, the others are cancelled.
 
         Raises:
-            RequestError: the request cannot be served.
+            RequestError: a request cannot be served.
             EngineError: the engine died or was closed.
         """
-        number, future = self._ask(request)
+        asked = [self._ask(request) for request in requests]
         try:
-            return await future
-        except asyncio.CancelledError:
-            self.cancel(number)
+            return await asyncio.gather(*(answer for _, answer in asked))
+        except BaseException:
+            for number, _ in asked:
+                self.cancel(number)
             raise
 
     async def resolved(self, plain: PlainRequest) -> Request:

@@ -86,6 +86,7 @@ class ServerPool(Generic[ServerT]):
         fits: Callable[[int], bool] = lambda _: True,
         home: int | None = None,
         chosen: Callable[[int], object] = lambda _: None,
+        weight: int = 1,
     ) -> T:
         """Send a request to the least busy server, and to another one where it fails.
 
@@ -95,6 +96,7 @@ class ServerPool(Generic[ServerT]):
             home: index of the server that has computed most of it before; it is asked unless it
                 has over a quarter more requests than the least busy one, and one.
             chosen: called with the index of each server that is asked.
+            weight: number of requests that it counts as, a list of them.
 
         Raises:
             RequestError: one server after the other stopped answering while it had the request.
@@ -108,7 +110,7 @@ class ServerPool(Generic[ServerT]):
                 index = home
             chosen(index)
             self._watch(index)
-            self._count(index, 1)
+            self._count(index, weight)
             ejected = asyncio.timeout(None)
             try:
                 async with ejected:
@@ -131,7 +133,7 @@ class ServerPool(Generic[ServerT]):
                 return found
             finally:
                 self._waiting[index].discard(ejected)
-                self._count(index, -1)
+                self._count(index, -weight)
         [last] = [*failures.values()][-1:]
         if len(failures) == 1 and isinstance(last, EngineError):
             raise last
@@ -152,7 +154,7 @@ class ServerPool(Generic[ServerT]):
         return answers and self._load[home] <= STAY * self._load[best] + 1
 
     def _count(self, index: int, requests: int) -> None:
-        """Count a request that a server has got (1) or has no longer (-1)."""
+        """Count requests that a server has got, or has no longer (a negative number)."""
         self._worked_s, self._counted = self.seconds, self._clock()
         self._load[index] += requests
         self._changed[index] = next(self._changes)
@@ -179,7 +181,7 @@ class ServerPool(Generic[ServerT]):
                 if was_down is not (index in self._down):
                     state = "answers again" if was_down else "does not answer"
                     logger.warning(
-                        "%s %s (%d requests wait there)", server.name, state, len(waiting)
+                        "%s %s (%d requests wait there)", server.name, state, self._load[index]
                     )
             if index in self._down and len(self._down) < len(self.servers):
                 while waiting:

@@ -9,6 +9,7 @@ from typing import Self
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from legos.errors import EndpointError, RequestError
 from legos.records.request import Generated, PlainRequest, Request
@@ -36,12 +37,13 @@ class RequestBatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @classmethod
     def of(cls, requests: Sequence[Request]) -> Self:
         """Gather requests."""
-        kinds: dict[PlainRequest, int] = {}
-        rows = tuple(
-            (kinds.setdefault(request.kind, len(kinds)), request.prompt_ids, request.seed)
-            for request in requests
-        )
-        return cls(kinds=tuple(kinds), rows=rows)
+        kinds: dict[Request, int] = {}
+        rows: list[tuple[int, tuple[int, ...], int]] = []
+        for request in requests:
+            kind = replace(request, prompt_ids=(), seed=0, stream=False)
+            rows.append((kinds.setdefault(kind, len(kinds)), request.prompt_ids, request.seed))
+        plain = (msgspec.convert(kind, PlainRequest, from_attributes=True) for kind in kinds)
+        return cls(kinds=tuple(plain), rows=tuple(rows))
 
 
 _batches = msgspec.msgpack.Decoder(RequestBatch)

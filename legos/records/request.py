@@ -1,7 +1,7 @@
 """One generation request as the engine receives it: token ids and numbers, without text."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,15 +61,6 @@ class Request(PlainRequest, frozen=True, kw_only=True):
     choices: ChoiceNode | None = None  # the prefix tree of ``choice_texts``
     stops: Callable[[tuple[int, ...]], bool] | None = None  # tests for ``stop`` after each token
     grammar: Grammar | None = None  # the grammar of ``json_schema``
-
-    @property
-    def kind(self) -> PlainRequest:
-        """Its plain data without prompt and seed, to be sent once for all that share it."""
-        fields: dict[str, Any] = {
-            name: getattr(self, name) for name in PlainRequest.__struct_fields__
-        }
-        fields |= {"prompt_ids": (), "seed": 0, "stream": False}
-        return PlainRequest(**fields)
 
 
 class Progress(Tokens, frozen=True, kw_only=True):

@@ -8,13 +8,16 @@ import threading
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
+from legos.clients.lists import LISTED, LISTED_TOKENS
 from legos.clients.pool import Pooled, ServerPool, all_done
 from legos.clients.prefix_affinity import PrefixAffinity
-from legos.errors import EngineError
+from legos.errors import EngineError, RequestError
 from legos.protocols import Deliver
 from legos.records.names import LAG, POLICY, adapter_name
 from legos.records.request import Generated, Progress, Request, Result
@@ -24,18 +27,22 @@ from legos.weights.adapter import Adapter, AdapterInfo
 __all__ = ["RemoteEngine", "RemoteServer"]
 
 CLOSE_S = 0.5  # maximum time to unload the adapters at the end; a next run unloads what is left
+MOVE_TOKENS = 4  # maximum length of answers whose requests wait for those that come next
+LISTED_MOVES = 256  # requests of one list of them
+MOVE_LISTS = 2  # lists of them that a server has at once
 T = TypeVar("T")
 _Row = tuple[int, ...]
+_Key = tuple[Deliver, str, int, int]
+"""What the requests of a list share: receiver, adapter, server, and their maximum number."""
 
 
 class RemoteServer(Pooled, Protocol):
     """One server: ``LegosServer``, ``VllmServer`` or, on a Ray cluster, ``PlacedServer``."""
 
-    async def answer(self, request: Request) -> Generated:
-        """Sample one completion; the requests of one turn of the event loop travel together.
+    async def answer(self, requests: Sequence[Request]) -> Sequence[Generated | RequestError]:
+        """Sample completions of one adapter; an error for each that the server refuses.
 
         Raises:
-            RequestError: the server refuses it.
             EndpointError, EngineError: the server does not answer.
         """
         ...
@@ -56,6 +63,13 @@ class RemoteServer(Pooled, Protocol):
         ...
 
 
+class _List(msgspec.Struct, eq=False):
+    """Requests for one adapter that travel together."""
+
+    asked: dict[int, Request]  # by number, without cancelled ones
+    task: asyncio.Task[None] | None = None
+
+
 class RemoteEngine:
     """Implements ``LocalEngine`` on one server or several, which hold the same adapters.
 
@@ -73,8 +87,9 @@ class RemoteEngine:
         self._pool = ServerPool(servers)
         self._homes = PrefixAffinity()
         self._loader = loader
-        self._waiting: dict[tuple[Deliver, int], asyncio.Task[None]] = {}
-        self._results: dict[Deliver, list[tuple[int, Result]]] = {}  # of this turn of the loop
+        self._waiting: dict[tuple[Deliver, int], _List] = {}
+        self._open: dict[_Key, _List] = {}  # lists that are not sent yet
+        self._places = asyncio.Semaphore(MOVE_LISTS * len(servers))
         self._tokens: Counter[str] = Counter()
         self._requests = 0
         self._closed: EngineError | None = None
@@ -218,51 +233,71 @@ class RemoteEngine:
             raise self._closed
 
     def _accept(self, requests: Sequence[tuple[int, Request]], deliver: Deliver) -> None:
-        """Start a task for every request; the requests of all travel together."""
+        """Add requests to lists of those for one adapter whose prompts begin at one server."""
         self._requests += len(requests)
+        num = len(self.servers)
         for number, request in requests:
-            task = self._loop.create_task(self._serve(number, request, deliver))
-            self._waiting[deliver, number] = task
-            task.add_done_callback(partial(self._ended, (deliver, number)))
-
-    def _ended(self, key: tuple[Deliver, int], _: "asyncio.Task[None]") -> None:
-        self._waiting.pop(key, None)
+            home = self._homes.find(request.adapter, request.prompt_ids) if num > 1 else 0
+            home = number % num if home is None else home  # so that all servers get some
+            size = _list_size(request.max_tokens)
+            key = deliver, request.adapter, home, size
+            one = self._open.get(key)
+            if one is None or not 0 < len(one.asked) < size:  # 0: its task is cancelled
+                one = self._open[key] = _List(asked={})
+                one.task = self._loop.create_task(self._serve(key, one))
+            one.asked[number] = request
+            self._waiting[deliver, number] = one
 
     def _cancel(self, numbers: Sequence[int], deliver: Deliver) -> None:
         for number in numbers:
-            task = self._waiting.get((deliver, number))
-            if task is not None:
-                task.cancel()
+            one = self._waiting.pop((deliver, number), None)
+            if one is not None:
+                del one.asked[number]
+                deliver([(number, Generated(finish_reason="cancelled"))])
+                if not one.asked and one.task is not None:
+                    one.task.cancel()
 
-    async def _serve(self, number: int, request: Request, deliver: Deliver) -> None:
-        """Answer one request; its result is delivered with the others of this turn."""
-        results: list[Result] = []
+    async def _serve(self, key: _Key, one: _List) -> None:
+        """Send a list and deliver its results."""
+        deliver, adapter, home, size = key
+        asked = one.asked
+        found: Sequence[Generated | Exception]
         try:
-            generated = await self._result(request)
-            if request.stream:
-                fields = {name: getattr(generated, name) for name in Progress.__struct_fields__}
-                results.append(Progress(**fields))
-            results.append(generated)
+            async with self._places if size == LISTED_MOVES else nullcontext():
+                if self._open.get(key) is one:
+                    del self._open[key]
+                asked = dict(one.asked)
+                found = await self._pool.ask(
+                    lambda server: server.answer([*asked.values()]),
+                    fits=partial(self._holds, adapter),
+                    home=home,
+                    chosen=partial(self._settle, [*asked.values()]),
+                    weight=len(asked),
+                )
         except asyncio.CancelledError:
-            results.append(self._closed or Generated(finish_reason="cancelled"))
-        except Exception as error:  # raised where the request was made
-            results.append(error)
-        if not self._results:
-            self._loop.call_soon(self._deliver)
-        self._results.setdefault(deliver, []).extend((number, result) for result in results)
+            found = [self._closed or Generated(finish_reason="cancelled")] * len(asked)
+        except Exception as error:  # raised where the requests were made
+            found = [error] * len(asked)
+        results: list[tuple[int, Result]] = []
+        for (number, request), result in zip(asked.items(), found, strict=True):
+            if self._waiting.pop((deliver, number), None) is None:  # it was cancelled
+                continue
+            if isinstance(result, Generated):
+                self._tokens[adapter_name(adapter)] += len(result.token_ids)
+                if request.stream:
+                    tokens = msgspec.convert(result, Progress, from_attributes=True)
+                    results.append((number, tokens))
+            results.append((number, result))
+        deliver(results)
 
-    def _deliver(self) -> None:
-        results, self._results = self._results, {}
-        for deliver, found in results.items():
-            deliver(found)
+    def _settle(self, requests: Sequence[Request], server: int) -> None:
+        """Remember where prompts were sent."""
+        for request in requests if len(self.servers) > 1 else ():
+            self._homes.settle(request.adapter, request.prompt_ids, server)
 
-    async def _result(self, request: Request) -> Generated:
-        prompt = request.adapter, request.prompt_ids
-        generated = await self._pool.ask(
-            lambda server: server.answer(request),
-            fits=partial(self._holds, request.adapter),
-            home=self._homes.find(*prompt),
-            chosen=partial(self._homes.settle, *prompt),
-        )
-        self._tokens[adapter_name(request.adapter)] += len(generated.token_ids)
-        return generated
+
+def _list_size(max_tokens: int) -> int:
+    """Maximum number of requests of a list: all of them wait for the longest answer."""
+    if max_tokens <= MOVE_TOKENS:
+        return LISTED_MOVES
+    return LISTED if max_tokens <= LISTED_TOKENS else 1

@@ -11,7 +11,6 @@ import msgspec
 
 from legos.clients.answers import check_version, scores_of
 from legos.clients.health import healthy
-from legos.clients.lists import RequestLists
 from legos.clients.responses import decoded
 from legos.clients.transport import Transport, api_root, server_name, server_root
 from legos.clients.wire import MSGPACK, RequestBatch, generated_of
@@ -94,11 +93,16 @@ class LegosServer:
             retries=load_retries,
             model="",
         )
-        self._lists = RequestLists(self._sampled)
 
-    async def answer(self, request: Request) -> Generated:
-        """Sample one completion; see ``RemoteServer``."""
-        return await self._lists.ask(request.adapter, request, max_tokens=request.max_tokens)
+    async def answer(self, requests: Sequence[Request]) -> Sequence[Generated | RequestError]:
+        """Sample completions; see ``RemoteServer``."""
+        try:
+            return await self._sampled(requests[0].adapter, requests)
+        except RequestError as error:
+            if len(requests) == 1 or isinstance(error, NotFoundError):
+                return [error] * len(requests)
+        half = len(requests) // 2  # so that only the refused ones fail
+        return [*await self.answer(requests[:half]), *await self.answer(requests[half:])]
 
     async def score(
         self,

@@ -20,6 +20,6 @@ def test_requests_with_other_choices_travel_together_and_equal_choices_are_sent_
 
 @pytest.mark.parametrize("kinds", [[], [0, 1], [-1], [1]])
 def test_a_batch_whose_kinds_do_not_fit_is_refused(kinds: list[int]) -> None:
-    body = {"kinds": [MOVE.kind], "rows": [(kind, (1,), 0) for kind in kinds]}
+    body = {"kinds": RequestBatch.of([MOVE]).kinds, "rows": [(kind, (1,), 0) for kind in kinds]}
     with pytest.raises(RequestError, match="do not fit 1 kinds"):
         batch_of(msgspec.msgpack.encode(body))

@@ -16,8 +16,8 @@ from legos.clients.engine import EngineClient
 from legos.device import LocalEngine, ModelHandle
 from legos.errors import AdapterError, EngineError, RequestError
 from legos.records.message import Completion
-from legos.records.request import Request
-from legos.remote.engine import CLOSE_S, RemoteEngine
+from legos.records.request import Generated, Request
+from legos.remote.engine import CLOSE_S, MOVE_LISTS, RemoteEngine
 from legos.remote.legos_server import LegosServer
 from legos.server.app import make_app
 from legos.server.service import Service
@@ -165,7 +165,7 @@ def test_a_server_that_is_taken_away_again_and_again_ends_the_run(both: Both) ->
         server._load = load_nothing  # pyright: ignore[reportAttributeAccessIssue]
         request = Request(prompt_ids=(1, 2), max_tokens=1, adapter="taken")
         with pytest.raises(EngineError, match=r"lost its adapters 10 times.* not 3\)"):
-            await server.answer(request)
+            await server.answer([request])
         await server.drop("taken")
         await server.aclose()
 
@@ -192,12 +192,64 @@ def test_a_server_that_hangs_does_not_keep_an_engine_from_closing(both: Both) ->
     assert CLOSE_S <= time.monotonic() - began < CLOSE_S + 10  # the server never answers
 
 
+def test_moves_wait_for_each_other_while_lists_of_them_are_on_their_way() -> None:
+    class Server:
+        def __init__(self) -> None:
+            self.lists: list[int] = []
+            self.go = asyncio.Event()
+
+        async def answer(self, requests: list[Request]) -> list[Generated]:
+            self.lists.append(len(requests))
+            await self.go.wait()
+            return [Generated(token_ids=(one.seed,), finish_reason="length") for one in requests]
+
+        async def aclose(self) -> None:
+            """Nothing is open."""
+
+    server: Any = Server()
+    engine = RemoteEngine([server], None)
+    found: dict[int, Any] = {}
+
+    async def turns() -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    def ask(number: int) -> None:
+        request = Request(prompt_ids=(1,), max_tokens=1, seed=number)
+        engine.submit([(number, request)], found.update)
+        engine.call(turns()).result()
+
+    for number in range(MOVE_LISTS + 4):
+        ask(number)
+    assert server.lists == [1] * MOVE_LISTS
+    last = MOVE_LISTS + 3
+    engine.cancel([0, last], found.update)
+    engine.call(turns()).result()
+    assert {number: one.finish_reason for number, one in found.items()} == {
+        0: "cancelled",
+        last: "cancelled",
+    }
+    assert server.lists == [1] * MOVE_LISTS + [3]  # a list without requests makes room
+    ask(last + 1)
+
+    async def go() -> None:
+        server.go.set()
+        await turns()
+        await turns()
+
+    engine.call(go()).result()
+    assert server.lists == [1] * MOVE_LISTS + [3, 1]
+    assert [found[n].token_ids for n in range(1, last)] == [(n,) for n in range(1, last)]
+    assert engine.stats()["waiting"] == 0
+    engine.close()
+
+
 @pytest.mark.parametrize("told", ["there is no POST /v1/engine/generate here", "Not Found"])
 def test_a_server_of_an_earlier_version_is_named(told: str) -> None:
     async def go(url: str) -> None:
         server = LegosServer(url)
         with pytest.raises(EngineError, match="it runs an earlier version of legos"):
-            await server.answer(Request(prompt_ids=(1, 2), max_tokens=2, temperature=1.0, seed=1))
+            await server.answer([Request(prompt_ids=(1, 2), max_tokens=2)])
         await server.aclose()
 
     earlier = ScriptedServer(lambda _: HttpAnswer({"error": {"message": told}}, 404))

@@ -57,13 +57,19 @@ class VllmServer:
         )
         self._lists = RequestLists(self._sampled)
 
-    async def answer(self, request: Request) -> Generated:
-        """Sample one completion; see ``RemoteServer``."""
-        query = query_of(request)
-        if request.restrict:
-            return await self._restricted(query, request)
-        sampled, version = await self._ask(query, request.prompt_ids)
-        return generated_of(sampled, request, version=version)
+    async def answer(self, requests: Sequence[Request]) -> Sequence[Generated | RequestError]:
+        """Sample completions; see ``RemoteServer``."""
+        return await asyncio.gather(*map(self._answered, requests))
+
+    async def _answered(self, request: Request) -> Generated | RequestError:
+        try:
+            query = query_of(request)
+            if request.restrict:
+                return await self._restricted(query, request)
+            sampled, version = await self._ask(query, request.prompt_ids)
+            return generated_of(sampled, request, version=version)
+        except RequestError as error:
+            return error
 
     async def score(
         self,

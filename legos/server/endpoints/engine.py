@@ -12,7 +12,7 @@ from legos.server.bodies import LONG
 from legos.server.endpoints.generation import check_alternatives
 from legos.server.endpoints.sampling import MOST_STOPS, check_choices, check_schema
 from legos.server.problems import Problem
-from legos.server.service import Service, together
+from legos.server.service import Service
 
 __all__ = ["engine_router"]
 
@@ -31,11 +31,11 @@ def engine_router(service: Service) -> APIRouter:
         _check(service, batch)
         with service.admitted(len(batch.rows)):
             kinds = [await service.source.resolved(kind) for kind in batch.kinds]
-            work = [
-                service.source.generate(replace(kinds[kind], prompt_ids=prompt, seed=seed))
+            asked = [
+                replace(kinds[kind], prompt_ids=prompt, seed=seed)
                 for kind, prompt, seed in batch.rows
             ]
-            results = await service.attend(request.receive, together(work))
+            results = await service.attend(request.receive, service.source.generate(asked))
         service.metrics.count([prompt for _, prompt, _ in batch.rows], results)
         return Response(msgspec.msgpack.encode(results), media_type=MSGPACK)
 
