@@ -55,12 +55,11 @@ class Report:
         return "\n".join(["", f"self-test on {self.model}", *map(_line, self.checks), passed, ""])
 
 
-def examine(*, self_test: bool = False, long: bool = False, model: str = SMALL) -> Report:
+def examine(*, self_test: bool = False, model: str = SMALL) -> Report:
     """Collect the facts and, with ``self_test``, run the checks.
 
     Args:
         self_test: whether to run the checks, which takes some seconds.
-        long: whether engine and trainer compute together for a minute.
         model: model of the checks: a folder, a name on the hub, "builtin", or "small" (random
             weights, five million parameters).
     """
@@ -68,9 +67,9 @@ def examine(*, self_test: bool = False, long: bool = False, model: str = SMALL) 
     if not self_test:
         return Report(facts=facts, model=None, checks=())
     if model != SMALL:
-        return Report(facts=facts, model=model, checks=run_checks(model, long=long))
+        return Report(facts=facts, model=model, checks=run_checks(model))
     with tempfile.TemporaryDirectory() as folder:
-        checks = run_checks(str(write_bench_model("5m", Path(folder) / "model")), long=long)
+        checks = run_checks(str(write_bench_model("5m", Path(folder) / "model")))
     return Report(facts=facts, model="a random model of 5 million parameters", checks=checks)
 
 

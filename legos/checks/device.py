@@ -10,7 +10,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from legos.checks.footprint import footprint_mib
 from legos.clients.submit import submit_all
 from legos.fakes.records import make_sample, random_adapter
 from legos.losses.softmax import log_softmax
@@ -32,7 +31,7 @@ LARGEST_GAP = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.3}  # nats, of one
 LARGEST_DISTANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.1}  # of gradients, relative
 HINT = "; MLX_ENABLE_TF32=1 adds up to 3e-3 nats of rounding on devices that multiply in TF32"
 TIMEOUT_S = 120.0
-TOGETHER_S, LONG_TOGETHER_S = 3.0, 60.0  # while engine and trainer compute at once
+TOGETHER_S = 3.0  # while engine and trainer compute at once
 EFFECT = 0.05  # size of the random LoRA arrays: large enough to change every log-probability
 
 
@@ -50,17 +49,15 @@ class Check:
 class SelfTest:
     """One model with its engine and a trainer's tree; make it, run its checks, close it."""
 
-    def __init__(self, model: str, *, long: bool = False) -> None:
+    def __init__(self, model: str) -> None:
         """Load a model and make an adapter of version 1 live in its engine and in its tree.
 
         Args:
             model: a folder, a name on the hub, or "builtin".
-            long: whether ``together`` takes a minute.
 
         Raises:
             LegosError: the model cannot be loaded.
         """
-        self._together_s = LONG_TOGETHER_S if long else TOGETHER_S
         self._model = load_model(model)
         self._checks = device_checks(self._model)
         self._gap = {"largest_gap_nats": LARGEST_GAP[self._model.dtype]}
@@ -119,9 +116,9 @@ class SelfTest:
         return _judged("gradients", metrics, dict.fromkeys(metrics, self._distance))
 
     def together(self) -> Check:
-        """Whether engine and trainer are right while both compute, and the memory they hold."""
-        ends = time.perf_counter() + self._together_s
-        gaps, distances, unused, sizes = [0.0], [0.0], [0.0], [0.0]
+        """Whether engine and trainer are right while both compute, and the buffers they keep."""
+        ends = time.perf_counter() + TOGETHER_S
+        gaps, distances, unused = [0.0], [0.0], [0.0]
         while time.perf_counter() < ends:
             requests = self._requests(LOAD, seed=len(gaps))
             running = submit_all(self._engine, requests)
@@ -130,14 +127,11 @@ class SelfTest:
             gaps.append(float(self._gaps(list(zip(requests, answers, strict=True))).max()))
             distances.append(self._distance_of(gradients))
             unused.append(self._checks.memory()["unused_mib"])
-            sizes.append(footprint_mib())
         metrics = {
             "rounds": len(gaps) - 1.0,
             "largest_gap_nats": max(gaps),
             "distance": max(distances),
             "unused_mib": max(unused),
-            "footprint_mib": max(sizes),
-            "footprint_growth_mib": sizes[-1] - sizes[(len(sizes) + 1) // 2],
         }
         return _judged("together", metrics, {**self._gap, "distance": self._distance})
 
@@ -222,15 +216,14 @@ CHECKS: Mapping[str, Callable[[SelfTest], Check]] = {
 """Every check by its name, in the order in which they run."""
 
 
-def run_checks(model: str, *, long: bool = False) -> list[Check]:
+def run_checks(model: str) -> list[Check]:
     """Run every check on a model; an error of a device or a library is a failed check.
 
     Args:
         model: a folder, a name on the hub, or "builtin".
-        long: whether engine and trainer compute together for a minute.
     """
     try:
-        test = SelfTest(model, long=long)
+        test = SelfTest(model)
     except Exception as error:
         return [_failed("load", error)]
     with closing(test):

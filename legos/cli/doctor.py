@@ -9,7 +9,6 @@ __all__ = ["doctor"]
 def doctor(
     *architectures: str,
     self_test: Flag = False,
-    long: Flag = False,
     model: str = "small",
     models: Flag = False,
     json: Flag = False,
@@ -19,8 +18,6 @@ def doctor(
     Args:
         architectures: With --models, the architectures to check, such as llama or gemma3n.
         self_test: Run the checks, which take some seconds; exit code 1 if one fails.
-        long: With --self-test, let engine and trainer compute together for a minute, to see
-            growing memory.
         model: Model for the checks: a folder, a name on the hub, "builtin", or "small" (random
             weights).
         models: Load a small random model of every architecture of mlx-lm, or of the given ones,
@@ -39,11 +36,9 @@ def doctor(
         return 1 if any("error" in row.values() for row in rows) else 0
     if architectures:
         raise ConfigError(f"{architectures[0]!r} is not expected here, only after --models")
-    if long and not self_test:
-        raise ConfigError("--long is for the checks; give --self-test too")
     from legos.apps.doctor import examine
 
-    report = examine(self_test=self_test, long=long, model=model)
+    report = examine(self_test=self_test, model=model)
     show(report.as_dict() if json else report.facts, json=json)
     if not json:
         show(report.text())

@@ -102,12 +102,11 @@ def start(resolved: ResolvedConfig, resume: Path | None, *, dry_run: bool) -> in
         Exit code; None: nothing was trained by this process.
     """
     from legos.apps.train import check, train  # imports MLX, which takes a second
-    from legos.wiring.defaults import computed
     from legos.wiring.model import follow
 
     if not dry_run and follow(resolved.config.device, resolved.config.model):
         return None  # the first process has the run folder
     check(resolved, resume=resume)
     if dry_run:
-        return show(resolved.toml(computed(resolved.config)))
+        return show(resolved.toml())
     return train(resolved, resume=resume)

@@ -57,21 +57,15 @@ class ResolvedConfig:
     config: RunConfig
     sources: Mapping[str, str]  # dotted name -> "default", "arena nim", "file x.toml", ...
 
-    def toml(self, notes: Mapping[str, str] | None = None) -> str:
+    def toml(self) -> str:
         """The configuration as TOML, each line with its source.
 
         Values that the user did not choose are comments: ``read_config`` reads them too, while
         ``resolve`` ignores them in its ``files``, so that another run gets its own defaults.
-
-        Args:
-            notes: dotted name -> text after the source.
         """
-        sources = {
-            n: f"{s}: {notes[n]}" if notes and n in notes else s for n, s in self.sources.items()
-        }
         not_chosen = {name for name, source in self.sources.items() if not is_chosen(source)}
         return write_toml(
-            settings_of(self.config), sources, not_chosen=not_chosen.union(_OF_ONE_RUN)
+            settings_of(self.config), self.sources, not_chosen=not_chosen.union(_OF_ONE_RUN)
         )
 
 

@@ -127,23 +127,6 @@ def test_a_step_that_changes_its_gradients_is_found(
     assert checks["gradients"].reason.startswith("repeated is 0.5; at most 0.001")
 
 
-def test_the_long_test_lets_engine_and_trainer_compute_for_longer(
-    tiny_models: Mapping[str, Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(device, "TOGETHER_S", 0.0)
-    monkeypatch.setattr(device, "LONG_TOGETHER_S", 0.5)
-    monkeypatch.setattr(device, "CHECKS", {"together": SelfTest.together})
-    arguments = ["doctor", "--self-test", "--long", "--model", str(tiny_models["llama"]), "--json"]
-    assert main(arguments) == 0
-    figures = json.loads(capsys.readouterr().out)["checks"]["together"]["metrics"]
-    assert figures["rounds"] >= 1
-    assert figures["footprint_mib"] > 10
-    assert main(["doctor", "--long"]) == 2
-    assert "--long is for the checks" in capsys.readouterr().err
-
-
 def test_facts_of_a_mac_are_part_of_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("legos.apps.doctor.mac_facts", lambda: {"chip": "Apple M9"})
     assert examine().as_dict()["mac"] == {"chip": "Apple M9"}
