@@ -108,7 +108,8 @@ class EngineClient:
         """
         started = time.perf_counter()
         request = await self._prepared(prompt, sampling, adapter, stream=False)
-        return self._completion(request, *await self.generate([request]), sampling, started)
+        (generated,) = await self.generate([request])
+        return self._completion(request, generated, sampling, started)
 
     async def generate(self, requests: Sequence[Request]) -> list[Generated]:
         """Sample the tokens of requests; if one fails, the others are cancelled.

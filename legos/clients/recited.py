@@ -54,7 +54,8 @@ class RecitedClient:
             token_ids, text = (*tokenizer.encode(answer), *tokenizer.end_ids[:1]), answer
         else:
             token_ids, text = tuple(answer), tokenizer.decode(answer)
-        version, rows = -1, [(prompt_ids, (token_ids,))]
+        version, logprobs = -1, [0.0]
+        rows = [(prompt_ids, (token_ids,))]
         while version != (now := client.engine.versions().get(adapter, 0)):
             version = now
             scores = client.engine.score(rows, end_ids=(), adapter=adapter, by_token=True)
