@@ -32,22 +32,22 @@ class AlarmLog:
         self._equal: dict[str, tuple[int, Rewards]] = {}  # arena -> steps, and rewards in all
 
     def after_step(
-        self, metrics: Metrics, batches: Sequence[Group], policies: Mapping[str, str]
+        self, metrics: Metrics, groups: Sequence[Group], policies: Mapping[str, str]
     ) -> None:
         """Log the alarms of a step.
 
         Args:
             metrics: the metrics of the step.
-            batches: what it was trained on.
+            groups: what it was trained on.
             policies: name of each policy -> what the names of its metrics begin with.
         """
-        arenas = list(dict.fromkeys(batch.arena for batch in batches))
+        arenas = list(dict.fromkeys(group.arena for group in groups))
         prefixes = [*policies.values()]
         if len(arenas) > 1:
             prefixes += [f"batches/{arena}/" for arena in arenas if arena]
         found = alarms(metrics, prefixes)
         for arena in arenas:
-            found += self._equal_rewards(arena, [b for b in batches if b.arena == arena])
+            found += self._equal_rewards(arena, [b for b in groups if b.arena == arena])
         for alarm in found:
             if (alarm.metric, alarm.level) not in self._sounding:
                 level = logging.ERROR if alarm.level == "error" else logging.WARNING
@@ -55,9 +55,9 @@ class AlarmLog:
         warned = {(metric, level) for metric, level in self._sounding if level == "warning"}
         self._sounding = warned | {(alarm.metric, alarm.level) for alarm in found}
 
-    def _equal_rewards(self, arena: str, batches: Sequence[Group]) -> list[Alarm]:
+    def _equal_rewards(self, arena: str, groups: Sequence[Group]) -> list[Alarm]:
         """An alarm if every role of an arena has earned the same in many steps."""
-        seen = _rewards(batches)
+        seen = _rewards(groups)
         if not seen:
             return []
         steps, before = self._equal.get(arena, (0, {}))
@@ -71,7 +71,7 @@ class AlarmLog:
             return []
         where = f" in {arena}" if arena else ""
         listed = ", ".join(f"{role} {r + 0.0:g}" for role, got in together.items() for r in got)
-        said = ", ".join(f"{answer[:80]!r}" for answer in _answers(batches)) or "nothing"
+        said = ", ".join(f"{answer[:80]!r}" for answer in _answers(groups)) or "nothing"
         text = (
             f"all rewards of the last {EQUAL_STEPS} steps were equal{where} ({listed}), so "
             f"nothing can be learned from them. Answers of this step: {said} (`legos watch` shows "
@@ -94,22 +94,22 @@ class AlarmLog:
         )
 
 
-def _answers(batches: Sequence[Group]) -> list[str]:
+def _answers(groups: Sequence[Group]) -> list[str]:
     """The last answers of trained seats in different plays, at most three."""
     said = (
         rollout.turns[-1].completion.text
-        for batch in batches
-        for episode in batch.episodes
+        for group in groups
+        for episode in group.episodes
         for rollout in episode.rollouts
         if rollout.policy is not None and rollout.turns
     )
     return list(islice(dict.fromkeys(said), 3))
 
 
-def _rewards(batches: Sequence[Group]) -> Rewards:
+def _rewards(groups: Sequence[Group]) -> Rewards:
     """The rewards of each trained role in the plays that ended."""
     found: Rewards = {}
-    for episode in with_children(episode for batch in batches for episode in batch.episodes):
+    for episode in with_children(episode for group in groups for episode in group.episodes):
         if episode.error is None and not episode.void:
             for rollout in episode.rollouts:
                 if rollout.policy is not None and rollout.role in episode.rewards:

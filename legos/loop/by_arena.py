@@ -1,4 +1,4 @@
-"""The metrics of an optimiser step from its batches: of all arenas together, and of each one."""
+"""The metrics of an optimiser step from its groups: of all arenas together, and of each one."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,18 +15,18 @@ _COMMON = frozenset({"reward_mean", "reward_std", "credit/singletons"}) | {
 _OWN = ("reward_mean", "reward_std", "reward_part/")  # beginnings of what each arena reports
 
 
-def play_metrics(batches: Sequence[Group], *, mixed: bool) -> dict[str, float]:
-    """Merge the metrics of a step's batches.
+def play_metrics(groups: Sequence[Group], *, mixed: bool) -> dict[str, float]:
+    """Merge the metrics of a step's groups.
 
     Args:
-        batches: the batches of one optimiser step.
+        groups: the groups of one optimiser step.
         mixed: whether the run has several arenas. Metrics that only one arena has (its own metrics,
             the rewards of its roles) then carry its name: ``batches/ARENA/…``.
     """
     by_arena: dict[str, list[Group]] = {}
-    for batch in batches:
-        by_arena.setdefault(batch.arena, []).append(batch)
-    merged = _with_deviation(merged_metrics(batches))
+    for group in groups:
+        by_arena.setdefault(group.arena, []).append(group)
+    merged = _with_deviation(merged_metrics(groups))
     if mixed:
         merged = {name: value for name, value in merged.items() if name in _COMMON}
     tokens = {name: _amounts(own)["tokens"] for name, own in by_arena.items()}
@@ -45,10 +45,10 @@ def play_metrics(batches: Sequence[Group], *, mixed: bool) -> dict[str, float]:
     return merged
 
 
-def _amounts(batches: Sequence[Group]) -> dict[str, float]:
+def _amounts(groups: Sequence[Group]) -> dict[str, float]:
     """Counts of rollouts, samples and tokens, and shares of samples and tokens."""
-    samples = [sample for batch in batches for sample in batch.samples]
-    rollouts = sum(len({sample.rollout for sample in batch.samples}) for batch in batches)
+    samples = [sample for group in groups for sample in group.samples]
+    rollouts = sum(len({sample.rollout for sample in group.samples}) for group in groups)
     advantages = [a for sample in samples for a in sample.advantages]
     found = {
         "rollouts": float(rollouts),

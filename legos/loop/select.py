@@ -1,4 +1,4 @@
-"""Select the samples of a batch to train on, and count the tokens of those left out."""
+"""Select the samples of a group to train on, and count the tokens of those left out."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ ZERO = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Selects the samples of a batch to train on; by default all.
+    """Selects the samples of a group to train on; by default all.
 
     A group (arena, task and role) is left out only as a whole, if all its advantages are zero, so
     that a play whose reward happens to equal the group's mean still counts in the normalisation.
@@ -32,20 +32,20 @@ class Selection:
     zero_advantage: bool = False  # leave out groups in which all advantages are zero
     num_vocabulary: int | None = None  # leave out samples with other token ids; None: not checked
 
-    def __call__(self, batch: Group) -> tuple[Group, Mapping[str, int]]:
-        """Select from one batch; the advantages were computed before, from all plays.
+    def __call__(self, group: Group) -> tuple[Group, Mapping[str, int]]:
+        """Select from one group; the advantages were computed before, from all plays.
 
         Returns:
-            The remaining batch, which counts only the tokens of its own samples, and the number of
+            The remaining group, which counts only the tokens of its own samples, and the number of
             tokens left out by reason.
         """
         removed: Counter[str] = Counter()
-        foreign = _foreign(batch, self.num_vocabulary)
+        foreign = _foreign(group, self.num_vocabulary)
         if not (foreign or self.overlong or self.zero_advantage):
-            return batch, removed
-        alive = _alive(batch) if self.zero_advantage else set[Compared]()
+            return group, removed
+        alive = _alive(group) if self.zero_advantage else set[Compared]()
         kept: list[Sample] = []
-        for sample in batch.samples:
+        for sample in group.samples:
             if foreign and not foreign.isdisjoint((sample.token_ids, *sample.legal)):
                 removed["foreign_tokens"] += len(sample.positions)
             elif self.overlong and sample.truncated:
@@ -54,39 +54,39 @@ class Selection:
                 removed["zero_advantage"] += len(sample.positions)
             else:
                 kept.append(sample)
-        return (_of(batch, kept) if removed else batch), removed
+        return (_of(group, kept) if removed else group), removed
 
 
 KEEP_ALL = Selection()
 
 
-def only(batch: Group, keep: Callable[[Sample], bool]) -> tuple[Group, int]:
-    """The batch with only some samples, and the number of tokens of the others."""
-    kept = [sample for sample in batch.samples if keep(sample)]
-    if len(kept) == len(batch.samples):
-        return batch, 0
-    left = _of(batch, kept)
-    return left, sum(len(sample.positions) for sample in batch.samples) - left.tokens_generated
+def only(group: Group, keep: Callable[[Sample], bool]) -> tuple[Group, int]:
+    """The group with only some samples, and the number of tokens of the others."""
+    kept = [sample for sample in group.samples if keep(sample)]
+    if len(kept) == len(group.samples):
+        return group, 0
+    left = _of(group, kept)
+    return left, sum(len(sample.positions) for sample in group.samples) - left.tokens_generated
 
 
-def _of(batch: Group, samples: Sequence[Sample]) -> Group:
-    """The batch with only these samples and their tokens."""
+def _of(group: Group, samples: Sequence[Sample]) -> Group:
+    """The group with only these samples and their tokens."""
     tokens = sum(len(sample.positions) for sample in samples)
-    return replace(batch, samples=tuple(samples), tokens_generated=tokens, tokens_discarded={})
+    return replace(group, samples=tuple(samples), tokens_generated=tokens, tokens_discarded={})
 
 
-def _foreign(batch: Group, num_vocabulary: int | None) -> set[Tokens]:
+def _foreign(group: Group, num_vocabulary: int | None) -> set[Tokens]:
     """The token sequences, legal sets included, that contain ids outside the vocabulary."""
     if num_vocabulary is None:
         return set()
-    distinct = {sample.token_ids for sample in batch.samples}
-    distinct.update(chain.from_iterable(sample.legal for sample in batch.samples))
+    distinct = {sample.token_ids for sample in group.samples}
+    distinct.update(chain.from_iterable(sample.legal for sample in group.samples))
     return {t for t in distinct if t and not 0 <= min(t) <= max(t) < num_vocabulary}
 
 
-def _alive(batch: Group) -> set[Compared]:
+def _alive(group: Group) -> set[Compared]:
     """The groups with at least one non-zero advantage."""
-    return {_group(s) for s in batch.samples if any(abs(a) > ZERO for a in s.advantages)}
+    return {_group(s) for s in group.samples if any(abs(a) > ZERO for a in s.advantages)}
 
 
 def _group(sample: Sample) -> Compared:

@@ -142,8 +142,8 @@ class PolicyTrainer:
         """The newest adapter of each policy."""
         return [self.backend.adapter(name) for name in self.policies]
 
-    def train_step(self, batch: Group) -> Metrics:
-        """Make one optimiser step on one batch of any size; blocks until it is done.
+    def train_step(self, group: Group) -> Metrics:
+        """Make one optimiser step on one group of any size; blocks until it is done.
 
         Samples of a later version than this trainer's are left out ("future"). If the step fails,
         the ledger does not change.
@@ -152,11 +152,11 @@ class PolicyTrainer:
             TrainerError: no sample is left to train on.
         """
         live, before = self.versions, self.ledger.state()
-        selected, reasons = self.select(batch)
+        selected, reasons = self.select(group)
         kept, future = only(selected, lambda s: s.newest_version <= live.get(s.policy, math.inf))
         left_out = Counter(reasons) + Counter(future=future)
-        self.ledger.generated += batch.tokens_generated
-        self.ledger.discard(batch.tokens_discarded)
+        self.ledger.generated += group.tokens_generated
+        self.ledger.discard(group.tokens_discarded)
         self.ledger.filtered.update(left_out)
         step = self._step([kept], left_out=left_out)
         try:
@@ -197,7 +197,7 @@ class PolicyTrainer:
 
     def _step(
         self,
-        batches: Sequence[Group],
+        groups: Sequence[Group],
         *,
         left_out: Mapping[str, int],
         queued: Callable[[], int] = lambda: 0,
@@ -206,7 +206,7 @@ class PolicyTrainer:
         """One optimiser step; it yields what it waits for and is sent the result."""
         started, settings = time.perf_counter(), self.settings
         objective = settings.objective(self.step, self.num_steps)
-        samples: Sequence[Sample] = [s for batch in batches for s in batch.samples]
+        samples: Sequence[Sample] = [s for group in groups for s in group.samples]
         if self.references is not None:  # for groups that have none yet
             samples = yield self.references(samples)
         parts: list[_Part] = []
@@ -231,10 +231,10 @@ class PolicyTrainer:
         self.step += 1
         waiting = queued()
         self.ledger.check(queued=waiting)
-        metrics = self._metrics(batches, parts, before, queued=waiting)
+        metrics = self._metrics(groups, parts, before, queued=waiting)
         metrics["step_s"] = time.perf_counter() - started
         prefixes = {name: self._prefix(name) for name in self.policies}
-        self.alarms.after_step(metrics, batches, prefixes)
+        self.alarms.after_step(metrics, groups, prefixes)
         self.metrics = metrics
         return metrics
 
@@ -299,7 +299,7 @@ class PolicyTrainer:
 
     def _metrics(
         self,
-        batches: Sequence[Group],
+        groups: Sequence[Group],
         parts: Sequence[_Part],
         before: Mapping[str, int],
         *,
@@ -326,7 +326,7 @@ class PolicyTrainer:
             "staleness_max": int(ages.max()),
             "staleness_mean": float(ages.mean()),
             "reward_mean": 0.0,
-            **play_metrics(batches, mixed=self.mixed),
+            **play_metrics(groups, mixed=self.mixed),
             **self.ledger.metrics(queued=queued),
         }
         peaks = [part.found.peak_bytes for part in parts if part.found.peak_bytes is not None]

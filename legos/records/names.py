@@ -1,4 +1,4 @@
-"""Names of adapters with a fixed meaning."""
+"""Names with a fixed meaning: of adapters, of a header, of a metric."""
 
 from functools import lru_cache
 

@@ -145,8 +145,8 @@ class RemoteEngine:
         self._check_open()
         lags: Mapping[str, int] = {} if self._loader is None else self._loader.lags()
         return {
-            "requests_total": self._requests,
-            "waiting": len(self._waiting),
+            "requests_accepted_total": self._requests,
+            "requests_running": len(self._waiting),
             "tokens_generated_total": self._tokens.total(),
             "worked_seconds_total": self._pool.seconds,
             **{f"{LAG}{name}": lag for name, lag in lags.items()},

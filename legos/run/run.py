@@ -280,12 +280,12 @@ class Run:
         if not self.finished:  # the run was stopped during the last evaluation
             raise Stopped
 
-    async def _after_step(self, out: Outputs, metrics: Metrics, batches: Sequence[Group]) -> None:
+    async def _after_step(self, out: Outputs, metrics: Metrics, groups: Sequence[Group]) -> None:
         step, settings = self.step, self._settings
         last = step >= settings.steps  # its checkpoint is written when the run closes
-        metrics |= self.speed.of_step(batches, metrics["step_s"] or 0.0)
+        metrics |= self.speed.of_step(groups, metrics["step_s"] or 0.0)
         self._state.log(metrics, out.steps)
-        episodes = [episode for batch in batches for episode in batch.episodes]
+        episodes = [episode for group in groups for episode in group.episodes]
         self.example = next((e for e in episodes if not (e.error or e.void)), self.example)
         if settings.episodes_kept_per_step:
             self._folder.add_episodes(

@@ -33,21 +33,21 @@ class Speed:
         """Measure the next step from now."""
         self._ended, self._engine_s = self._clock(), _worked_s(self._stats())
 
-    def of_step(self, batches: Sequence[Group], trained_s: float) -> dict[str, float]:
+    def of_step(self, groups: Sequence[Group], trained_s: float) -> dict[str, float]:
         """Speed of the step that ends, shares of idle time, and how far servers lag.
 
         Args:
-            batches: what it was trained on.
+            groups: what it was trained on.
             trained_s: time that the trainer took.
         """
         stats, before, worked = self._stats(), self._ended, self._engine_s
         self.begin()
         seconds = max(self._ended - before, 1e-9)
         engine_s, lag_s, self._lag_s = self._engine_s - worked, self._lag_s, 0.0
-        turns = sum(batch.metrics.get("arena/turns", 0.0) for batch in batches)
+        turns = sum(group.metrics.get("arena/turns", 0.0) for group in groups)
         return {
             "play/moves_per_s": turns / seconds,
-            "play/tokens_per_s": sum(batch.tokens_generated for batch in batches) / seconds,
+            "play/tokens_per_s": sum(group.tokens_generated for group in groups) / seconds,
             "loop/seconds_per_step": seconds,
             "loop/lag_max_s": lag_s,
             "loop/engine_idle_share": max(0.0, 1.0 - engine_s / seconds),

@@ -109,8 +109,8 @@ class FakeEngine:
     def stats(self) -> Mapping[str, float]:
         """Number of requests received and held, and of tokens delivered."""
         return {
-            "requests_total": len(self.requests),
-            "waiting": len(self.held),
+            "requests_accepted_total": len(self.requests),
+            "requests_running": len(self.held),
             "tokens_generated_total": self._drawn.total(),
         }
 

@@ -240,7 +240,7 @@ def test_moves_wait_for_each_other_while_lists_of_them_are_on_their_way() -> Non
     engine.call(go()).result()
     assert server.lists == [1] * MOVE_LISTS + [3, 1]
     assert [found[n].token_ids for n in range(1, last)] == [(n,) for n in range(1, last)]
-    assert engine.stats()["waiting"] == 0
+    assert engine.stats()["requests_running"] == 0
     engine.close()
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from legos.errors import AdapterError, ModelError
 from legos.mlx.generate.batch_cache import extract_rows, select_rows
-from legos.mlx.generate.multi_lora.slots import BASE, AdapterSlots
+from legos.mlx.generate.multi_lora.slots import NO_ADAPTER, AdapterSlots
 from legos.mlx.generate.prefill import Prefill
 from legos.mlx.generate.prefix_cache import copied, trimmed
 from legos.mlx.model.float32 import LARGEST_GAP, in_float32
@@ -54,7 +54,7 @@ def check_serving(forward: CausalModel, slots: AdapterSlots, *, step: int) -> No
         with in_float32(forward.model):
             slot = slots.load(_adapter(forward.model))
             try:
-                _check(forward, slots, step, (slot, BASE))
+                _check(forward, slots, step, (slot, NO_ADAPTER))
                 for name in slots.uncalled:
                     raise AdapterError(
                         f"{name} is computed without a call of its module, so LoRA on it has no "

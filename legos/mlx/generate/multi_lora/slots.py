@@ -22,9 +22,9 @@ from legos.mlx.model.lora import SWITCH, pair_shapes
 from legos.weights.adapter import Adapter
 from legos.weights.fits import check_finite, check_shapes
 
-__all__ = ["BASE", "AdapterSlots"]
+__all__ = ["NO_ADAPTER", "AdapterSlots"]
 
-BASE = 0
+NO_ADAPTER = 0
 """The slot of the base model, which is always there."""
 
 LINEAR = (nn.Linear, nn.QuantizedLinear)
@@ -49,8 +49,8 @@ class AdapterSlots:
             if "lora_a" in module or hasattr(module, "legos_adapted"):
                 raise AdapterError(f"{name} has LoRA already; give a tree as it was loaded")
         self._adapted: dict[str, AdaptedModule] = {}
-        self._slots: dict[int, frozenset[str]] = {BASE: frozenset()}
-        self._next = BASE + 1
+        self._slots: dict[int, frozenset[str]] = {NO_ADAPTER: frozenset()}
+        self._next = NO_ADAPTER + 1
         self._current = Current()
         self._batch: SlotBatch | None = (
             None  # the last batch, reused while the slots of the rows are the same
@@ -107,9 +107,9 @@ class AdapterSlots:
             distinct = frozenset(wanted)
             for slot in distinct - self._slots.keys():
                 raise AdapterError(f"no adapter in slot {slot}; there are {list(self._slots)}")
-            if not wanted or distinct == {BASE}:
+            if not wanted or distinct == {NO_ADAPTER}:
                 return self._current.using(None)
-            self._batch = SlotBatch(wanted, self._stacked(distinct - {BASE}))
+            self._batch = SlotBatch(wanted, self._stacked(distinct - {NO_ADAPTER}))
         return self._current.using(self._batch)
 
     def _stacked(self, distinct: frozenset[int]) -> tuple[int, ...]:
