@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from legos.errors import EndpointError, RequestError
 from legos.records.request import Generated, PlainRequest, Request
 
-__all__ = ["MSGPACK", "RequestBatch", "batch_of", "generated_of"]
+__all__ = ["MSGPACK", "RequestBatch", "batch_of", "read_answers"]
 
 MSGPACK = "application/msgpack"
 
@@ -62,7 +62,7 @@ def batch_of(body: bytes) -> RequestBatch:
         raise RequestError(f"the body is no batch of requests: {error}") from error
 
 
-def generated_of(body: bytes, count: int) -> Sequence[Generated]:
+def read_answers(body: bytes, count: int) -> Sequence[Generated]:
     """Read the results of a batch, in the order of its prompts.
 
     Raises:

@@ -13,7 +13,7 @@ from legos.clients.answers import check_version, scores_of
 from legos.clients.health import healthy
 from legos.clients.responses import decoded
 from legos.clients.transport import Transport, api_root, server_name, server_root
-from legos.clients.wire import MSGPACK, RequestBatch, generated_of
+from legos.clients.wire import MSGPACK, RequestBatch, read_answers
 from legos.errors import AdapterError, EndpointError, EngineError, NotFoundError, RequestError
 from legos.records.names import adapter_name
 from legos.records.request import Generated, Request
@@ -184,7 +184,7 @@ class LegosServer:
             self._transport.request,
             "POST",
             "/engine/generate",
-            partial(generated_of, count=len(asked)),
+            partial(read_answers, count=len(asked)),
             content=msgspec.msgpack.encode(RequestBatch.of(asked)),
             headers={"content-type": MSGPACK},
         )

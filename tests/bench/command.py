@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 import cyclopts
 from bench.rounds import Workload
 
-from legos.cli.output import show
+from legos.cli.output import results_alone, show
 from legos.errors import ConfigError
 from legos.machine import blas_hint, quiet_collector
 
@@ -111,8 +111,9 @@ def run(measure: Measure, ratios: Mapping[str, Ratio], argv: Sequence[str] | Non
             work = Compared(seconds, quick, tuple(peer), vllm_bin)
         elif peer or vllm_bin:
             raise ConfigError("this bench compares with no other program; leave out --peer")
-        figures = judged(measure, ratios, work)
-        show(figures if json else explained(figures), json=json)
+        with results_alone():  # libraries print to standard output too
+            figures = judged(measure, ratios, work)
+            show(figures if json else explained(figures), json=json)
 
     command.__doc__ = f"{inspect.getdoc(measure)}\n\n{inspect.getdoc(command)}"
     cyclopts.App(default_command=command, help_format="plaintext")(argv)
