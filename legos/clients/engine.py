@@ -82,8 +82,7 @@ class EngineClient:
         self._tool_format = cache(tool_format)
         self.endpoints = endpoints
         self._context = context
-        self._tools = lru_cache(maxsize=64)(msgspec.json.decode)
-        self._use_threads = use_threads
+        self._tools, self._use_threads = lru_cache(maxsize=64)(msgspec.json.decode), use_threads
         self._constraints = Constraints(tokenizer, use_threads=use_threads)
         self._stops = lru_cache(maxsize=256)(partial(stop_test, tokenizer.decode))
         self._short_text = lru_cache(maxsize=65536)(tokenizer.decode)
@@ -108,8 +107,8 @@ class EngineClient:
         """
         started = time.perf_counter()
         request = await self._prepared(prompt, sampling, adapter, stream=False)
-        (generated,) = await self.generate([request])
-        return self._completion(request, generated, sampling, started)
+        made = await self.generate([request])
+        return self._completion(request, made[0], sampling, started)
 
     async def generate(self, requests: Sequence[Request]) -> list[Generated]:
         """Sample the tokens of requests; if one fails, the others are cancelled.
