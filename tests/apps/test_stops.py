@@ -204,6 +204,7 @@ def test_a_play_that_never_returns_to_the_loop_is_shown_and_ended_by_a_second_si
     assert re.search(r"the event loop has not turned for \d+ s, at .* in count; a second", told)
     stacks = Path("run/stalls.txt").read_text()
     assert 'stuck.py", line 11, in play\n    return count()\n' in stacks
+    time.sleep(1.5)  # signals of one kind within a second count as one
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(30) == 130
     resume = "of the last steps; continue with\n  uv run legos train --resume run\n"
