@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 
 from legos.clients.engine import EngineClient
+from legos.clients.requests import split_adapter
 from legos.records.message import Completion, Message, Prompt, Sampling
 from legos.records.names import POLICY
 
@@ -54,12 +55,18 @@ class RecitedClient:
             token_ids, text = (*tokenizer.encode(answer), *tokenizer.end_ids[:1]), answer
         else:
             token_ids, text = tuple(answer), tokenizer.decode(answer)
-        version, logprobs = -1, [0.0]
+        name, asked = split_adapter(adapter)
+
+        def live() -> int:
+            return client.engine.versions().get(name, 0) if asked is None else asked
+
         rows = [(prompt_ids, (token_ids,))]
-        while version != (now := client.engine.versions().get(adapter, 0)):
-            version = now
+        while True:
+            version = live()
             scores = client.engine.score(rows, end_ids=(), adapter=adapter, by_token=True)
             [logprobs] = await asyncio.wrap_future(scores)
+            if live() == version:  # otherwise the adapter was replaced meanwhile
+                break
         return Completion(
             text=text,
             prompt_ids=prompt_ids,
