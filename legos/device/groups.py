@@ -46,7 +46,7 @@ def of_groups(
     logprobs = per_sample(scored.logprobs, [len(sample.positions) for sample in step.samples])
     groups: dict[tuple[str, str], list[int]] = {}
     for index, sample in enumerate(step.samples):
-        groups.setdefault((sample.group, sample.role), []).append(index)
+        groups.setdefault(sample.compared, []).append(index)
     xp, samples, totals = device.xp, list(step.samples), np.zeros(2)
     for members in groups.values():
         own, weights = [step.samples[i] for i in members], [step.weights[i] for i in members]

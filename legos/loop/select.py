@@ -50,7 +50,7 @@ class Selection:
                 removed["foreign_tokens"] += len(sample.positions)
             elif self.overlong and sample.truncated:
                 removed["overlong"] += len(sample.positions)
-            elif self.zero_advantage and _group(sample) not in alive:
+            elif self.zero_advantage and sample.compared not in alive:
                 removed["zero_advantage"] += len(sample.positions)
             else:
                 kept.append(sample)
@@ -86,8 +86,4 @@ def _foreign(group: Group, num_vocabulary: int | None) -> set[Tokens]:
 
 def _alive(group: Group) -> set[Compared]:
     """The groups with at least one non-zero advantage."""
-    return {_group(s) for s in group.samples if any(abs(a) > ZERO for a in s.advantages)}
-
-
-def _group(sample: Sample) -> Compared:
-    return sample.group, sample.role
+    return {s.compared for s in group.samples if any(abs(a) > ZERO for a in s.advantages)}

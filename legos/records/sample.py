@@ -38,6 +38,11 @@ class Sample(Struct, frozen=True, kw_only=True, gc=False, array_like=True):
     policy: str = POLICY  # the trained adapter that sampled it
     truncated: bool = False  # True: the token limit cut off one of its completions
 
+    @property
+    def compared(self) -> tuple[str, str]:
+        """Group and role; samples with the same ones are compared with each other."""
+        return self.group, self.role
+
     def __post_init__(self) -> None:
         """Check that the sample can be trained on.
 
