@@ -71,17 +71,15 @@ def example(episode: Episode, *, min_tokens: int, width: int = 100) -> str:
         min_tokens: an answer with fewer tokens gives an empty text.
         width: maximum number of characters of the question, and of the answer.
     """
-    for rollout in episode.rollouts:
-        if rollout.policy and rollout.turns:
-            turn = rollout.turns[-1]
-            if len(turn.completion.token_ids) < min_tokens:
-                return ""
-            asked, said = (
-                shorten(text, width, placeholder=" ...")
-                for text in (turn.messages[-1].content, split_thinking(turn.completion.text)[1])
-            )
-            return f"{asked} -> {said}  (reward {episode.rewards.get(rollout.role, 0.0):+.3g})"
-    return ""
+    seat = next((r for r in episode.rollouts if r.policy and r.turns), None)
+    if seat is None or len(seat.turns[-1].completion.token_ids) < min_tokens:
+        return ""
+    turn = seat.turns[-1]
+    asked, said = (
+        shorten(text, width, placeholder=" ...")
+        for text in (turn.messages[-1].content, split_thinking(turn.completion.text)[1])
+    )
+    return f"{asked} -> {said}  (reward {episode.rewards.get(seat.role, 0.0):+.3g})"
 
 
 def ending(episode: StoredEpisode) -> str:

@@ -42,7 +42,7 @@ _SHORT = 32  # tokens; longer completions rarely repeat, and caching them takes 
 _GATHERED = 64  # requests
 _QUIET_S = 0.001  # time without another request after which a burst is complete
 _RESOLVED = 16_384  # tokens; to decode more takes longer than about 5 milliseconds
-_Prepared = tuple[Request, Sampling]
+_Pair = tuple[Request, Sampling]
 
 
 class EngineClient:
@@ -82,7 +82,8 @@ class EngineClient:
         self._tool_format = cache(tool_format)
         self.endpoints = endpoints
         self._context = context
-        self._tools, self._use_threads = lru_cache(maxsize=64)(msgspec.json.decode), use_threads
+        self._tools = lru_cache(maxsize=64)(msgspec.json.decode)
+        self._use_threads = use_threads
         self._constraints = Constraints(tokenizer, use_threads=use_threads)
         self._stops = lru_cache(maxsize=256)(partial(stop_test, tokenizer.decode))
         self._short_text = lru_cache(maxsize=65536)(tokenizer.decode)
@@ -139,9 +140,7 @@ class EngineClient:
             stops=self._stops(plain.stop) if plain.stop else None,
         )
 
-    def prepare(
-        self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
-    ) -> _Prepared | None:
+    def prepare(self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY) -> _Pair | None:
         """Prepare a question that can be asked many times, with a seed each.
 
         Returns:
@@ -156,7 +155,7 @@ class EngineClient:
         return self._request(prompt, sampling, adapter, *legal, stream=False), sampling
 
     def begin(
-        self, prepared: _Prepared, seed: int, done: Callable[[Completion | Exception], Any]
+        self, prepared: _Pair, seed: int, done: Callable[[Completion | Exception], Any]
     ) -> int:
         """Start a completion; ``done`` gets it, or the error, in the event loop.
 

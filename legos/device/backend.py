@@ -136,13 +136,14 @@ class LoraBackend:
     def _prepare(self, make: Callable[[], DeviceGradients], first: Adapter) -> None:
         settings = replace(self._config, report=None, reference=None)
         device = self._device = self._together(make, "begin", self._shape, settings)
+        starts_adapted = first.has_effect
         for name in self._config.policies:
             arrays = {key: device.array(array) for key, array in first.arrays.items()}
             zeros = {key: device.xp.zeros_like(array) for key, array in arrays.items()}
             moments = {f"{key}.{part}": zero for key, zero in zeros.items() for part in ("m", "v")}
             device.evaluate(moments)
             reference = Reference(arrays, self._config.reference, convert=device.array)
-            if first.has_effect and self._config.reference is None:
+            if starts_adapted and self._config.reference is None:
                 reference.take(Lora(arrays=arrays, scale=self._shape.scale))
             adapter = self._adapter(name, 0, arrays)
             self._policies[name] = _Policy(adapter, arrays, arrays, moments, 0, reference)

@@ -9,14 +9,7 @@ from numpy.typing import NDArray
 
 from legos.records.names import POLICY
 
-__all__ = [
-    "MICRO_BATCH_TOKENS",
-    "BackendConfig",
-    "PassResult",
-    "Stop",
-    "Update",
-    "never",
-]
+__all__ = ["MICRO_BATCH_TOKENS", "BackendConfig", "PassResult", "Stop", "Update", "never"]
 
 MICRO_BATCH_TOKENS = 4096
 Stop = Callable[[], bool]
@@ -37,7 +30,7 @@ class BackendConfig:
     micro_batch_tokens: int | None = None  # padded tokens of a pass, shared prefixes once; None:
     # by the device, at most 4096
     gradient_checkpointing: bool = False  # recompute layers in the backward pass, to save memory
-    reference: Path | None = None  # adapter of the first KL reference; None: model without LoRA
+    reference: Path | None = None  # adapter of the first KL reference; None: the first policy
     restored: bool = False  # True: a checkpoint, which holds the reference, is restored next
     memory_limit_bytes: int | None = None  # memory that may be used; None: most of the device's
     report: Callable[[str], None] | None = None  # gets the memory plan; None: it is logged
