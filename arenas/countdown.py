@@ -2,6 +2,7 @@
 
 import operator
 import random
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import permutations, product
@@ -93,6 +94,14 @@ class Countdown(Arena):
             said = (await t.ask("player", prompt)).answer
         value = solution(said, numbers)
         return {"player": {"correct": float(value == target), "format": float(value is not None)}}
+
+    def example(self, role: str, prompt: str, rng: random.Random) -> str | None:
+        """The numbers of the prompt in any order, with any operators; none where choices are."""
+        if self.operator:
+            return None
+        numbers = re.findall(r"\d+", prompt.partition(" once")[0])
+        first, *others = rng.sample(numbers, len(numbers))
+        return first + "".join(f" {rng.choice(tuple(OPERATORS))} {number}" for number in others)
 
     def oracle(
         self, role: str, prompt: str, task: Task, rng: random.Random

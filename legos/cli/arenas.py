@@ -1,6 +1,7 @@
-"""``legos arenas``: list arenas, check one, or begin a new one."""
+"""``legos arenas``: list arenas, check one, write its scripted answers, or begin a new one."""
 
 from pathlib import Path
+from typing import Literal
 
 from cyclopts import App
 
@@ -52,6 +53,40 @@ def check(
     findings = check_by_name(name, settings=settings, plays=plays, seed=seed)
     show(checked(findings, plain=not json), json=json)
     return FAILED if any(finding.passed is False for finding in findings) else 0
+
+
+@arenas.command
+def answers(
+    name: str,
+    /,
+    *,
+    to: Path,
+    by: Literal["oracle", "example"] = "oracle",
+    plays: int = 256,
+    seed: int = 0,
+    play: PlaySettings = None,
+) -> None:
+    """Write scripted answers of an arena as rows for legos imitate.
+
+    For example:
+
+        legos arenas answers countdown --by example --to answers.jsonl
+        legos imitate answers.jsonl --model MODEL
+
+    Args:
+        name: Name of an arena, FILE.py:Class, or package.module:Class.
+        to: The .jsonl file.
+        by: Right answers (oracle), or any answers that have the right form (example); the arena has
+            a method of that name.
+        plays: Number of plays, of tasks that are not held out.
+        seed: Seed of tasks, plays and answers.
+        play: Settings of the arena.
+    """
+    from legos.apps.answers import write_answers
+
+    settings = resolve(overrides=dotted({"play": play}, {"NAME": ("arena", name)})).config.play
+    rows = write_answers(name, to, by=by, settings=settings, plays=plays, seed=seed)
+    show(f"wrote {rows} answers to {to}; train on them with\n  uv run legos imitate {to}\n")
 
 
 @arenas.command

@@ -1,0 +1,77 @@
+"""Scripted answers of an arena: what is written, and that it can be imitated."""
+
+import json
+import random
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arenas.countdown import Countdown, solution
+from legos.apps.imitate import Imitation
+from legos.cli.process import main
+
+
+def written(arena: str, to: Path, *options: str, plays: int = 40) -> list[dict[str, Any]]:
+    given = ("--to", str(to), "--plays", str(plays), *options)
+    assert not main(["arenas", "answers", arena, *given])
+    return [json.loads(line) for line in to.read_text().splitlines()]
+
+
+def test_right_answers_and_answers_of_the_right_form(tmp_path: Path) -> None:
+    two = ("--play.options.size", "2")
+    right = written("countdown", tmp_path / "right.jsonl", *two)
+    formed = written("countdown", tmp_path / "formed.jsonl", "--by", "example", *two)
+    assert len(right) == len(formed) == 40
+    found = {"right": 0, "formed": 0}
+    for name, rows in (("right", right), ("formed", formed)):
+        for row in rows:
+            words = row["prompt"][0]["content"].split()
+            numbers, target = [int(words[1].strip(",")), int(words[2])], int(words[-4].strip("."))
+            value = solution(row["completion"], numbers)
+            assert value is not None
+            found[name] += value == target
+    assert found["right"] == 40
+    assert 0 < found["formed"] < 40
+    assert len(Imitation(data=str(tmp_path / "right.jsonl"), held_out=0.0).answers) == 40
+
+
+def test_every_turn_is_an_answer_after_what_was_said_before(tmp_path: Path) -> None:
+    rows = written("zorplex", tmp_path / "calls.jsonl", "--play.options.kinds", '["simple"]')
+    assert len(rows) == 80
+    call, answer = rows[:2]
+    assert [m["role"] for m in answer["prompt"]] == ["user", "assistant", "user"]
+    assert answer["prompt"][1]["content"] == call["completion"]
+    assert answer["prompt"][0] == call["prompt"][0]
+
+
+def test_a_game_gives_random_moves(tmp_path: Path) -> None:
+    rows = written("nim", tmp_path / "moves.jsonl", "--by", "example")
+    assert {row["completion"] for row in rows} == {"1", "2", "3"}
+
+
+def test_what_cannot_be_written_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*options: str) -> str:
+        assert main(["arenas", "answers", *options])
+        return " ".join(capsys.readouterr().err.split())
+
+    to = ("--to", str(tmp_path / "a.jsonl"))
+    said = refused("sums", *to, "--by", "example")
+    assert "sums has no example answer of player to" in said
+    assert "--by oracle" in said
+    assert "--to is a.txt; expected the name of a .jsonl file" in refused("sums", "--to", "a.txt")
+    assert "plays is 0; expected at least 1" in refused("sums", *to, "--plays", "0")
+    assert not list(tmp_path.iterdir())
+
+
+def test_held_out_tasks_are_left_out(tmp_path: Path) -> None:
+    rows = written("countdown", tmp_path / "a.jsonl", plays=400)
+    held_out = islice(Countdown().held_out(random.Random(0)), 2000)
+    asked = {", ".join(map(str, task.data[0])) + f" {task.data[1]}" for task in held_out}
+    for row in rows:
+        words = row["prompt"][0]["content"].split()
+        at = words.index("once")
+        assert f"{' '.join(words[1:at])} {words[-4].strip('.')}" not in asked
