@@ -12,8 +12,9 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from legos.arena.playable import Playable
-from legos.errors import ArenaError, PlayCancelledError, PlayTimeoutError, text_of
+from legos.errors import ArenaError, EngineError, PlayCancelledError, PlayTimeoutError, text_of
 from legos.play.play_state import PlayState
+from legos.protocols import Engine
 from legos.stalls import LoopWatch, Watchdog, waiting_frames
 
 __all__ = ["Watch", "Watched"]
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 TICK_S = 1.0  # maximum seconds between two checks
 GRACE_S = 5.0  # seconds in which a play must end after it was cancelled
 BLOCKED = ", so no play goes on; await what takes long: await asyncio.to_thread(function)"
+COMPUTED = ("tokens_generated_total", "prefill_tokens_total")
+"""Counts of an engine that grow while it works."""
 T = TypeVar("T")
 
 
@@ -33,7 +36,7 @@ class Watched:
         play: its state.
         cancel: cancels it at its time limit.
         where: names the line of the arena's own code that it is in.
-        age_s: seconds it ran, without the time it waited for spawned plays.
+        age_s: seconds it ran, without the time it waited for spawned plays or a working engine.
         waited_for: what it waited for when it was cancelled; empty: it was not cancelled.
     """
 
@@ -42,6 +45,13 @@ class Watched:
     where: Callable[[], str]
     age_s: float = 0.0
     waited_for: str = ""
+
+    @property
+    def engines(self) -> list[Engine]:
+        """The engines of the seats that it waits for; other clients have none."""
+        clients = (self.play.seats[role].client for role in self.play.waits_for)
+        found = (getattr(client, "engine", None) for client in clients)
+        return [engine for engine in found if engine is not None]
 
     @property
     def waits_for(self) -> str:
@@ -65,7 +75,9 @@ class Watch:
     """Checks the running plays, children included, about once per second.
 
     A watchdog measures the time, so that it also detects a play that blocks the event loop, and
-    only time in which the process ran counts towards the time limit of plays.
+    only time in which the process ran counts towards the time limit of plays. Neither does time in
+    which a play waits for an engine that computes tokens: a large model may take many minutes for
+    the answers of a step, and every answer has a maximum length.
     """
 
     def __init__(self, arena: Playable) -> None:
@@ -77,6 +89,7 @@ class Watch:
         self._arena = arena
         self._plays: set[Watched] = set()
         self._looked_s = 0.0  # of the watchdog's clock, at the last look
+        self._computed: dict[Engine, float] = {}  # tokens of each engine, at the last look
         self._quiet_s = 0.0  # seconds since a play ended
         self._report_at = arena.report_after_s
         loop = LoopWatch(self._look, stall_after_s=arena.report_after_s, advice=BLOCKED)
@@ -158,13 +171,26 @@ class Watch:
         finally:  # an error refers to this frame, which must not refer to the error
             del task, watched, where, expired
 
+    def _served(self) -> set[Watched]:
+        """The plays that wait for an engine that has computed tokens since the last look."""
+        asked = {watched: watched.engines for watched in self._plays if watched.age_s}  # not new
+        before, self._computed = self._computed, {}
+        for engine in {engine for engines in asked.values() for engine in engines}:
+            with suppress(EngineError):  # a closed engine answers nothing
+                stats = engine.stats()
+                self._computed[engine] = sum(stats.get(name, 0.0) for name in COMPUTED)
+        working = {engine for engine, n in self._computed.items() if n > before.get(engine, n)}
+        return {watched for watched, engines in asked.items() if not working.isdisjoint(engines)}
+
     def _look(self, _: float) -> None:
         """In the loop: cancel plays beyond their time limit, and log if none has ended."""
         passed = self._dog.clock_s - self._looked_s
         self._looked_s += passed
-        self._quiet_s += passed
+        served = self._served()
+        if not served:
+            self._quiet_s += passed
         for watched in tuple(self._plays):  # a cancelled play may leave at once
-            if not watched.play.paused:
+            if not watched.play.paused and watched not in served:
                 watched.age_s += passed
             limit = watched.play.arena.play_timeout_s
             if limit is not None and watched.age_s > limit and not watched.waited_for:

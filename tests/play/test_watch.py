@@ -149,6 +149,50 @@ def test_time_in_which_children_are_played_is_theirs() -> None:
     assert batch.metrics["arena/timed_out"] == 1.0
 
 
+class Counted:
+    """Counts of an engine, which grow or stand still."""
+
+    def __init__(self, counter: str, *, closed: bool = False) -> None:
+        self._counter, self._closed = counter, closed
+        self.looks = 0
+
+    def stats(self) -> Mapping[str, float]:
+        self.looks += 1
+        if self._closed:
+            raise EngineError("the engine was closed")
+        return {self._counter: float(self.looks)}
+
+
+@pytest.mark.parametrize("counter", ["tokens_generated_total", "prefill_tokens_total"])
+def test_time_in_which_the_engine_works_on_an_answer_is_not_the_plays(
+    counter: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Counted(counter)
+
+    async def long_answer(t: Table) -> None:
+        asked = asyncio.ensure_future(t.ask("bob", "never?"))
+        while engine.looks < 12:  # a look comes after a quarter of the limit or less
+            await asyncio.sleep(0.01)
+        asked.cancel()
+
+    arena = Slow(long_answer, play_timeout_s=0.4, report_after_s=0.4)
+    arena.client.engine = engine  # type: ignore[union-attr]
+    with caplog.at_level(logging.WARNING):
+        batch = step(arena)
+    assert [e.failure for e in batch.episodes] == [None] * 4
+    assert not [r.message for r in caplog.records if "no play has ended" in r.message]
+
+
+@pytest.mark.parametrize(
+    "engine", [Counted("requests_running"), Counted("tokens_generated_total", closed=True)]
+)
+def test_an_engine_that_stands_still_does_not_stop_the_clock(engine: Counted) -> None:
+    arena = Slow(unanswered, play_timeout_s=0.4)
+    arena.client.engine = engine  # type: ignore[union-attr]
+    batch = step(arena)
+    assert [e.failure for e in batch.episodes] == [None, None, "timed_out", "timed_out"]
+
+
 @pytest.mark.parametrize(
     ("play", "doing"),
     [
