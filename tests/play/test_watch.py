@@ -155,9 +155,12 @@ class Counted:
     def __init__(self, counter: str, *, closed: bool = False) -> None:
         self._counter, self._closed = counter, closed
         self.looks = 0
+        self.looked_often = asyncio.Event()
 
     def stats(self) -> Mapping[str, float]:
         self.looks += 1
+        if self.looks == 12:
+            self.looked_often.set()
         if self._closed:
             raise EngineError("the engine was closed")
         return {self._counter: float(self.looks)}
@@ -171,8 +174,7 @@ def test_time_in_which_the_engine_works_on_an_answer_is_not_the_plays(
 
     async def long_answer(t: Table) -> None:
         asked = asyncio.ensure_future(t.ask("bob", "never?"))
-        while engine.looks < 12:  # a look comes after a quarter of the limit or less
-            await asyncio.sleep(0.01)
+        await engine.looked_often.wait()  # a look comes after a quarter of the limit or less
         asked.cancel()
 
     arena = Slow(long_answer, play_timeout_s=0.4, report_after_s=0.4)
