@@ -157,6 +157,8 @@ class ConsoleTracker:
         if moves is not None and tokens is not None:
             texts = "play/tokens_per_s" in self._seen or tokens >= LONG_ANSWER * moves
             seen.discard("play/moves_per_s" if texts else "play/tokens_per_s")
+            if not tokens:  # nothing is sampled, as in imitation
+                seen.discard("play/tokens_per_s")
         self._seen |= seen
 
     def _awaits_evaluation(self, step: int) -> bool:

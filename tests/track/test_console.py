@@ -259,6 +259,12 @@ def test_arenas_of_text_show_tokens_a_second() -> None:
         assert "79" in out.getvalue() if tokens == 400.0 else "tokens" not in out.getvalue()
 
 
+def test_imitation_which_samples_nothing_shows_no_speed_of_play() -> None:
+    tracker, out = plain()
+    tracker.log({"loss": 1.0, "play/moves_per_s": 0.0, "play/tokens_per_s": 0.0}, step=1)
+    assert out.getvalue().splitlines()[0] == "step 1/25  loss +1.0000"
+
+
 def test_each_arena_of_a_mix_has_its_own_columns() -> None:
     metrics = {"reward_mean": 0.5, "batches/nim/reward_mean": 1.0, "batches/kuhn/reward_mean": 0.25}
     for arenas, expected in (

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from arenas.kuhn import Kuhn
+from arenas.nim import Nim
 from legos import GameArena, make_arena
 from legos.arena.cursor import plays_from
 from legos.arena.game import Game
@@ -53,6 +55,17 @@ def test_settings_win_over_what_is_recommended() -> None:
     [first, *_] = asked_of("kuhn", "org/chat-model", **options)
     assert [message.role for message in first.messages] == ["user"]
     assert not first.sampling.restrict
+
+
+def test_a_chat_model_gets_what_keeps_a_game_mixed_and_no_rate_of_the_builtin_one() -> None:
+    kuhn, nim = advice("kuhn", "org/chat-model"), advice("nim", "org/chat-model")
+    assert kuhn["training.ema_kl_coef"] == Kuhn.recommended["training.ema_kl_coef"]
+    assert "training.learning_rate" not in kuhn
+    assert "training.ema_kl_coef" not in nim
+    end = Nim.recommended["training.entropy_coef_end"]
+    assert nim["training.entropy_coef"] == nim["training.entropy_coef_end"] == end
+    assert nim["play.tasks_per_step"] == Nim.recommended["play.tasks_per_step"]
+    assert not [key for key in (*kuhn, *nim) if key.startswith("loop.")]
 
 
 def test_an_exact_evaluation_asks_what_plays_ask() -> None:
