@@ -59,6 +59,22 @@ def test_logits_are_those_of_mlx_with_and_without_lora() -> None:
         assert not model.base_adapter().has_effect
 
 
+def test_an_adapter_of_another_scale_has_its_own_effect_on_both_devices() -> None:
+    for device in ("mlx", "torch"):
+        theirs, ours = (load_model(device=device, inline=True) for _ in range(2))
+        apply_lora(theirs, rank=8, alpha=64.0)
+        apply_lora(ours, rank=8, alpha=16.0)
+        base = theirs.base_adapter()
+        arrays = {name: np.full(a.shape, 0.02, np.float32) for name, a in base.arrays.items()}
+        adapter = replace(base, version=1, arrays=arrays)
+        theirs.set_adapter(adapter)
+        expected = theirs(TOKENS)
+        assert np.abs(expected - ours(TOKENS)).max() > 0.1
+        assert ours(TOKENS, adapter=adapter) == pytest.approx(expected, abs=1e-4), device
+        ours.set_adapter(adapter)
+        assert ours(TOKENS) == pytest.approx(expected, abs=1e-4), device
+
+
 def test_what_is_rewarded_gets_likelier_on_the_models_own_thread() -> None:
     model = load_model(device="torch")
     apply_lora(model)
