@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 from mlx_lm.utils import get_total_parameters
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from legos.chat.tools import PLAIN_TOOLS, ToolFormat
 from legos.device import LocalEngine
 from legos.device.backend import LoraBackend
 from legos.device.leader import Leader, check_same, follow
-from legos.errors import ModelError, TrainerError
+from legos.errors import EngineError, ModelError, TrainerError
 from legos.mlx.fits import check_training
 from legos.mlx.generate.capabilities import Capabilities
 from legos.mlx.generate.engine import MlxEngine
@@ -40,6 +41,7 @@ from legos.weights.model_folder import context_length, resolve_folder
 __all__ = ["MlxDevice", "MlxModel"]
 
 logger = logging.getLogger(__name__)
+STEP_S = 10.0  # for the engine to end its step before memory is measured
 END_S = 10.0  # for the last word to the processes that follow; MLX may wait for a dead one forever
 
 
@@ -271,6 +273,7 @@ class MlxModel:
             config,
             group=self._led,
             leader=self._leader,
+            held_bytes=self._held_bytes,
         )
 
     def close(self) -> None:
@@ -283,6 +286,14 @@ class MlxModel:
                 self.worker.abandon()
                 return
         self.worker.close()
+
+    def _held_bytes(self) -> int:
+        """Bytes that are allocated now, or between two steps of the engine where one runs."""
+        engine = self._workers.get("legos-engine")
+        if engine is not None:
+            with suppress(EngineError, TimeoutError):  # it is closed, or its step takes very long
+                return engine.call(mx.get_active_memory).result(STEP_S)
+        return mx.get_active_memory()
 
     def _token_ids(self) -> int:
         """Number of usable token ids; a log line names those that the embedding lacks."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from legos.device.adaptive import AdaptiveLimit
 from legos.device.gradients import Arrays, Others, StepResult
 from legos.errors import Stopped, TrainerError
 from legos.losses.metrics import SUMS
@@ -39,6 +40,7 @@ __all__ = ["TorchGradients"]
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 CHUNK_LOGITS = {"cpu": 1 << 21, "cuda": 1 << 26}  # logits of one chunk: 8 and 256 MiB in float32
+RECOVERY = 32  # steps after which a pass that did not fit may be twice as large again
 MIN_POSITIONS = 64  # positions of a chunk; with fewer, reading the head's weights dominates
 
 
@@ -67,7 +69,8 @@ class TorchGradients:
         if config.gradient_checkpointing:
             model.checkpoint_layers()
         self.num_vocabulary = model.num_vocabulary
-        self._max_tokens = config.micro_batch_tokens or MICRO_BATCH_TOKENS
+        tokens = config.micro_batch_tokens or MICRO_BATCH_TOKENS
+        self._tokens = AdaptiveLimit(tokens, recovery=RECOVERY)
         self._model = model
         self._modules = modules
         self._ranks = ranks
@@ -103,13 +106,13 @@ class TorchGradients:
                 return compute()
             except torch.OutOfMemoryError as error:
                 torch.cuda.empty_cache()
-                if self._max_tokens == 1:
+                if self._tokens.value == 1:
                     raise TrainerError(
                         "a sample does not fit into the GPU's memory even alone; give shorter "
                         "ones, or --training.gradient-checkpointing"
                     ) from error
-                self._max_tokens //= 2
-                logger.warning("memory is full; passes of %d tokens", self._max_tokens)
+                self._tokens.fault()
+                logger.warning("memory is full; passes of %d tokens", self._tokens.value)
 
     def of_step(
         self, step: StepSamples, objective: Objective, others: Others, stop: Stop = never
@@ -153,6 +156,7 @@ class TorchGradients:
             self._ranks.add([torch.from_numpy(totals)])
             self._ranks.add([torch.from_numpy(logprobs)])
             self._ranks.add(list(gradients.values()))
+        self._tokens.success()
         on_gpu = self._model.device.type == "cuda"
         return StepResult(
             loss=float(totals[0]),
@@ -178,7 +182,7 @@ class TorchGradients:
 
     def _plan(self, rows: StepRows) -> Sequence[Pass]:
         flash = self._model.whole.config._attn_implementation == "flash_attention_2"
-        most = self._max_tokens
+        most = self._tokens.value
         if self._ranks is not None:
             most = min(most, -(-sum(map(len, rows.tokens)) // self._ranks.size))
         return plan_passes(rows, max_tokens=most, one_row=flash)

@@ -178,6 +178,35 @@ def test_settings_that_torch_does_not_support_are_refused(
         RunConfig.model_validate(given)
 
 
+def test_passes_are_as_large_again_a_while_after_the_memory_was_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+
+    from legos.torch import gradients
+
+    monkeypatch.setattr(gradients, "RECOVERY", 2)
+    model = load()
+    apply_lora(model)
+    backend = model.make_backend(BackendConfig(micro_batch_tokens=32))
+    samples = random_samples(np.random.default_rng(0), num_samples=8, vocab=40, max_length=9)
+    passes: list[int] = []
+    of_pass = gradients.TorchGradients._of_pass
+
+    def counted(*given: Any) -> Any:
+        passes[-1] += 1
+        if len(passes) == 2 and passes[-1] == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return of_pass(*given)
+
+    monkeypatch.setattr(gradients.TorchGradients, "_of_pass", counted)
+    for _ in range(4):
+        passes.append(0)
+        backend.forward_backward(samples, [1.0] * len(samples), Objective()).result()
+    assert passes[1] - 1 > passes[0]
+    assert passes[3] == passes[0]
+
+
 def test_a_step_can_be_stopped_before_each_pass() -> None:
     model = load()
     apply_lora(model)

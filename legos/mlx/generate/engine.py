@@ -251,13 +251,16 @@ class MlxEngine:
         self._answer(outcomes)
 
     def _fail(self, error: Exception, outcomes: list[Outcome]) -> None:
-        """Start requests again, once, if the device has failed; answer all others with an error."""
+        """Start requests again if the device has failed; answer all others with an error.
+
+        A request starts again as often as it has got further in between.
+        """
         self._scheduler.clear()
         ended = {sequence for sequence, result in outcomes if not isinstance(result, Progress)}
         left = sorted(self._inside - ended, key=lambda sequence: sequence.number)
         fault = is_fault(error)
         reason = explained(error) if fault else repr(error)
-        again = [one for one in left if fault and not one.restarted]
+        again = [one for one in left if fault and one.may_start_again]
         if again:
             logger.warning("%s; %d requests start again", reason, len(again))
             clear_device()

@@ -19,6 +19,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from legos.device.adaptive import AdaptiveLimit
 from legos.errors import LegosError, RequestError
 from legos.mlx.generate.adapter_table import AdapterTable
 from legos.mlx.generate.batch_cache import extract_rows
@@ -43,6 +44,7 @@ __all__ = ["Outcome", "Scheduler"]
 
 Outcome = tuple[SequenceState, Result]
 """A sequence and what is delivered for it: some tokens, or its final result."""
+RECOVERY = 1024  # steps after a fault until the KV cache may be twice as large again
 
 
 class Scheduler:
@@ -91,6 +93,7 @@ class Scheduler:
         self._unread: LaunchedStep | None = None  # the last step, if it is not read yet
         self._prefixes = PrefixCache(prefix_bytes)
         self.budget = KeyValueBudget(cache_bytes, capabilities)
+        self._cache_bytes = AdaptiveLimit(cache_bytes, recovery=RECOVERY)
         self.waiting = PrefillQueue(
             forward=self._forward,
             slots=self._slots,
@@ -171,8 +174,8 @@ class Scheduler:
         self.sampler.forget()
 
     def start_again(self, sequences: Iterable[SequenceState]) -> None:
-        """After the device has failed: prefill sequences again, with half the KV cache."""
-        self.budget.limit //= 2
+        """After the device has failed: prefill sequences again, for a while with half the cache."""
+        self._cache_bytes.fault()
         for sequence in sequences:
             sequence.start_again()
             self.waiting.add(sequence)
@@ -194,6 +197,7 @@ class Scheduler:
             results: the results of the step are appended, also where it fails half-way.
         """
         began = self._clock()
+        self.budget.limit = self._cache_bytes.value
         if self._rows:
             self._decode(results)
         known = self.waiting.known(self.sampler)
@@ -211,6 +215,7 @@ class Scheduler:
             self._begin(block, results)
         if self.scores:
             self._score(began, alone=not (results or self._busy))
+        self._cache_bytes.success()
 
     def _score(self, began: float, *, alone: bool) -> None:
         """Compute scores for as long as the rest of the step took.

@@ -41,7 +41,7 @@ class SequenceState:
     needs_host: bool = field(init=False)
     """Whether its next distribution, or what is recorded with a token, depends on more than the
     row's logits, so that the host has to read every token before the next step."""
-    restarted: bool = False  # whether the device has failed while it was computed
+    _restarted: int = -1  # number of its tokens when the device last failed
     _grammar: GrammarState | None = None
     _seen: Seen | None = None
     _reported: int = 0  # number of tokens that ``progress`` has returned
@@ -79,9 +79,14 @@ class SequenceState:
         """Number of tokens that may still be sampled."""
         return self.request.max_tokens - len(self.tokens)
 
+    @property
+    def may_start_again(self) -> bool:
+        """Whether it has got further since the device last failed."""
+        return len(self.tokens) > self._restarted
+
     def start_again(self) -> None:
         """Discard what was recorded for a token that was not added."""
-        self.restarted = True
+        self._restarted = len(self.tokens)
         self.failure = None
         del self.raw_logprobs[len(self.tokens) :]
         del self.alternatives[len(self.tokens) :]

@@ -9,7 +9,7 @@ N tokens of a pass in rows of T, n layers with LoRA, b bytes of an activation. O
 are the widths of a layer's linear modules and norms; inputs' are their float32 copies, which LoRA
 makes of 16-bit activations. T' is what a token attends to on average: a row is computed in up to
 four pieces, so half of T and a bit more. The constants are fitted to measured peaks of small
-models and to traced graphs of large ones (docs/run/mac.md); the first steps correct what remains.
+models and to traced graphs of large ones (docs/run/mac.md).
 """
 
 import math

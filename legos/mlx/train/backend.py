@@ -1,7 +1,9 @@
 """The backend of a module tree with LoRA, and its gradients by the settings of a run."""
 
+from collections.abc import Callable
 from functools import partial
 
+import mlx.core as mx
 import mlx.nn as nn
 
 from legos.device.backend import LoraBackend
@@ -18,7 +20,11 @@ __all__ = ["gradients_of", "mlx_backend"]
 
 
 def gradients_of(
-    model: nn.Module, config: BackendConfig, *, group: MlxProcesses | None = None
+    model: nn.Module,
+    config: BackendConfig,
+    *,
+    group: MlxProcesses | None = None,
+    held_bytes: Callable[[], int] = mx.get_active_memory,
 ) -> StepGradients:
     """What computes the gradients of a tree with LoRA.
 
@@ -26,6 +32,7 @@ def gradients_of(
         model: the tree.
         config: settings of the backend.
         group: processes that share the work of every step; each must get the same steps.
+        held_bytes: returns the bytes that are allocated between steps.
 
     Raises:
         TrainerError: the model cannot be trained.
@@ -36,6 +43,7 @@ def gradients_of(
         checkpointing=config.gradient_checkpointing,
         ceiling_bytes=config.memory_limit_bytes,
         group=group,
+        held_bytes=held_bytes,
         report=config.report,
     )
 
@@ -48,6 +56,7 @@ def mlx_backend(
     *,
     group: MlxProcesses | None = None,
     leader: Leader | None = None,
+    held_bytes: Callable[[], int] = mx.get_active_memory,
 ) -> LoraBackend:
     """Make the backend of a module tree with LoRA that the worker's thread has built.
 
@@ -58,13 +67,14 @@ def mlx_backend(
         config: settings of the backend; None: the defaults.
         group: processes that share the work of every step; each must get the same steps.
         leader: orders the steps of the other processes of ``group``; None: they get them as well.
+        held_bytes: returns the bytes that are allocated between steps.
 
     Raises:
         TrainerError: the model cannot be trained.
         AdapterError: the reference adapter does not exist, or does not fit.
     """
     config = config or BackendConfig()
-    make = partial(gradients_of, model, config, group=group)
+    make = partial(gradients_of, model, config, group=group, held_bytes=held_bytes)
     arrays = worker.call(lora_arrays, model).result()
     first = Adapter(name=POLICY, version=0, shape=shape, arrays=arrays)
     return LoraBackend(worker.call, make, first, config, leader=leader)

@@ -1,16 +1,16 @@
-"""How many tokens a step computes at once: the forecast, the memory in use, and what was measured.
+"""How many tokens a step computes at once: the forecast, and the memory in use.
 
-No number depends on a measurement unless a step has exceeded the limit, and the tokens of a pass
-are halved until they fit, so a resumed run makes the same passes and rounds alike.
+No number depends on a measured peak, and the tokens of a pass are halved until they fit, so a
+resumed run makes the same passes and rounds alike.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from legos.mlx.model.forecast import Sizes, halved, pass_bytes
 from legos.records.limits import TrainingSize
 from legos.records.step import MICRO_BATCH_TOKENS
 
-__all__ = ["MARGIN", "MemoryPlan", "usual_tokens"]
+__all__ = ["MemoryPlan", "usual_tokens"]
 
 MARGIN = 1.25  # the forecast may be a tenth too low, and prefixes are carried
 LEAST_TOKENS, PASS_SHARE, ROW = 512, 1 / 16, 256
@@ -69,19 +69,6 @@ class MemoryPlan:
             fits = self.peak_bytes(middle) <= self.ceiling_bytes
             low, high = (middle, high) if fits else (low, middle)
         return low if low >= SHORTEST else 0
-
-    def corrected(self, peak_bytes: int, *, tokens: int) -> "MemoryPlan":
-        """The plan after a step; it expects more where the step exceeded the ceiling.
-
-        Args:
-            peak_bytes: peak bytes of the step.
-            tokens: tokens of the step's largest pass.
-        """
-        if peak_bytes <= self.ceiling_bytes:
-            return self
-        planned = max(self.peak_bytes(tokens) - self.held_bytes, 1)
-        took = (peak_bytes - self.held_bytes) / planned
-        return replace(self, factor=self.factor * max(1.0, took))
 
     def describe(self, asked: int) -> str:
         """One line: the memory held, and the tokens computed at once with their memory."""

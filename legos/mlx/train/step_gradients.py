@@ -14,6 +14,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
+from legos.device.adaptive import AdaptiveLimit
 from legos.device.gradients import Arrays, Others, StepResult
 from legos.errors import Stopped, TrainerError
 from legos.losses.objective import Objective
@@ -24,7 +25,7 @@ from legos.mlx.model.load import num_token_ids
 from legos.mlx.model.lora import other_lora, set_lora_arrays
 from legos.mlx.model.machine import usable_bytes
 from legos.mlx.train.gradient_check import check_gradients
-from legos.mlx.train.memory import MARGIN, MemoryPlan, usual_tokens
+from legos.mlx.train.memory import MemoryPlan, usual_tokens
 from legos.mlx.train.passes import PassGradients, Policy, Runner, do_nothing
 from legos.mlx.train.prefix_sharing.plan import Pass, plan_passes
 from legos.mlx.train.prefix_sharing.trie import Trie, token_trie
@@ -37,7 +38,9 @@ __all__ = ["StepGradients"]
 
 logger = logging.getLogger(__name__)
 LONGER = 1.25  # memory is planned again for rows longer than the planned ones by this factor
+RELEASED = 0.9  # and where less than this share of the planned bytes is held
 NO_LIMIT = 2**31 - 1  # tokens of a row that always fits
+LEAST, RECOVERY = 64, 32  # tokens of a pass after faults, steps until it may be twice as large
 T = TypeVar("T")
 
 
@@ -63,6 +66,7 @@ class StepGradients:
         checkpointing: bool = False,
         group: MlxProcesses | None = None,
         ceiling_bytes: int | None = None,
+        held_bytes: Callable[[], int] = mx.get_active_memory,
         report: Callable[[str], None] | None = None,
     ) -> None:
         """Find out how the model can be run.
@@ -76,6 +80,8 @@ class StepGradients:
             group: processes that share the work of the same steps; None: this process only.
             ceiling_bytes: limit of allocated bytes; passes get smaller than ``max_tokens``, and
                 rows that do not fit alone are left out. None: most of the machine's memory.
+            held_bytes: returns the bytes that are allocated while neither a step of this class nor
+                one of an engine is computed.
             report: receives the memory plan as one line, where it changes; None: it is logged.
 
         Raises:
@@ -94,7 +100,9 @@ class StepGradients:
         )
         self._group = group or MlxProcesses(None)
         self._ceiling_bytes = usable_bytes() if ceiling_bytes is None else ceiling_bytes
-        self._max_tokens = max_tokens or usual_tokens(self._sizes, self._size, self._ceiling_bytes)
+        tokens = max_tokens or usual_tokens(self._sizes, self._size, self._ceiling_bytes)
+        self._tokens = AdaptiveLimit(tokens, least=LEAST, recovery=RECOVERY)
+        self._held_bytes = held_bytes
         self._report = report or logger.info
         self._told: tuple[int, int | None] | None = None  # tokens of a pass, limit of a row
         self.row_limit: int | None = None
@@ -129,7 +137,7 @@ class StepGradients:
             mx.synchronize()  # an error of the device must come before the results are used
             return found
 
-        return recovered(finished, self._halve, retry=self._group.size == 1)
+        return recovered(finished, self._tokens.fault, retry=self._group.size == 1)
 
     def of_step(
         self, step: StepSamples, objective: Objective, others: Others, stop: Stop = never
@@ -162,7 +170,7 @@ class StepGradients:
                     f"no sample of this step fits into memory: {plan.describe(plan.longest)}"
                 )
             work = self._prepared(step, objective, policy, policies)
-        passes, rounds = self._own(work.trie, plan.max_tokens(self._max_tokens))
+        passes, rounds = self._own(work.trie, plan.max_tokens(self._tokens.value))
 
         def agreed() -> None:  # all processes ask before each pass
             if not self._group.smallest(not stop()):
@@ -174,7 +182,7 @@ class StepGradients:
         if len(passes) < rounds:
             agreed()  # with the processes that have one more pass
         peak = mx.get_peak_memory()
-        self.memory = plan.corrected(peak, tokens=max((p.num_tokens for p in passes), default=1))
+        self._adapt(peak)
         if self._group.size > 1:
             found = _sum_of(found, self._group)
         return replace(
@@ -184,15 +192,28 @@ class StepGradients:
             peak_bytes=peak,
         )
 
-    def _halve(self) -> None:
-        """Compute fewer tokens at once from now on, after the device has failed."""
-        self._max_tokens = max(self._max_tokens // 2, 1)
+    def _adapt(self, peak_bytes: int) -> None:
+        """Compute fewer tokens at once for a while after a step that exceeded the memory limit.
+
+        The engine may have caused it, whose memory is measured together with that of the step.
+        So nothing else follows from it: no sample is left out for it.
+        """
+        if peak_bytes <= self._ceiling_bytes:
+            self._tokens.success()
+            return
+        self._tokens.fault()
+        logger.warning(
+            "a step took %.2f GiB of memory, more than %.2f: at most %d tokens at once now",
+            peak_bytes / 2**30,
+            self._ceiling_bytes / 2**30,
+            self._tokens.value,
+        )
 
     def _prepared(
         self, step: StepSamples, objective: Objective, policy: Policy, others: Mapping[str, Policy]
     ) -> PassGradients:
         rows = step_rows(step.samples)
-        trie = token_trie(rows.tokens, share=self.shares, max_tokens=self._max_tokens)
+        trie = token_trie(rows.tokens, share=self.shares, max_tokens=self._tokens.full)
         return PassGradients(
             runner=self._runner,
             step=step,
@@ -205,22 +226,22 @@ class StepGradients:
 
     def _planned(self, longest: int, *, others: int) -> MemoryPlan:
         """The memory plan: made at the first step, and again where rows are much longer."""
-        before, held = self.memory, mx.get_active_memory()
-        if before is not None and longest <= LONGER * before.longest:
-            plan = replace(before, held_bytes=max(before.held_bytes, held))
-        else:
+        plan, held = self.memory, self._held_bytes()
+        if plan is None or longest > LONGER * plan.longest:
             plan = MemoryPlan(
                 sizes=self._sizes,
                 size=msgspec.structs.replace(self._size, others=others),
                 held_bytes=held,
                 ceiling_bytes=self._ceiling_bytes,
                 longest=longest,
-                factor=MARGIN if before is None else before.factor,
             )
-        decided = plan.max_tokens(self._max_tokens), plan.row_limit
+        elif not RELEASED * plan.held_bytes <= held <= plan.held_bytes:
+            plan = replace(plan, held_bytes=held)
+        self.memory = plan
+        decided = plan.max_tokens(self._tokens.value), plan.row_limit
         if decided != self._told:
             self._told = decided
-            self._report(plan.describe(self._max_tokens))
+            self._report(plan.describe(self._tokens.value))
         return plan
 
     def _agreed_limit(self, plan: MemoryPlan) -> int | None:

@@ -6,7 +6,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from legos.records.request import Request
+from legos.mlx.generate import scheduler
+from legos.mlx.generate.sampling.sampler import Sampler
+from legos.records.request import Generated, Request
 
 Room = Callable[..., Any]
 FAULT = "[METAL] Command buffer execution failed: Insufficient Memory (OutOfMemory)"
@@ -61,3 +63,33 @@ def test_a_device_that_keeps_failing_is_explained(
     assert "the GPU ran out of memory; lower training.memory_limit_gib" in str(one.error(0))
     monkeypatch.setattr(mx, "eval", evaluate)
     assert one.ask([short]) == room("llama").ask([short])
+
+
+def test_the_display_interrupts_a_long_answer_many_times(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts again as often as it has got further; the KV cache is halved for a while only."""
+    monkeypatch.setattr(scheduler, "RECOVERY", 8)
+    request = Request(prompt_ids=tuple(range(3, 80)), max_tokens=60, seed=1)
+    (expected,) = room("llama").ask([request])
+    one = room("llama")
+    limit = one.engine._scheduler.budget.limit
+    draw, calls, limits = Sampler.draw, [0], set[int]()
+
+    def fail(*given: Any, **unread: int) -> Any:
+        calls[0] += 1
+        limits.add(one.engine._scheduler.budget.limit)
+        if calls[0] in {9, 18, 27}:
+            raise RuntimeError(FAULT)
+        return draw(*given, **unread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Sampler, "draw", fail)
+        (found,) = one.ask([request])
+    assert isinstance(found, Generated)
+    assert found.token_ids == expected.token_ids
+    assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+    assert calls[0] > 27
+    assert min(limits) <= limit // 2
+    one.ask([request])
+    assert one.engine._scheduler.budget.limit == limit

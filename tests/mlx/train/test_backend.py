@@ -23,6 +23,7 @@ from legos.losses.objective import Objective
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.model.worker import InlineWorker, ThreadWorker
+from legos.mlx.train import step_gradients
 from legos.mlx.train.backend import mlx_backend
 from legos.records.sample import Sample
 from legos.records.step import BackendConfig, Update
@@ -323,6 +324,24 @@ def test_a_device_that_keeps_failing_leaves_the_last_good_state(
         assert all(np.array_equal(ours[key], array) for key, array in theirs.items())
     step_on(backend, sample)
     assert backend.adapter().version == 2
+
+
+def test_passes_are_as_large_again_a_while_after_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_gradients, "RECOVERY", 3)
+    told: list[str] = []
+    folder = write_any_model(tmp_path / "model")
+    tree, backend = make_backend(folder, micro_batch_tokens=256, report=told.append)
+    sample = sample_of(logprob(tree))
+    step_on(backend, sample)
+    with monkeypatch.context() as patch:
+        failing_at(1, patch)
+        step_on(backend, sample)
+    for _ in range(3):
+        step_on(backend, sample)
+    tokens = [line.partition(" of ")[0].rpartition(" ")[2] for line in told]
+    assert tokens == ["256", "128", "256"]
 
 
 def test_a_step_can_be_stopped_before_each_pass(tmp_path: Path) -> None:
