@@ -3,7 +3,9 @@
     uv run --extra notebook marimo edit examples/async_notebook.py
     uv run --extra notebook python examples/async_notebook.py    # every cell once, no browser
 
-The second line takes about a minute on two CPU cores, and prints a line for each way to run.
+The second line takes about a minute on two CPU cores, and prints a line for each way to run. With
+`-- --model FOLDER`, a chat model plays zorplex in place of the small game: docs/log/chat_models.md
+makes such a folder, of a model that knows the form of the calls.
 """
 
 import marimo
@@ -22,6 +24,7 @@ with app.setup:
     import marimo as mo
     import matplotlib.pyplot as plt
 
+    from arenas.zorplex import MODES, Zorplex
     from legos import (
         Arena,
         GRPOCredit,
@@ -50,11 +53,12 @@ def _() -> None:
 @app.cell
 def _() -> tuple[Any, ...]:
     asked = int(str(mo.cli_args().get("steps") or 40))  # -- --steps N on the command line
+    model = str(mo.cli_args().get("model") or "builtin")
     steps = mo.ui.slider(4, 100, value=asked, label="optimiser steps", debounce=True)
     tool_s = mo.ui.slider(0.0, 2.0, step=0.1, value=0.5, label="tool, seconds", debounce=True)
     limit = mo.ui.slider(1, 4, value=1, label="staleness limit, steps", debounce=True)
     mo.vstack([steps, tool_s, limit])
-    return limit, steps, tool_s
+    return limit, model, steps, tool_s
 
 
 @app.class_definition
@@ -62,6 +66,7 @@ class Operators(Arena):
     """Pick the operator between two numbers; a tool that takes its time checks it."""
 
     tasks_per_step, group_size, illegal = 32, 4, "random"
+    modes = ("correct", "wrong", "no_move")
 
     def __init__(self, client: Any, tool_s: float, **kwargs: Any) -> None:
         """Set how long the tool takes."""
@@ -87,28 +92,47 @@ class Operators(Arena):
         self.times.append((began, time.time() - began))
         legal = reply.answer.strip() == reply.move
         correct = legal and values[reply.move] == target
-        t.metric(correct=correct, wrong=legal and not correct)
+        t.metric(correct=correct, wrong=legal and not correct, no_move=not legal)
         return {"player": float(correct)}
 
 
 @app.class_definition
-class Run:
-    """One training run of a new copy of the built-in model, and what happened in it."""
+class Lookups(Zorplex):
+    """Look up a number with a tool that takes its time."""
 
-    def __init__(self, *, overlap: bool, steps: int, tool_s: float, limit: int) -> None:
+    modes = MODES
+
+    def __init__(self, client: Any, tool_s: float, **kwargs: Any) -> None:
+        """Set how long the tool takes."""
+        super().__init__(client, kinds=["simple"], levels=["easy"], **kwargs)
+        self.tool_s = tool_s
+        self.times: list[tuple[float, float]] = []  # start and length of each play, seconds
+
+    async def play(self, t: Table) -> Mapping[str, Mapping[str, float]]:
+        """A play whose end the tool delays."""
+        began = time.time()
+        rewards = await super().play(t)
+        await asyncio.sleep(self.tool_s)
+        self.times.append((began, time.time() - began))
+        return rewards
+
+
+@app.class_definition
+class Run:
+    """One training run of a new copy of a model, and what happened in it."""
+
+    def __init__(self, *, model: str, overlap: bool, steps: int, tool_s: float, limit: int) -> None:
         """Train at once."""
+        self.arena = Operators if model == "builtin" else Lookups
         self.updates: list[tuple[float, float]] = []  # start and length of each, seconds
         self.rewards: list[float] = []
         self.samples: list[int] = []  # number of samples after each step
         self.ages = Counter[int]()
-        config = TrainingConfig(
-            learning_rate=3e-3,
-            warmup_steps=10,
-            entropy_coef=0.1,
-            staleness_limit=limit if overlap else 0,
-        )
-        with closing(Trainer(model=load_model("builtin"), config=config)) as trainer:
-            arena = Operators(trainer.client(), tool_s, credit_assigner=GRPOCredit(), seed=1)
+        config = TrainingConfig(staleness_limit=limit if overlap else 0)
+        if model == "builtin":
+            config = config.replace(learning_rate=3e-3, warmup_steps=10, entropy_coef=0.1)
+        with closing(Trainer(model=load_model(model), config=config)) as trainer:
+            arena = self.arena(trainer.client(), tool_s, credit_assigner=GRPOCredit(), seed=1)
             self.before = asyncio.run(self._endings(trainer))
             self.began = time.time()
             loop = training_loop if overlap else synchronous_training_loop
@@ -134,9 +158,10 @@ class Run:
         self.ages.update(trained - sample.oldest_version for sample in samples)
 
     async def _endings(self, trainer: Trainer) -> dict[str, float]:
-        """Shares of plays that are right, wrong and illegal."""
-        figures = await evaluate(Operators(trainer.client(), 0.0, seed=2), trainer, plays=256)
-        return {**figures["metric"], "illegal": figures["illegal_share"]}
+        """Share of plays that end in each way, in the same tasks, by the most probable tokens."""
+        arena = self.arena(trainer.client(), 0.0, seed=2)
+        metrics = await evaluate(arena, trainer, plays=64, temperature=0.0)
+        return {mode: metrics["metric"][mode] for mode in arena.modes}
 
     def row(self) -> dict[str, str]:
         """Its line in the table."""
@@ -147,14 +172,17 @@ class Run:
             "trainer busy": f"{sum(length for _, length in self.updates) / self.seconds:.0%}",
             "mean age, steps": f"{ages / self.ages.total():.2f}",
             "oldest, steps": f"{max(self.ages)}",
-            "correct before, after": f"{self.before['correct']:.2f}, {self.after['correct']:.2f}",
+            **{
+                f"{mode} before, after": f"{self.before[mode]:.2f}, {self.after[mode]:.2f}"
+                for mode in self.arena.modes
+            },
         }
 
 
 @app.cell
-async def _(limit: Any, steps: Any, tool_s: Any) -> tuple[Any, ...]:
+async def _(limit: Any, model: str, steps: Any, tool_s: Any) -> tuple[Any, ...]:
     ways = {"in turns": False, "overlap": True}
-    settings = {"steps": steps.value, "tool_s": tool_s.value, "limit": limit.value}
+    settings = {"steps": steps.value, "tool_s": tool_s.value, "limit": limit.value, "model": model}
     runs = {  # in a thread, because a notebook has an event loop of its own
         name: await asyncio.to_thread(Run, overlap=overlap, **settings)
         for name, overlap in ways.items()
@@ -192,12 +220,12 @@ def _(runs: dict[str, Run]) -> None:
     reward.legend()
     bars = {"before": runs["overlap"].before}
     bars |= {f"after, {name}": run.after for name, run in runs.items()}
-    modes = ("correct", "wrong", "illegal")
+    modes = runs["overlap"].arena.modes
     for shift, (name, shares) in enumerate(bars.items()):
         where = [x + 0.25 * shift for x in range(len(modes))]
         ends.bar(where, [shares[mode] for mode in modes], 0.25, label=name)
     ends.set(ylabel="share of plays", title="how plays end")
-    ends.set_xticks([0.25, 1.25, 2.25], modes)
+    ends.set_xticks([x + 0.25 for x in range(len(modes))], modes)
     ends.legend()
     mo.as_html(figure)
 
