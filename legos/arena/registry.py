@@ -38,7 +38,7 @@ TOLD: Mapping[str, object] = {
 """Settings of games for models that do not know them.
 
 Their moves are single tokens after few positions, which the first update of AdamW, the sign of the
-gradient, moves together: in kuhn, three quarters of the moves that were sampled before it were out
+gradient, moves together: in kuhn, more than half of the moves sampled before it were out
 of the trust region after it, and the next three steps were left out.
 """
 
