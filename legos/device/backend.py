@@ -202,6 +202,7 @@ class LoraBackend:
             sums=tuple(found.sums.tolist()),
             grad_norm=norm,
             logprobs=per_sample(found.logprobs, counts),
+            entropies=per_sample(found.entropies, counts),
             row_limit=limit,
             peak_bytes=found.peak_bytes,
         )

@@ -29,6 +29,7 @@ class StepResult:
     sums: NDArray[np.float64]  # [len(SUMS)] for the metrics
     gradients: Any  # tree of the trained arrays
     logprobs: NDArray[np.float32]  # [N] nats of the chosen tokens, sample by sample
+    entropies: NDArray[np.float32]  # [N] nats at their positions
     row_limit: int | None = None  # tokens; longer samples were left out; None: none was
     peak_bytes: int | None = None  # peak memory of the device; None: not measured
 
@@ -54,7 +55,7 @@ class DeviceGradients(Protocol):
     def of_step(
         self, step: StepSamples, objective: Objective, others: Others, stop: Stop = never
     ) -> StepResult:
-        """Loss, sums, log-probabilities and gradients by name, of the installed arrays."""
+        """Loss, sums, values of each token and gradients by name, of the installed arrays."""
         ...
 
     def computed(self, compute: Callable[[], T]) -> T:

@@ -44,6 +44,7 @@ class PassResult:
     sums: tuple[float, ...]  # totals of ``legos.losses.metrics.SUMS`` over all tokens
     grad_norm: float  # global gradient norm, before any scaling
     logprobs: Sequence[NDArray[np.float32]]  # [S][A] nats before the step; empty if left out
+    entropies: Sequence[NDArray[np.float32]] = ()  # [S][A] nats, in the same way; (): not reported
     row_limit: int | None = None  # tokens; longer samples did not fit into memory; None: all did
     peak_bytes: int | None = None  # peak memory of the device, bytes; None: not measured
 

@@ -117,14 +117,14 @@ class TorchGradients:
     def of_step(
         self, step: StepSamples, objective: Objective, others: Others, stop: Stop = never
     ) -> StepResult:
-        """Loss, sums, log-probabilities and gradients by name, of the installed arrays.
+        """Loss, sums, values of each token and gradients by name, of the installed arrays.
 
         Raises:
             Stopped: ``stop`` returned True before a pass, here or in another process.
         """
         rows = step_rows(step.samples)
         ends = list(accumulate(len(sample.positions) for sample in step.samples))
-        totals, logprobs = np.zeros(1 + len(SUMS)), np.zeros(ends[-1], np.float32)
+        totals, of_tokens = np.zeros(1 + len(SUMS)), np.zeros((2, ends[-1]), np.float32)
         plan = self._plan(rows)
         rank, size = (0, 1) if self._ranks is None else (self._ranks.rank, self._ranks.size)
         leaves = {
@@ -136,12 +136,12 @@ class TorchGradients:
             for one in plan[rank::size]:
                 self._check(stop)
                 batch, members = pass_batch(step, rows, one)
-                value, counted, logprob = self._of_pass(batch, one, objective, others)
+                value, counted, reported = self._of_pass(batch, one, objective, others)
                 totals[0] += value.item()
                 totals[1:] += counted.double().cpu().numpy()
-                found = logprob.cpu().numpy()
-                for index, row, mask in zip(members, found, batch.mask, strict=True):
-                    logprobs[ends[index] - mask.sum() : ends[index]] = row[mask]
+                found = reported.cpu().numpy()
+                for place, (index, mask) in enumerate(zip(members, batch.mask, strict=True)):
+                    of_tokens[:, ends[index] - mask.sum() : ends[index]] = found[:, place, mask]
             if rank >= len(plan) % size > 0:  # the others need this one's shards for one more pass
                 self._check(stop)
                 idle = StepSamples(samples=step.samples, weights=[0.0] * len(step.samples))
@@ -154,7 +154,7 @@ class TorchGradients:
         }
         if self._ranks is not None:
             self._ranks.add([torch.from_numpy(totals)])
-            self._ranks.add([torch.from_numpy(logprobs)])
+            self._ranks.add([torch.from_numpy(of_tokens)])
             self._ranks.add(list(gradients.values()))
         self._tokens.success()
         on_gpu = self._model.device.type == "cuda"
@@ -162,19 +162,21 @@ class TorchGradients:
             loss=float(totals[0]),
             sums=totals[1:],
             gradients=gradients,
-            logprobs=logprobs,
+            logprobs=of_tokens[0],
+            entropies=of_tokens[1],
             peak_bytes=torch.cuda.max_memory_allocated() if on_gpu else None,
         )
 
     def _of_pass(
         self, batch: Batch, one: Pass, objective: Objective, others: Others
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss, sums and [S, A] log-probabilities of a pass, after its backward pass if any."""
+        """Loss, sums and [2, S, A] log-probabilities and entropies; the backward pass is done."""
         terms = self._terms(one, batch, objective, others)
         loss, sums = token_loss(self.xp, terms, BatchArrays(self.xp, batch), objective)
         if loss.requires_grad:
             loss.backward()
-        return loss.detach(), sums.detach(), terms["logprob"].detach()
+        reported = torch.stack([terms["logprob"].detach(), terms["entropy"].detach()])
+        return loss.detach(), sums.detach(), reported
 
     def _check(self, stop: Stop) -> None:
         if stop() if self._ranks is None else any(self._ranks.gathered(stop())):

@@ -114,6 +114,8 @@ def compared(pair: Pair, samples: list[Sample], objective: Objective, folder: Pa
     assert found.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4)
     for one, other in zip(found.logprobs, expected.logprobs, strict=True):
         assert one == pytest.approx(other, abs=1e-4)
+    for one, other in zip(found.entropies, expected.entropies, strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
     for each in (pair.mlx, pair.torch):
         assert each.optim_step(UNBOUNDED).result() == 4
     states = [saved(each, folder / name) for name, each in (("m", pair.mlx), ("t", pair.torch))]

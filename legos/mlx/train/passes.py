@@ -90,19 +90,19 @@ class PassGradients:
         self._carry(carried, before_prefix)
         loss, sums = 0.0, np.zeros(len(SUMS))
         gradients: Any = tree_map(mx.zeros_like, self.runner.model.trainable_parameters())
-        logprobs = np.zeros(self._ends[-1], np.float32)
+        of_tokens = np.zeros((2, self._ends[-1]), np.float32)
         cotangents: dict[int, Any] = {}
         for one in passes:
             before_pass()
             batch, indices = pass_batch(self.step, self.rows, self.trie, one)
-            value, counted, logprob, found, back = self._of_pass(one, batch)
+            value, counted, reported, found, back = self._of_pass(one, batch)
             if self.step.backward:  # MLX computes nothing of them otherwise
                 gradients = tree_map(mx.add, gradients, found)
                 _add(cotangents, one, back)
-            mx.eval(value, counted, logprob, gradients, list(cotangents.values()))
+            mx.eval(value, counted, reported, gradients, list(cotangents.values()))
             loss += float(np.array(value))
             sums += np.array(counted, np.float64)
-            self._put(logprobs, batch, indices, logprob)
+            self._put(of_tokens, batch, indices, reported)
         for number in reversed(carried if self.step.backward else ()):
             before_prefix()
             one = pass_of_carried(self.trie, number)
@@ -110,15 +110,18 @@ class PassGradients:
             gradients = tree_map(mx.add, gradients, found)
             _add(cotangents, one, back)
             mx.eval(gradients, list(cotangents.values()))
-        return StepResult(loss=loss, sums=sums, gradients=gradients, logprobs=logprobs)
+        logprobs, entropies = of_tokens
+        return StepResult(
+            loss=loss, sums=sums, gradients=gradients, logprobs=logprobs, entropies=entropies
+        )
 
     def _put(
-        self, logprobs: NDArray[np.float32], batch: Batch, indices: Sequence[int], found: mx.array
+        self, of_tokens: NDArray[np.float32], batch: Batch, indices: Sequence[int], found: mx.array
     ) -> None:
-        """Write [S, A] log-probabilities of some samples into the array [N] of all."""
+        """Write [2, S, A] values of the tokens of some samples into the array [2, N] of all."""
         starts = self._ends[list(indices)] - batch.mask.sum(axis=1)
         places = (starts[:, None] + np.arange(batch.mask.shape[1]))[batch.mask]
-        logprobs[places] = np.array(found)[batch.mask]
+        of_tokens[:, places] = np.array(found)[:, batch.mask]
 
     def _carry(self, carried: Sequence[int], before: Callable[[], None] = do_nothing) -> None:
         """Compute the outputs of carried segments, parents first, under every policy."""
@@ -138,7 +141,7 @@ class PassGradients:
     def _of_pass(
         self, one: Pass, batch: Batch
     ) -> tuple[mx.array, mx.array, mx.array, Any, list[Outputs]]:
-        """Loss, sums, [S, A] logprobs, gradients, and cotangents of the carried segments."""
+        """Loss, sums, [2, S, A] values, gradients, and cotangents of the carried segments."""
         model = self.runner.model
         others = {name: self._other(policy, one, batch) for name, policy in self.others.items()}
 
@@ -153,10 +156,10 @@ class PassGradients:
                 num_positions=self.runner.max_places,
             )
 
-        (_, value, counted, logprob), (found, back) = mx.value_and_grad(loss, argnums=(0, 1))(
+        (_, value, counted, reported), (found, back) = mx.value_and_grad(loss, argnums=(0, 1))(
             model.trainable_parameters(), _given(one, self.policy)
         )
-        return value, counted, mx.stop_gradient(logprob), found, back
+        return value, counted, mx.stop_gradient(reported), found, back
 
     def _back(self, one: Pass, cotangent: Outputs) -> tuple[Any, list[Outputs]]:
         """Backward pass of a carried segment: gradients, and cotangents of segments before it."""

@@ -262,11 +262,16 @@ class StepGradients:
 def _sum_of(found: StepResult, group: MlxProcesses) -> StepResult:
     """The results of all processes of a group, summed."""
     numbers = mx.array([found.loss, *found.sums.tolist()])
-    logprobs = mx.array(found.logprobs)
-    numbers, logprobs, gradients = group.sum_of((numbers, logprobs, found.gradients))
+    of_tokens = mx.array(np.stack([found.logprobs, found.entropies]))
+    numbers, of_tokens, gradients = group.sum_of((numbers, of_tokens, found.gradients))
     loss, *sums = np.array(numbers, np.float64).tolist()
+    logprobs, entropies = np.array(of_tokens)
     return StepResult(
-        loss=loss, sums=np.array(sums), gradients=gradients, logprobs=np.array(logprobs)
+        loss=loss,
+        sums=np.array(sums),
+        gradients=gradients,
+        logprobs=logprobs,
+        entropies=entropies,
     )
 
 

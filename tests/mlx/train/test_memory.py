@@ -19,6 +19,7 @@ from legos.device.gradients import StepResult
 from legos.device.groups import of_groups
 from legos.errors import TrainerError
 from legos.fakes import make_sample
+from legos.losses.metrics import SUMS
 from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
 from legos.mlx.model.forecast import Sizes
@@ -164,6 +165,7 @@ def test_rows_that_do_not_fit_alone_are_left_out_and_counted(
     expected = StepGradients(tree, max_tokens=4096).of_step(short, KEEP, {})
     assert found.loss == pytest.approx(expected.loss, abs=1e-7)
     assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+    assert found.entropies == pytest.approx(expected.entropies, abs=1e-5)
     named = dict(tree_flatten(found.gradients))
     for name, array in dict(tree_flatten(expected.gradients)).items():
         assert np.array(named[name]) == pytest.approx(np.array(array), rel=1e-4, abs=1e-8)
@@ -215,6 +217,8 @@ def test_a_row_longer_than_the_budget_is_a_pass_of_its_own(
     assert found.loss == pytest.approx(together.loss, abs=1e-7)
     assert found.sums == pytest.approx(together.sums, rel=1e-5)
     assert found.logprobs == pytest.approx(together.logprobs, abs=1e-5)
+    assert found.entropies == pytest.approx(together.entropies, abs=1e-5)
+    assert found.entropies.sum() == pytest.approx(found.sums[SUMS.index("entropy")], rel=1e-5)
 
 
 def test_a_step_of_which_nothing_fits_tells_what_to_do(tiny_models: Mapping[str, Path]) -> None:

@@ -45,7 +45,8 @@ dpo = Objective(loss="online_dpo")
 groups = of_groups(gradients, lambda part: gradients.of_step(part, dpo, {}), step, dpo)
 slopes = np.concatenate([np.array(a).reshape(-1) for a in groups.gradients.values()])
 losses = [found.loss, groups.loss]
-np.savez(out, loss=losses, sums=found.sums, logprobs=found.logprobs, gradients=flat, dpo=slopes)
+values = [found.logprobs, found.entropies]
+np.savez(out, loss=losses, sums=found.sums, values=values, gradients=flat, dpo=slopes)
 """
 
 
@@ -68,5 +69,5 @@ def test_two_processes_make_the_gradient_of_one(
         for name in ("gradients", "dpo"):
             gap = np.linalg.norm(together[name] - alone[name])
             assert gap < 1e-6 * np.linalg.norm(alone[name])
-        for name in ("loss", "sums", "logprobs"):  # sums of exponentials: float32's rounding
+        for name in ("loss", "sums", "values"):  # sums of exponentials: float32's rounding
             np.testing.assert_allclose(together[name], alone[name], rtol=1e-5, atol=1e-5)

@@ -49,7 +49,8 @@ def head_loss(
 
     Returns:
         A surrogate with the gradient of the loss (and, without chunks, its value), the loss,
-        the sums of ``token_loss``, and [S, A] log-probabilities of the chosen tokens (nats).
+        the sums of ``token_loss``, and [2, S, A] log-probabilities of the chosen tokens and
+        entropies at their positions (nats).
     """
     if len(batch.logit_row) > num_positions:
         return _Chunked(forward, batch, objective, others, num_positions).loss(hidden)
@@ -59,7 +60,7 @@ def head_loss(
     of_others = {name: other(at) for name, other in others.items()}
     terms = _terms(logits, of_others, arrays, objective)
     value, sums = token_loss(mx, terms, arrays, objective)
-    return value, value, sums, terms["logprob"]
+    return value, value, sums, _reported(terms)
 
 
 class _Chunk:
@@ -109,7 +110,7 @@ class _Chunked:
         outer: Any = module.trainable_parameters() if module is not None else {}
         by_sample = LOSSES[self._objective.loss].scope == "sample"
         of_chunks = self._by_sample if by_sample else self._by_token
-        value, sums, logprob, cotangents = of_chunks(
+        value, sums, reported, cotangents = of_chunks(
             tree_map(mx.stop_gradient, outer), mx.stop_gradient(hidden)
         )
         if module is not None:
@@ -119,28 +120,28 @@ class _Chunked:
             surrogate = surrogate + mx.sum(hidden[chunk.positions] * for_hidden)
             products = tree_map(lambda array, cotangent: mx.sum(array * cotangent), outer, for_head)
             surrogate = sum((product for _, product in tree_flatten(products)), surrogate)
-        return surrogate, value, sums, logprob[self._number, 0]
+        return surrogate, value, sums, reported[:, self._number, 0]
 
     def _by_token(
         self, parameters: Any, states: mx.array
     ) -> tuple[mx.array, mx.array, mx.array, list[Any]]:
         """Each chunk's loss and gradient in turn, where a token's loss reads that token only."""
         value = sums = mx.array(0.0)
-        logprobs: list[mx.array] = []
+        reports: list[mx.array] = []
         cotangents: list[Any] = []
         for chunk in self._chunks:
 
             def loss(parameters: Any, states: mx.array, chunk: _Chunk = chunk) -> Any:
                 terms = self._terms(parameters, states, chunk)
-                return *token_loss(mx, terms, chunk.arrays, self._objective), terms["logprob"]
+                return *token_loss(mx, terms, chunk.arrays, self._objective), _reported(terms)
 
             found = mx.value_and_grad(loss, argnums=(0, 1))(parameters, states[chunk.positions])
-            (part, counted, logprob), back = tree_map(mx.stop_gradient, found)
-            states = _after((part, counted, logprob, back), states)
+            (part, counted, reported), back = tree_map(mx.stop_gradient, found)
+            states = _after((part, counted, reported, back), states)
             value, sums = value + part, sums + counted
-            logprobs.append(logprob)
+            reports.append(reported)
             cotangents.append(back)
-        return value, sums, mx.concatenate(logprobs), cotangents
+        return value, sums, mx.concatenate(reports, axis=1), cotangents
 
     def _by_sample(
         self, parameters: Any, states: mx.array
@@ -182,7 +183,7 @@ class _Chunked:
             back = tree_map(mx.stop_gradient, found)
             states = _after(back, states)
             cotangents.append(back)
-        return value, sums, mx.stop_gradient(together["logprob"]), cotangents
+        return value, sums, mx.stop_gradient(_reported(together)), cotangents
 
     def _terms(self, parameters: Any, states: mx.array, chunk: _Chunk) -> Terms:
         """[N, 1] terms of a chunk's tokens, with the given parameters of the head."""
@@ -191,6 +192,11 @@ class _Chunked:
         logits = self._forward.head(states).astype(mx.float32)
         others = {name: other(chunk.positions) for name, other in self._others.items()}
         return _terms(logits, others, chunk.arrays, self._objective)
+
+
+def _reported(terms: Terms) -> mx.array:
+    """[2, S, A] log-probabilities and entropies."""
+    return mx.stack([terms["logprob"], terms["entropy"]])
 
 
 def _terms(logits: mx.array, others: Terms, arrays: BatchArrays, objective: Objective) -> Terms:

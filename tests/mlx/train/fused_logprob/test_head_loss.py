@@ -54,7 +54,7 @@ def case() -> tuple[Batch, mx.array, dict[str, OtherLogits]]:
 def computed(
     folder: Path, objective: Objective, num_positions: int
 ) -> tuple[float, NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """Loss, sums, the gradient along the hidden states, and log-probabilities of the tokens."""
+    """Loss, sums, the gradient along the hidden states, and [2, N] values of the tokens."""
     forward = CausalModel(load_tree(folder))
     batch, hidden, policies = case()
     used = {"reference": objective.kl_coef, "ema": objective.ema_kl_coef}
@@ -63,15 +63,15 @@ def computed(
     def loss(hidden: mx.array) -> Any:
         return head_loss(forward, hidden, batch, objective, others, num_positions=num_positions)
 
-    (_, value, sums, logprob), gradient = mx.value_and_grad(loss)(hidden)
-    chosen = np.array(logprob)[batch.mask]
-    return float(np.array(value)), np.array(sums), np.array(gradient), chosen
+    (_, value, sums, reported), gradient = mx.value_and_grad(loss)(hidden)
+    of_tokens = np.array(reported)[:, batch.mask]
+    return float(np.array(value)), np.array(sums), np.array(gradient), of_tokens
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_chunks_change_nothing(tiny_models: Mapping[str, Path], name: str) -> None:
     folder, objective = tiny_models["llama"], OBJECTIVES[name]
-    value, sums, gradient, logprobs = computed(folder, objective, 1000)
+    value, sums, gradient, (logprobs, entropies) = computed(folder, objective, 1000)
     assert np.abs(gradient).max() > 1e-3
     if objective.icepop:
         counts = dict(zip(SUMS, sums.tolist(), strict=True))
@@ -79,5 +79,7 @@ def test_chunks_change_nothing(tiny_models: Mapping[str, Path], name: str) -> No
     in_chunks = computed(folder, objective, CHUNK)
     assert in_chunks[0] == pytest.approx(value, rel=1e-5)
     assert in_chunks[1] == pytest.approx(sums, rel=1e-5, abs=1e-5)
-    assert in_chunks[3] == pytest.approx(logprobs, abs=1e-5)
+    assert in_chunks[3][0] == pytest.approx(logprobs, abs=1e-5)
+    assert in_chunks[3][1] == pytest.approx(entropies, abs=1e-5)
+    assert entropies.sum() == pytest.approx(sums[SUMS.index("entropy")], rel=1e-5)
     assert np.abs(in_chunks[2] - gradient).max() < 2e-6 * np.abs(gradient).max()
