@@ -39,6 +39,7 @@ def with_samples(group: Group, episodes: Sequence[Episode], credit: CreditAssign
     samples: list[Sample] = []
     discarded: Counter[str] = Counter()
     breaks = 0
+    left_out: dict[str, str] = {}
     complaints: list[str] = []
     alone = credit.singletons
     names = group_names(played, credit.scope(played))
@@ -49,7 +50,7 @@ def with_samples(group: Group, episodes: Sequence[Episode], credit: CreditAssign
                 continue
             reason = _untrainable(rollout)
             why = reason or ""
-            name = f"{episode.arena}/{episode.task.id}/{episode.seed}/{rollout.role}"
+            name = episode.rollout_name(rollout.role)
             try:
                 if reason is None:
                     given = _per_turn(advantages, rollout, credit)
@@ -60,6 +61,7 @@ def with_samples(group: Group, episodes: Sequence[Episode], credit: CreditAssign
                 reason, why = "invalid", f"invalid, {error}"
             if reason is not None:
                 discarded[reason] += rollout.num_tokens
+                left_out[name] = reason
                 complaints.append(f"rollout {name} is discarded: {why}")
     if complaints:
         logger.warning("%s (%d such rollouts in these plays)", complaints[0], len(complaints))
@@ -79,6 +81,7 @@ def with_samples(group: Group, episodes: Sequence[Episode], credit: CreditAssign
         tokens_discarded=dict(discarded),
         metrics=metrics,
         weights=weights,
+        left_out=left_out,
     )
 
 

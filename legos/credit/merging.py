@@ -2,20 +2,18 @@
 
 from collections.abc import Sequence
 
-from legos.records.episode import Rollout
+from legos.records.episode import Rollout, Turn
 from legos.records.message import Completion
 from legos.records.names import POLICY
 from legos.records.sample import Sample
 
-__all__ = ["samples_of_rollout"]
+__all__ = ["conversations", "samples_of_rollout"]
 
 
 def samples_of_rollout(
     rollout: Rollout, advantages: Sequence[float], *, group: str, name: str = ""
 ) -> tuple[list[Sample], int]:
-    """Merge turns into samples; a turn joins a sample if its prompt extends the sample's tokens.
-
-    A rollout may have several conversations, whose turns may come in any order.
+    """Merge turns into samples, one for each of the ``conversations``.
 
     Args:
         rollout: the turns of one trained seat.
@@ -26,33 +24,46 @@ def samples_of_rollout(
     Returns:
         The samples, and the number of breaks (turns that start a new sample after the first).
     """
-    runs: list[list[tuple[Completion, float]]] = []
+    given = list(zip(rollout.turns, advantages, strict=True))
+    runs = [
+        [(given[index][0].completion, given[index][1]) for index in run]
+        for run in conversations(rollout.turns)
+    ]
+    samples = [_sample_of_turns(run, rollout, group=group, name=name) for run in runs]
+    return samples, max(0, len(runs) - 1)
+
+
+def conversations(turns: Sequence[Turn]) -> list[list[int]]:
+    """The indices of the turns of each sample; a turn joins one if it extends all its tokens.
+
+    A rollout may have several conversations, whose turns may come in any order.
+    """
+    runs: list[list[int]] = []
     sizes: list[int] = []  # number of tokens of each run
-    for turn, advantage in zip(rollout.turns, advantages, strict=True):
+    for index, turn in enumerate(turns):
         completion = turn.completion
         num_prompt = len(completion.prompt_ids)
         number = len(runs) - 1
         while number >= 0 and (
-            sizes[number] > num_prompt or not _continues(runs[number], completion)
+            sizes[number] > num_prompt
+            or not _continues(turns[runs[number][-1]].completion, completion)
         ):
             number -= 1
         if number < 0:  # it starts a run
             number = len(runs)
             runs.append([])
             sizes.append(0)
-        runs[number].append((completion, advantage))
+        runs[number].append(index)
         sizes[number] = num_prompt + len(completion.token_ids)
-    samples = [_sample_of_turns(run, rollout, group=group, name=name) for run in runs]
-    return samples, max(0, len(runs) - 1)
+    return runs
 
 
-def _continues(run: Sequence[tuple[Completion, float]], completion: Completion) -> bool:
+def _continues(last: Completion, completion: Completion) -> bool:
     """Whether a prompt starts with all earlier tokens, and the sampling settings are the same.
 
     One sample has one temperature, and either all or none of its tokens are restricted to legal
     ones.
     """
-    last = run[-1][0]
     before = len(last.prompt_ids)
     return (
         completion.prompt_ids[before : before + len(last.token_ids)] == last.token_ids

@@ -245,7 +245,7 @@ class Buffer:
 
     def _only(self, group: Group, reason: str, keep: Callable[[Sample], bool]) -> Group:
         """The group with only some samples; the tokens of the others are filtered for a reason."""
-        kept, tokens = only(group, keep)
+        kept, tokens = only(group, reason, keep)
         if tokens:
             self._ledger.filtered[reason] += tokens
         return kept

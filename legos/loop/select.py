@@ -40,6 +40,7 @@ class Selection:
             tokens left out by reason.
         """
         removed: Counter[str] = Counter()
+        left_out: dict[str, str] = {}
         foreign = _foreign(group, self.num_vocabulary)
         if not (foreign or self.overlong or self.zero_advantage):
             return group, removed
@@ -47,32 +48,46 @@ class Selection:
         kept: list[Sample] = []
         for sample in group.samples:
             if foreign and not foreign.isdisjoint((sample.token_ids, *sample.legal)):
-                removed["foreign_tokens"] += len(sample.positions)
+                reason = "foreign_tokens"
             elif self.overlong and sample.truncated:
-                removed["overlong"] += len(sample.positions)
+                reason = "overlong"
             elif self.zero_advantage and sample.compared not in alive:
-                removed["zero_advantage"] += len(sample.positions)
+                reason = "zero_advantage"
             else:
                 kept.append(sample)
-        return (_of(group, kept) if removed else group), removed
+                continue
+            removed[reason] += len(sample.positions)
+            left_out[sample.rollout] = reason
+        return (_of(group, kept, left_out) if removed else group), removed
 
 
 KEEP_ALL = Selection()
 
 
-def only(group: Group, keep: Callable[[Sample], bool]) -> tuple[Group, int]:
-    """The group with only some samples, and the number of tokens of the others."""
-    kept = [sample for sample in group.samples if keep(sample)]
-    if len(kept) == len(group.samples):
+def only(group: Group, reason: str, keep: Callable[[Sample], bool]) -> tuple[Group, int]:
+    """The group with only some samples, and the number of tokens of those left out for a reason."""
+    kept: list[Sample] = []
+    left_out: dict[str, str] = {}
+    for sample in group.samples:
+        if keep(sample):
+            kept.append(sample)
+        else:
+            left_out[sample.rollout] = reason
+    if not left_out:
         return group, 0
-    left = _of(group, kept)
+    left = _of(group, kept, left_out)
     return left, sum(len(sample.positions) for sample in group.samples) - left.tokens_generated
 
 
-def _of(group: Group, samples: Sequence[Sample]) -> Group:
-    """The group with only these samples and their tokens."""
-    tokens = sum(len(sample.positions) for sample in samples)
-    return replace(group, samples=tuple(samples), tokens_generated=tokens, tokens_discarded={})
+def _of(group: Group, samples: Sequence[Sample], left_out: Mapping[str, str]) -> Group:
+    """The group with only these samples and their tokens, and why others are left out."""
+    return replace(
+        group,
+        samples=tuple(samples),
+        tokens_generated=sum(len(sample.positions) for sample in samples),
+        tokens_discarded={},
+        left_out={**group.left_out, **left_out},
+    )
 
 
 def _foreign(group: Group, num_vocabulary: int | None) -> set[Tokens]:

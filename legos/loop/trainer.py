@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from legos.loop.by_arena import play_metrics
 from legos.loop.ledger import Ledger
 from legos.loop.select import KEEP_ALL, Selection, only
 from legos.loop.step_size import StepSize
+from legos.loop.trained import PolicyPass
 from legos.losses.metrics import CLIPPED, skip_reason, step_metrics
 from legos.losses.normalisation import LossNormalisation, normalisation_weights
 from legos.losses.objective import Objective
@@ -69,16 +70,6 @@ class StepSettings(Protocol):
         ...
 
 
-class _Part(NamedTuple):
-    """The part of an optimiser step that belongs to one policy."""
-
-    policy: str
-    samples: Sequence[Sample]
-    found: PassResult
-    metrics: Mapping[str, float]
-    reason: str | None  # reason why the update was not applied; None: it was applied
-
-
 class PolicyTrainer:
     """Trains adapters: one, or several policies that play with each other.
 
@@ -94,6 +85,7 @@ class PolicyTrainer:
         references: computes reference log-probabilities; None: the backend does.
         alarms: logs what is wrong with the metrics.
         metrics: those of the newest step.
+        passes: its passes, from which ``trained_turns`` reads what it computed of each token.
     """
 
     def __init__(
@@ -123,6 +115,7 @@ class PolicyTrainer:
         self.policies = tuple(policies)
         self.ledger = Ledger()
         self.metrics: Metrics = {}
+        self.passes: Sequence[PolicyPass] = ()
         self.step = 0
         self.num_steps = 1
         self.mixed = False
@@ -156,7 +149,9 @@ class PolicyTrainer:
         """
         live, before = self.versions, self.ledger.state()
         selected, reasons = self.select(group)
-        kept, future = only(selected, lambda s: s.newest_version <= live.get(s.policy, math.inf))
+        kept, future = only(
+            selected, "future", lambda s: s.newest_version <= live.get(s.policy, math.inf)
+        )
         left_out = Counter(reasons) + Counter(future=future)
         self.ledger.generated += group.tokens_generated
         self.ledger.discard(group.tokens_discarded)
@@ -212,7 +207,8 @@ class PolicyTrainer:
         samples: Sequence[Sample] = [s for group in groups for s in group.samples]
         if self.references is not None:  # for groups that have none yet
             samples = yield self.references(samples)
-        parts: list[_Part] = []
+        before = self.versions
+        parts: list[PolicyPass] = []
         for policy, of_policy in self._by_policy(samples, left_out).items():
             weights = normalisation_weights(of_policy, settings.loss_normalisation)
             found: PassResult = yield self.backend.forward_backward(
@@ -223,8 +219,9 @@ class PolicyTrainer:
             if reason is not None:
                 level = logging.WARNING if reason == "non_finite" else logging.INFO
                 logger.log(level, "update of %s left out: %s, %s", policy, reason, metrics)
-            parts.append(_Part(policy, of_policy, found, metrics, reason))
-        before = self.versions
+            parts.append(
+                PolicyPass(policy, before[policy], objective, of_policy, found, metrics, reason)
+            )
         for part in parts:  # after all passes: if one fails, no policy has changed
             size = self._sizes[part.policy]
             if part.reason is None:
@@ -243,7 +240,7 @@ class PolicyTrainer:
         metrics["step_s"] = time.perf_counter() - started
         prefixes = {name: self._prefix(name) for name in self.policies}
         self.alarms.after_step(metrics, groups, prefixes)
-        self.metrics = metrics
+        self.metrics, self.passes = metrics, parts
         return metrics
 
     async def publish_weights(self) -> AdapterInfo:
@@ -296,11 +293,9 @@ class PolicyTrainer:
         found = {name: [s for s in samples if s.policy == name] for name in self.policies}
         return {name: of_policy for name, of_policy in found.items() if of_policy}
 
-    def _book(self, part: _Part) -> None:
+    def _book(self, part: PolicyPass) -> None:
         """Record the tokens of a policy's samples in the ledger."""
-        limit = part.found.row_limit  # tokens before the last chosen one of a sample
-        longer = [] if limit is None else [s for s in part.samples if s.positions[-1] > limit]
-        too_long = sum(len(sample.positions) for sample in longer)
+        too_long = sum(len(s.positions) for s in part.samples if part.too_long(s))
         if too_long:
             self.ledger.filtered["too_long"] += too_long
         tokens = sum(len(sample.positions) for sample in part.samples) - too_long
@@ -312,7 +307,7 @@ class PolicyTrainer:
     def _metrics(
         self,
         groups: Sequence[Group],
-        parts: Sequence[_Part],
+        parts: Sequence[PolicyPass],
         before: Mapping[str, int],
         *,
         queued: int,

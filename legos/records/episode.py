@@ -82,6 +82,10 @@ class Episode(Struct, frozen=True, kw_only=True):
         own = sum(r.num_tokens for r in self.rollouts if r.policy)
         return own + sum(child.num_tokens for child in self.children)
 
+    def rollout_name(self, role: str) -> str:
+        """The name that the samples of a role's rollout carry."""
+        return f"{self.arena}/{self.task.id}/{self.seed}/{role}"
+
     def untrained(self) -> "Episode":
         """The same episode with all seats marked as not trained, children included."""
         return replace(

@@ -33,6 +33,8 @@ class Group(Struct, frozen=True, kw_only=True):
     weights: Mapping[str, float] = field(default_factory=dict[str, float])
     num_tasks: int = 1  # number of tasks that it plays
     arena: str = ""  # name of the arena that was played; "": unknown
+    left_out: Mapping[str, str] = field(default_factory=dict[str, str])  # rollout -> why it, or a
+    # part of it, is in no sample
 
     def __post_init__(self) -> None:
         """Check that the token counts balance.

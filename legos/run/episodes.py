@@ -6,6 +6,7 @@ versions stored.
 
 import json
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from msgspec import UNSET, Struct, UnsetType
 from legos.chat.reply import split_thinking
 from legos.errors import CheckpointError
 from legos.files.lines import NewLines
+from legos.loop.trained import TrainedTurn, TrainedTurns
 from legos.records.episode import Episode, Rollout, Turn
 from legos.records.message import Message, Sampling, ToolCall
 
@@ -24,7 +26,8 @@ __all__ = [
     "StoredMessage",
     "StoredSeat",
     "StoredTurn",
-    "episode_to_json",
+    "episode_line",
+    "parse_episode",
     "stored_episode",
 ]
 
@@ -64,6 +67,7 @@ class StoredTurn(Struct, frozen=True, kw_only=True):
     token_ids: list[int]
     logprobs: list[float]  # nats, exact as float32
     versions: list[int]
+    trained: TrainedTurn | UnsetType = UNSET  # what its step computed; UNSET: nothing is known
 
 
 class StoredSeat(Struct, frozen=True):
@@ -95,6 +99,9 @@ class StoredEpisode(Struct, frozen=True, kw_only=True):
     metrics: dict[str, float | None] = {}
     seats: list[StoredSeat]
     children: list["StoredEpisode"]
+
+
+_decoder = msgspec.json.Decoder(StoredEpisode)
 
 
 class EpisodesTail:
@@ -139,7 +146,7 @@ class EpisodesTail:
 
     def _read(self, number: int, line: bytes) -> StoredEpisode:
         try:
-            return msgspec.convert(json.loads(line), StoredEpisode)
+            return parse_episode(line)
         except (ValueError, RecursionError) as error:
             raise CheckpointError(
                 f"{self.path} line {number} is no play: {error!r}; --resume of the run removes "
@@ -147,16 +154,35 @@ class EpisodesTail:
             ) from error
 
 
-def episode_to_json(
-    episode: Episode, *, step: int | UnsetType = UNSET, evaluation: bool = False
-) -> dict[str, Any]:
-    """A line of the file; arguments as for ``stored_episode``."""
-    stored = stored_episode(episode, step=step, evaluation=evaluation)
-    return msgspec.to_builtins(stored, enc_hook=float)  # NumPy's floats
+def episode_line(stored: StoredEpisode) -> bytes:
+    """A line of the file, with its end."""
+    try:
+        data = msgspec.json.encode(stored, enc_hook=float)  # NumPy's floats
+    except (ValueError, OverflowError):  # half a surrogate pair, or an integer above 64 bits
+        plain = msgspec.to_builtins(stored, enc_hook=float)
+        data = json.dumps(plain, separators=(",", ":")).encode()
+    return data + b"\n"
+
+
+def parse_episode(line: bytes) -> StoredEpisode:
+    """The play of a line.
+
+    Raises:
+        ValueError: the line is no play.
+        RecursionError: its plays are nested too deeply.
+    """
+    try:
+        return _decoder.decode(line)
+    except ValueError:  # older lines may have NaN, and those of the other form above
+        return msgspec.convert(json.loads(line), StoredEpisode)
 
 
 def stored_episode(
-    episode: Episode, *, step: int | UnsetType = UNSET, evaluation: bool = False
+    episode: Episode,
+    *,
+    step: int | UnsetType = UNSET,
+    evaluation: bool = False,
+    trained: TrainedTurns | None = None,
 ) -> StoredEpisode:
     """A play as it is stored.
 
@@ -164,7 +190,9 @@ def stored_episode(
         episode: the play.
         step: optimiser step for which it was played, or which was evaluated.
         evaluation: whether an evaluation played it.
+        trained: what the step computed for the turns of its rollouts, and of spawned plays.
     """
+    trained = trained or {}
     return StoredEpisode(
         step=step,
         evaluation=evaluation or UNSET,
@@ -180,12 +208,15 @@ def stored_episode(
         void=episode.void,
         notes=list(episode.notes),
         metrics=dict(episode.metrics),
-        seats=[_seat(rollout) for rollout in episode.rollouts],
-        children=[stored_episode(child) for child in episode.children],
+        seats=[
+            _seat(rollout, trained.get(episode.rollout_name(rollout.role), ()))
+            for rollout in episode.rollouts
+        ],
+        children=[stored_episode(child, trained=trained) for child in episode.children],
     )
 
 
-def _seat(rollout: Rollout) -> StoredSeat:
+def _seat(rollout: Rollout, trained: Sequence[TrainedTurn | None]) -> StoredSeat:
     """A seat with its turns, each with what is new since the one before."""
     always = {name: getattr(rollout.sampling, name) for name in _OF_SEATS}
     before = (None, *rollout.turns)
@@ -195,13 +226,15 @@ def _seat(rollout: Rollout) -> StoredSeat:
         policy=rollout.policy,
         sampling=always | _settings(rollout.sampling, Sampling()),
         turns=[
-            _turn(turn, former, rollout.sampling)
-            for turn, former in zip(rollout.turns, before, strict=False)
+            _turn(turn, former, rollout.sampling, found or UNSET)
+            for turn, former, found in zip_longest(rollout.turns, before[:-1], trained)
         ],
     )
 
 
-def _turn(turn: Turn, former: Turn | None, of_seat: Sampling) -> StoredTurn:
+def _turn(
+    turn: Turn, former: Turn | None, of_seat: Sampling, trained: TrainedTurn | UnsetType
+) -> StoredTurn:
     said, asked = turn.completion, turn.messages[-1]
     messages, ids = ((), ()) if former is None else _before(former)
     kept = _num_common(messages, turn.messages[:-1])
@@ -228,6 +261,7 @@ def _turn(turn: Turn, former: Turn | None, of_seat: Sampling) -> StoredTurn:
         token_ids=list(said.token_ids),
         logprobs=[float(f"{logprob:.9g}") for logprob in said.logprobs],
         versions=list(said.versions),
+        trained=trained,
     )
 
 

@@ -10,7 +10,6 @@ checkpoints/        the state that a resumed run needs
 stalls.txt          stacks of all threads and tasks, where the event loop has stalled
 """
 
-import json
 import re
 import shutil
 from collections.abc import Generator, Mapping, Sequence
@@ -26,9 +25,10 @@ from legos.files.atomic import (
     write_folder,
 )
 from legos.files.lines import append_whole, has_step_lines, rewind_lines
+from legos.loop.trained import TrainedTurns
 from legos.records.episode import Episode
 from legos.run.checkpoint import checkpoints, newest_whole, numbered
-from legos.run.episodes import episode_to_json
+from legos.run.episodes import episode_line, stored_episode
 from legos.run.lock import check_unheld, check_unmoved, hold
 from legos.run.settings import CONFIG, checked_settings, sealed
 from legos.weights.adapter import Adapter
@@ -220,17 +220,24 @@ class RunFolder:
         return numbered(self.adapters, _ADAPTER)
 
     def add_episodes(
-        self, step: int, episodes: Sequence[Episode], *, evaluation: bool = False
+        self,
+        step: int,
+        episodes: Sequence[Episode],
+        *,
+        evaluation: bool = False,
+        trained: TrainedTurns | None = None,
     ) -> None:
-        """Append episodes as text, one JSON object per line; marked if of an evaluation.
+        """Append plays, one JSON object per line; arguments as for ``stored_episode``.
 
         Raises:
             CheckpointError: the file cannot be written.
         """
         check_unmoved(self.path)
-        made = (episode_to_json(one, step=step, evaluation=evaluation) for one in episodes)
-        lines = (json.dumps(each, separators=(",", ":")) + "\n" for each in made)
-        append_whole(self.episodes, "".join(lines).encode())
+        stored = (
+            stored_episode(one, step=step, evaluation=evaluation, trained=trained)
+            for one in episodes
+        )
+        append_whole(self.episodes, b"".join(map(episode_line, stored)))
 
     @property
     def _parts(self) -> tuple[Path, ...]:

@@ -19,6 +19,7 @@ from legos.loop.evaluation import flat_metrics
 from legos.loop.loop import batcher_of, training_loop
 from legos.loop.mix import Mix, mix_of
 from legos.loop.player import PlayGroup
+from legos.loop.trained import trained_turns
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.play.step import play_each
 from legos.protocols import Snapshot, Tracker
@@ -288,9 +289,9 @@ class Run:
         episodes = [episode for group in groups for episode in group.episodes]
         self.example = next((e for e in episodes if not (e.error or e.void)), self.example)
         if settings.episodes_kept_per_step:
-            self._folder.add_episodes(
-                step, kept_episodes(episodes, settings.episodes_kept_per_step)
-            )
+            kept = kept_episodes(episodes, settings.episodes_kept_per_step)
+            trained = trained_turns(self._trainer.passes, groups, kept)
+            self._folder.add_episodes(step, kept, trained=trained)
         if self._due:
             await self._evaluate(out, wait=last or settings.deterministic)
         self._trainer.alarms.evaluated = flat_metrics(self._evaluations.last)

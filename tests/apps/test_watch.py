@@ -23,7 +23,7 @@ from legos.games.bots import RandomBot
 from legos.play.step import play_all
 from legos.records.episode import Episode, Rollout, Task, Turn
 from legos.records.message import Completion, Message, Sampling, ToolCall
-from legos.run.episodes import episode_to_json, stored_episode
+from legos.run.episodes import parse_episode, stored_episode
 from legos.run.folder import RunFolder
 from legos.run.lock import hold
 from legos.wiring.arena import make_arena
@@ -114,7 +114,8 @@ def test_plays_are_shown_as_a_run_writes_them_until_it_ends(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("legos.apps.watch.LOOK_S", 0.01)
-    monkeypatch.setattr(json, "loads", parsed := Mock(wraps=json.loads))
+    parsed = Mock(wraps=parse_episode)
+    monkeypatch.setattr("legos.run.episodes.parse_episode", parsed)
     told: list[str] = []
     seen = {number: threading.Event() for number in (1, 2, 3)}
 
@@ -264,10 +265,10 @@ def test_turns_have_the_times_of_question_and_answer(run: RunFolder) -> None:
         made = make_arena(arena, client)
         before = time.time()
         plays = play_all(made, plays_from(made, 1, 1), asyncio.Semaphore(1))
-        [seat, *_] = episode_to_json(asyncio.run(plays)[0])["seats"]
-        turn = seat["turns"][0]
-        assert before - 0.01 <= turn["asked_at"] <= turn["answered_at"] - 0.04
-        assert turn["answered_at"] <= time.time() + 0.01
+        [seat, *_] = stored_episode(asyncio.run(plays)[0]).seats
+        turn = seat.turns[0]
+        assert before - 0.01 <= turn.asked_at <= turn.answered_at - 0.04
+        assert turn.answered_at <= time.time() + 0.01
 
 
 def test_a_removed_option_is_refused_by_name(

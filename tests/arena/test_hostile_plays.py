@@ -30,7 +30,7 @@ from legos.play.step import play_all
 from legos.play.table import Table
 from legos.records.episode import Task
 from legos.records.group import Group
-from legos.run.episodes import episode_to_json
+from legos.run.episodes import episode_line, parse_episode, stored_episode
 from legos.run.stored import groups_to_json
 
 
@@ -40,7 +40,9 @@ def step(arena: Arena) -> Group:
             return await arena.step()
 
     batch = asyncio.run(bounded())
-    json.dumps([episode_to_json(episode) for episode in batch.episodes], allow_nan=False)
+    for episode in batch.episodes:
+        line = episode_line(stored_episode(episode))
+        assert episode_line(parse_episode(line)) == line
     json.dumps(groups_to_json([batch], num_episodes=9), allow_nan=False)
     return batch
 

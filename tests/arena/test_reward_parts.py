@@ -21,7 +21,7 @@ from legos.loop.evaluation import flat_metrics
 from legos.play.table import Table
 from legos.records.episode import Task
 from legos.records.group import Group
-from legos.run.episodes import episode_to_json
+from legos.run.episodes import episode_line, stored_episode
 from legos.run.stored import groups_from_json, groups_to_json
 
 
@@ -88,7 +88,7 @@ def test_parts_are_in_evaluations_and_in_what_is_kept() -> None:
         flat_metrics(evaluation_metrics(batch.episodes))["eval/reward_part_writer/correct"] == 1.0
     )
     parts = {"writer": {"correct": 1.0}}
-    assert json.loads(json.dumps(episode_to_json(batch.episodes[0])))["reward_parts"] == parts
+    assert json.loads(episode_line(stored_episode(batch.episodes[0])))["reward_parts"] == parts
     stored = json.loads(json.dumps(groups_to_json([batch], num_episodes=1)))
     assert groups_from_json(stored)[0].episodes[0].parts == parts
 

@@ -23,7 +23,7 @@ from legos.protocols import Client
 from legos.records.episode import Episode
 from legos.records.group import Group
 from legos.records.message import Completion, Prompt, Sampling
-from legos.run.episodes import episode_to_json
+from legos.run.episodes import stored_episode
 
 
 def add(a: int, b: Annotated[int, Field(description="second")] = 2) -> int:
@@ -116,9 +116,9 @@ def test_calls_are_carried_out_until_an_answer_comes() -> None:
     assert [r.tool_call_id for r in results] == [made.id for made in said.tool_calls]
     assert len({made.id for made in said.tool_calls}) == 2
     assert requests[2].messages[-1].content == "8"
-    turns = episode_to_json(episode)["seats"][0]["turns"]
-    assert turns[1]["tool_calls"] == [["add", '{"a": "7", "b": 1}']]
-    assert (turns[1]["asked"], turns[2]["asked"]) == ('{"abc":3}', "8")
+    turns = stored_episode(episode).seats[0].turns
+    assert turns[1].tool_calls == [["add", '{"a": "7", "b": 1}']]
+    assert (turns[1].asked, turns[2].asked) == ('{"abc":3}', "8")
 
 
 def test_results_are_never_trained_on_and_the_rounds_are_one_sample() -> None:

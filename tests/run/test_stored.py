@@ -13,7 +13,7 @@ from random_samples import random_samples
 from legos.fakes import make_sample
 from legos.records.episode import Task
 from legos.records.group import Group
-from legos.run.episodes import episode_to_json
+from legos.run.episodes import episode_line, stored_episode
 from legos.run.stored import groups_from_json, groups_to_json, kept_episodes
 
 
@@ -70,8 +70,8 @@ def test_plays_of_what_waits_come_back_as_they_are_written() -> None:
     )
     text = json.dumps(groups_to_json([batch], num_episodes=2))
     [again] = groups_from_json(json.loads(text))
-    written = [json.dumps(episode_to_json(episode)) for episode in batch.episodes[:2]]
-    assert [json.dumps(episode_to_json(episode)) for episode in again.episodes] == written
+    written = [episode_line(stored_episode(episode)) for episode in batch.episodes[:2]]
+    assert [episode_line(stored_episode(episode)) for episode in again.episodes] == written
 
 
 def test_a_play_with_values_of_other_types_costs_no_resume(

@@ -21,7 +21,7 @@ from legos.play.table import Table
 from legos.records.episode import Episode, Rollout, Turn
 from legos.records.group import Group
 from legos.records.message import Completion, Message, Sampling, ToolCall
-from legos.run.episodes import episode_to_json
+from legos.run.episodes import episode_line, stored_episode
 from legos.run.stored import groups_from_json, groups_to_json
 from legos.wiring.arena import make_arena
 
@@ -74,7 +74,7 @@ def played(arena: type[Arena] = Talk) -> Episode:
 
 
 def stored(episode: Episode) -> dict[str, Any]:
-    return json.loads(json.dumps(episode_to_json(episode)))
+    return json.loads(episode_line(stored_episode(episode)))
 
 
 def prompts_of() -> Callable[[Any], Iterator[tuple[list[dict[str, Any]], list[int]]]]:

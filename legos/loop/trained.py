@@ -1,0 +1,161 @@
+"""What an optimiser step computed for each token of a play: for the plays that are stored."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from legos.credit.means import with_children
+from legos.credit.merging import conversations
+from legos.losses.corrections import correct
+from legos.losses.objective import Objective
+from legos.losses.policy import LOSSES, ChosenTokens
+from legos.losses.ratio import log_ratio
+from legos.records.episode import Episode, Rollout
+from legos.records.group import Group
+from legos.records.sample import Sample
+from legos.records.step import PassResult
+
+__all__ = ["PolicyPass", "TrainedTurn", "TrainedTurns", "trained_turns"]
+
+Floats = NDArray[np.float32]
+
+
+class PolicyPass(NamedTuple):
+    """The part of an optimiser step that belongs to one policy."""
+
+    policy: str
+    version: int  # of the policy before the step
+    objective: Objective
+    samples: Sequence[Sample]
+    found: PassResult
+    metrics: Mapping[str, float]
+    reason: str | None  # reason why the update was not applied; None: it was applied
+
+    def too_long(self, sample: Sample) -> bool:
+        """Whether a sample did not fit into memory even alone, so that it was left out."""
+        limit = self.found.row_limit  # tokens before the last chosen one
+        return limit is not None and sample.positions[-1] > limit
+
+
+class TrainedTurn(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the trainer computed for the C tokens of a turn, before its update."""
+
+    reason: str | None = None  # why none of its tokens changed the policy; None: they did
+    version: int | None = None  # of the policy before the step; None: the turn is in no sample
+    advantage: float | None = None  # of each of its tokens
+    logprobs: list[float] = []  # [C] nats, exact as float32; []: they were not computed
+    entropies: list[float] = []  # [C] nats, in the same way
+    clipped: list[int] = []  # indices of tokens outside the clip range of the loss
+    masked: list[int] = []  # indices of tokens that a correction dropped (``training.icepop``)
+
+
+TrainedTurns = Mapping[str, Sequence[TrainedTurn | None]]
+"""Name of a rollout -> what the trainer computed for each of its turns; None: unknown."""
+
+
+def trained_turns(
+    passes: Sequence[PolicyPass], groups: Sequence[Group], episodes: Sequence[Episode]
+) -> TrainedTurns:
+    """What a step computed for the turns of some of its plays, spawned ones included.
+
+    Args:
+        passes: the passes of the step.
+        groups: what it was trained on.
+        episodes: some of their plays.
+    """
+    why: dict[str, str] = {}
+    for group in groups:
+        why.update(group.left_out)
+    rollouts: dict[str, Rollout] = {}
+    for episode in with_children(episodes):
+        for rollout in episode.rollouts:
+            if rollout.policy and rollout.turns:
+                name = episode.rollout_name(rollout.role)
+                rollouts[name] = rollout
+                if episode.error or episode.void:
+                    why[name] = episode.failure or "void"
+    members: defaultdict[str, list[tuple[PolicyPass, int]]] = defaultdict(list)
+    for one in passes:
+        for index, sample in enumerate(one.samples):
+            if sample.rollout in rollouts:
+                members[sample.rollout].append((one, index))
+    return {
+        name: _of_rollout(rollout, members[name], why.get(name))
+        for name, rollout in rollouts.items()
+    }
+
+
+def _of_rollout(
+    rollout: Rollout, members: list[tuple[PolicyPass, int]], why: str | None
+) -> list[TrainedTurn | None]:
+    """What is known of each turn.
+
+    Args:
+        rollout: the turns.
+        members: pass and index of each of its samples.
+        why: why it has other turns; None: unknown.
+    """
+    turns: list[TrainedTurn | None] = [TrainedTurn(reason=why) if why else None] * len(
+        rollout.turns
+    )
+    for run in conversations(rollout.turns):
+        completions = [rollout.turns[index].completion for index in run]
+        tokens = completions[-1].prompt_ids + completions[-1].token_ids
+        lengths = [len(completion.token_ids) for completion in completions]
+        for place, (one, index) in enumerate(members):
+            sample = one.samples[index]
+            if sample.token_ids == tokens and len(sample.positions) == sum(lengths):
+                del members[place]
+                found = _of_sample(one, index, lengths)
+                for at, turn in zip(run, found, strict=True):
+                    turns[at] = turn
+                break
+    return turns
+
+
+def _of_sample(one: PolicyPass, index: int, lengths: Sequence[int]) -> Iterator[TrainedTurn]:
+    """The turns of a sample, which have so many tokens each."""
+    sample, logprobs = one.samples[index], one.found.logprobs[index]
+    entropies = one.found.entropies[index] if one.found.entropies else logprobs[:0]
+    clipped, masked = _marks(one.objective, sample, logprobs)
+    end = 0
+    for length in lengths:
+        part = slice(end, end + length)
+        end += length
+        yield TrainedTurn(
+            reason="too_long" if one.too_long(sample) else one.reason,
+            version=one.version,
+            advantage=sample.advantages[end - 1] if length else None,
+            logprobs=_exact(logprobs[part]),
+            entropies=_exact(entropies[part]),
+            clipped=np.flatnonzero(clipped[part]).tolist(),
+            masked=np.flatnonzero(masked[part]).tolist(),
+        )
+
+
+def _marks(objective: Objective, sample: Sample, logprobs: Floats) -> tuple[Any, Any]:
+    """[A] True where the loss clipped a token, and where a correction dropped it.
+
+    Both are computed again from the log-probabilities of the step, in float32 as there.
+    """
+    spec, nothing = LOSSES[objective.loss], np.zeros(len(logprobs), np.bool_)
+    if spec.scope == "group" or not len(logprobs):  # losses of whole groups clip no token
+        return nothing, nothing
+    current, behaviour, advantage = (
+        np.array([each], np.float32) for each in (logprobs, sample.logprobs, sample.advantages)
+    )
+    anchor = behaviour if objective.anchor == "behaviour" else current
+    mask = np.ones_like(current)
+    tokens = ChosenTokens(np, objective.clip_range, current, current, anchor, advantage, mask)
+    log_rho = log_ratio(np, current, behaviour)
+    _, masked = correct(np, log_rho, mask, icepop=objective.icepop, weighted=False)
+    return spec.loss(tokens)[1][0] > 0, masked[0] > 0
+
+
+def _exact(values: Floats) -> list[float]:
+    """The shortest decimal numbers that are these float32 values."""
+    return [float(f"{value:.9g}") for value in values.tolist()]
