@@ -96,7 +96,7 @@ class Playable(ABC):
         return float(episode.rewards[self.roles[0]] >= 1.0)
 
     def example(self, role: str, prompt: str, rng: random.Random) -> str | None:
-        """An answer in the form that a role's answers have, for ``legos arenas check``.
+        """An answer in the form of a role's answers, for ``legos arenas check`` and ``answers``.
 
         Without it, the check answers questions without choices with texts that mean nothing, so
         that such a play may end at its first question. In a play that was spawned from a class,
@@ -107,7 +107,9 @@ class Playable(ABC):
     def oracle(
         self, role: str, prompt: str, task: Task, rng: random.Random
     ) -> tuple[str, float] | None:
-        """The right answer, and what it earns, for ``legos arenas check``; None: there is none.
+        """The right answer, and what it earns; None: there is none.
+
+        ``legos arenas check`` plays it, and ``legos arenas answers`` writes it down.
 
         Args:
             role: the role that is asked, as for ``example``.
