@@ -2,7 +2,8 @@
 
     uv run python examples/word_problems.py problems.jsonl
     uv run legos train --model HuggingFaceTB/SmolLM2-135M-Instruct --arena math \
-      --play.options.data problems.jsonl --play.options.strict true --generation.max-tokens 64 --steps 20
+      --play.options.data problems.jsonl --play.options.strict true --generation.max-tokens 64 \
+      --steps 20
 
 Each row has a question and an answer; the arena holds a tenth of them out. With ``strict``, only an
 answer in a box is rewarded.

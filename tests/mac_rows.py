@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,10 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.utils import load_model
 
-from legos.mlx.fits import plan_of
+from legos.mlx.fits import GIB, USUAL_ROW, plan_of
 from legos.mlx.model.forecast import Sizes
 from legos.mlx.model.machine import usable_of
+from legos.mlx.train.memory import usual_tokens
 from legos.records.limits import TrainingSize
 from legos.weights.model_folder import context_length
 
@@ -66,3 +68,29 @@ def table_lines(name: str, config: Mapping[str, Any]) -> Iterator[str]:
     for weights, changed in (("16 bits", config), ("4 bits", {**config, **FOUR_BITS})):
         cells = (f"{row:,}" if row else "-" for row in longest_rows(changed))
         yield f"| {' | '.join([name, weights, *cells])} |"
+
+
+def preset_line(gb: int) -> str:
+    """The line of a preset in the table of presets."""
+    file = f"examples/presets/mac-{gb}gb.toml"
+    model = tomllib.loads((Path(__file__).parents[1] / file).read_text())["model"]
+    title = model.rpartition("/")[2].removesuffix("-4bit")
+    name = title.replace("-", " ")
+    four_bits = model.endswith("-4bit")
+    with tempfile.TemporaryDirectory() as folder:
+        config = USUAL_MODELS[name] | (FOUR_BITS if four_bits else {})
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        sizes, context = Sizes.of(shapes_of(Path(folder))), context_length(Path(folder))
+    size, usable = TrainingSize(checkpointing=True), usable_on(gb)
+    plan = plan_of(sizes, size, usable, context)
+    usual = replace(plan, longest=USUAL_ROW)
+    tokens = usual.max_tokens(usual_tokens(sizes, size, usable))
+    cells = (
+        f"{gb} GB",
+        f"[mac-{gb}gb](../../{file})",
+        f"{name}, {4 if four_bits else 16} bits",
+        *(f"{count / GIB:.1f}" for count in (sizes.weights, usual.peak_bytes(tokens), usable)),
+        f"{tokens:,}",
+        f"{context if plan.row_limit is None else plan.row_limit:,}",
+    )
+    return f"| {' | '.join(cells)} |"

@@ -6,8 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mac_rows import FOUR_BITS, MACS_GB, USUAL_MODELS, longest_rows, shapes_of, table_lines
+from mac_rows import (
+    FOUR_BITS,
+    MACS_GB,
+    USUAL_MODELS,
+    longest_rows,
+    preset_line,
+    shapes_of,
+    table_lines,
+)
 
+from legos.config.resolve import resolve
 from legos.errors import ModelError
 from legos.mlx import fits
 from legos.mlx.model import machine
@@ -85,3 +94,10 @@ def test_what_macs_of_each_size_give(gb: int, usable: float) -> None:
     memory = gb << 30
     advised = memory * 2 // 3 if gb <= 36 else memory * 3 // 4
     assert machine.usable_of(advised, memory) == pytest.approx(usable * 2**30, rel=0.01)
+
+
+@pytest.mark.parametrize("gb", MACS_GB)
+def test_the_presets_of_the_docs_fit_and_are_settings(gb: int) -> None:
+    assert preset_line(gb) in Path("docs/run/mac.md").read_text().splitlines()
+    found = resolve(files=[Path(f"examples/presets/mac-{gb}gb.toml")])
+    assert found.config.training.gradient_checkpointing
