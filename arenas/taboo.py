@@ -2,11 +2,10 @@
 
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from arenas.passages import words_in
 from legos import Arena, Seat, Table, Task, hold_out
 
 __all__ = ["Taboo"]
@@ -31,10 +30,11 @@ whale wheel wind window winter witch wolf wood zebra
 """
 WORDS = tuple(_LISTED.split())
 HELD_OUT = 0.2
+MOST_LISTED = 32
 
 
 class Taboo(Arena):
-    """A describer must not say its word, and a guesser guesses it.
+    """A describer must not say its word, and a guesser picks it from a list.
 
     With shared rewards, the describer writes a sentence about its word, and the guesser reads it:
     1 to both for the right word, 0 if it is wrong, or if the describer says its word.
@@ -42,49 +42,61 @@ class Taboo(Arena):
     With ``opposed``, the describer wins by making the guesser say the word. It asks something, the
     guesser answers, and then guesses. Who says the word first has lost: the describer in its
     question, or the guesser in its answer; otherwise a right guess wins, and a wrong one is a draw:
-    +1, -1 and 0. The guess is the last word of the list in the reply.
+    +1, -1 and 0.
 
     Credit compares the plays of one word for each role. A fifth of the words is held out. The
-    numbers that show learning are, on held-out words, ``arena/guessed`` (right guesses) with shared
-    rewards, and with opposed ones the reward of each seat against the model without LoRA in the
-    other, ``--play.options.base guesser``; against itself its mean reward says nothing.
+    numbers that show learning are, on held-out words, ``reward_describer`` with shared rewards, and
+    with opposed ones the reward of each seat against the model without LoRA in the other,
+    ``--play.options.base guesser``; against itself its mean reward says nothing.
 
     Source: Yao et al., Adversarial Language Games for Advanced Natural Language Intelligence,
     arXiv:1911.01622, for the opposed game, whose talk here is one question and one answer.
     """
 
     roles = ("describer", "guesser")
+    restrict_choices = True
     max_tokens = 32
 
     def __init__(
-        self, client: Any = None, *, opposed: bool = False, base: str = "", **kwargs: Any
+        self,
+        client: Any = None,
+        *,
+        opposed: bool = False,
+        listed: int = 8,
+        base: str = "",
+        **kwargs: Any,
     ) -> None:
         """Choose the rewards.
 
         Args:
             client: client of both seats.
             opposed: whether one seat wins what the other loses.
+            listed: number of words from which the guesser picks.
             base: a role that the model without LoRA plays; empty: none.
             kwargs: settings of every arena.
 
         Raises:
-            ValueError: there is no such role.
+            ValueError: there is no such role, or the list would be too short or too long.
         """
         if base and base not in self.roles:
             raise ValueError(f"base is {base!r}; expected one of {', '.join(self.roles)}")
+        if not 2 <= listed <= MOST_LISTED:
+            raise ValueError(f"listed is {listed}; expected 2 to {MOST_LISTED} words")
         super().__init__(client, **kwargs)
-        self.opposed, self.base = opposed, base
+        self.opposed, self.listed, self.base = opposed, listed, base
         self.utility = "zero_sum" if opposed else "identical"
         words = [Task(id=word, data=word) for word in WORDS]
-        self._trained, self._held_out = hold_out(words, HELD_OUT)
+        self._trained, self._held_out = (
+            [task.id for task in side] for side in hold_out(words, HELD_OUT)
+        )
 
     def tasks(self, rng: random.Random) -> Iterable[Task]:
-        """The words that are not held out, in random order."""
-        return rng.sample(self._trained, len(self._trained))
+        """The words that are not held out, in random order, each with its list."""
+        return self._lists(self._trained, rng)
 
     def held_out(self, rng: random.Random) -> Iterable[Task]:
         """The words that are held out."""
-        return self._held_out
+        return self._lists(self._held_out, rng)
 
     def seats(self, task: Task) -> Mapping[str, Seat]:
         """The policy in both seats, or the model without LoRA in one."""
@@ -96,31 +108,33 @@ class Taboo(Arena):
         return seats
 
     def private(self, task: Task) -> Mapping[str, Sequence[str]]:
-        """The word, which the guesser does not see."""
-        return {"describer": [f"'{task.data}'"]}
+        """Which word it is."""
+        return {"describer": [f"'{task.data[0]}'"]}
 
-    def example(self, role: str, prompt: str, rng: random.Random) -> str:
-        """Any word, and a sentence that fits every word."""
-        if role == "guesser":
-            return rng.choice(WORDS)
+    def example(self, role: str, prompt: str, rng: random.Random) -> str | None:
+        """A sentence that fits every word; none where the guesser picks."""
+        if "Which of these" in prompt:
+            return None
         return rng.choice(("What does everybody know?", "Everybody knows at least one of them."))
 
     def oracle(
         self, role: str, prompt: str, task: Task, rng: random.Random
     ) -> tuple[str, float] | None:
-        """Any sentence, and the word; none with opposed rewards, where one seat wins."""
-        if self.opposed:
+        """Any sentence, and the word; none of a describer with opposed rewards, who would lose."""
+        if self.opposed and role == "describer":
             return None
-        return (str(task.data) if role == "guesser" else self.example(role, prompt, rng)), 1.0
+        said = self.example(role, prompt, rng)
+        return (str(task.data[0]) if said is None else said), 1.0
 
     def reference(self) -> Mapping[str, float]:
-        """Rewards of silence, and those of an oracle where both can win."""
-        known = {"idle_describer": 0.0, "idle_guesser": 0.0}
-        return known if self.opposed else {"oracle_describer": 1.0, "oracle_guesser": 1.0, **known}
+        """Rewards of an oracle, and of a guess at random where both can win."""
+        if self.opposed:
+            return {"oracle_guesser": 1.0}
+        return {"oracle_describer": 1.0, "oracle_guesser": 1.0, "random_guess": 1 / self.listed}
 
     async def play(self, t: Table) -> Mapping[str, float]:
         """A sentence and a guess; with opposed rewards, an answer to the sentence between them."""
-        word = str(t.task.data)
+        word, listed = t.task.data
         asked = (
             f"Make somebody say the word '{word}', but do not say it yourself. Write a question."
             if self.opposed
@@ -131,19 +145,25 @@ class Taboo(Arena):
         t.metric(leaked=float(leaked))
         if leaked:
             return self._rewards(-1.0)
-        guess = f"{said}\nWhich word is meant? Answer with one word."
+        guess = f"Which of these words is meant? {' '.join(listed)}"
         if self.opposed:
             answer = (await t.ask("guesser", f"{said}\nAnswer in one sentence.")).answer
             lured = _says(answer, word)
             t.metric(lured=float(lured))
             if lured:
                 return self._rewards(1.0)
-            guess = "The question was to make you say a secret word. Guess it, in one word."
-        reply = await t.ask("guesser", guess)
-        found = [each for each in words_in(reply.answer) if each in WORDS]
-        guessed = found[-1:] == [word]
+        else:
+            guess = f"{said}\n{guess}"
+        guessed = (await t.ask("guesser", guess, choices=listed)).move == word
         t.metric(guessed=float(guessed))
         return self._rewards(-float(guessed) if self.opposed else float(guessed))
+
+    def _lists(self, words: Sequence[str], rng: random.Random) -> Iterator[Task]:
+        """Each of some words among others."""
+        for word in rng.sample(words, len(words)):
+            others = rng.sample([other for other in WORDS if other != word], self.listed - 1)
+            listed = rng.sample([word, *others], self.listed)
+            yield Task(id=f"{word} of {' '.join(listed)}", data=(word, tuple(listed)))
 
     def _rewards(self, describer: float) -> Mapping[str, float]:
         """Rewards of both seats, from that of the describer."""

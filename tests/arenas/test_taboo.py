@@ -1,6 +1,7 @@
 """Taboo: who says the word, who guesses it, and what that earns."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 from scripted_play import played
@@ -9,7 +10,8 @@ from arenas.taboo import HELD_OUT, WORDS, Taboo
 from legos import Task
 from legos.fakes import Asked, ScriptedClient
 
-APPLE = Task(id="apple", data="apple")
+LISTED = ("apple", "cherry", "pen", "owl")
+APPLE = Task(id="apple", data=("apple", LISTED))
 
 
 def rewards(*said: str, opposed: bool = False) -> tuple[float, float]:
@@ -27,10 +29,8 @@ def rewards(*said: str, opposed: bool = False) -> tuple[float, float]:
 @pytest.mark.parametrize(
     ("said", "earned"),
     [
-        (("A red fruit.", "Apple"), 1.0),
-        (("A red fruit.", "A cherry? No, an apple!"), 1.0),
-        (("A red fruit.", "An apple or a cherry"), 0.0),
-        (("A red fruit.", "pineapple"), 0.0),
+        (("A red fruit.", "apple"), 1.0),
+        (("A red fruit.", "cherry"), 0.0),
         (("Apples are red.",), 0.0),
         (("It is no pineapple, but red.", "apple"), 1.0),
     ],
@@ -44,7 +44,7 @@ def test_shared_rewards(said: tuple[str, ...], earned: float) -> None:
     [
         (("Do you like an apple?",), -1.0),
         (("Which fruit did Newton see?", "He saw an apple."), 1.0),
-        (("Which fruit did Newton see?", "A famous one.", "It is apple."), -1.0),
+        (("Which fruit did Newton see?", "A famous one.", "apple"), -1.0),
         (("Which fruit did Newton see?", "A famous one.", "cherry"), 0.0),
     ],
 )
@@ -53,8 +53,11 @@ def test_opposed_rewards(said: tuple[str, ...], describer: float) -> None:
 
 
 def test_a_plural_is_the_word_and_a_longer_word_is_not() -> None:
+    def answer(said: str) -> Callable[[Asked], str]:
+        return lambda asked: "pen" if asked.sampling.choices else said
+
     def leaks(word: str, said: str) -> bool:
-        episode, _ = played(Taboo(), Task(id=word, data=word), lambda _: said)
+        episode, _ = played(Taboo(), Task(id=word, data=(word, LISTED)), answer(said))
         return episode.metrics["leaked"] == 1.0
 
     assert leaks("strawberry", "STRAWBERRIES are red")
@@ -65,8 +68,9 @@ def test_a_plural_is_the_word_and_a_longer_word_is_not() -> None:
 
 def test_held_out_words_are_never_trained_on() -> None:
     arena = Taboo()
-    trained = {task.id for task in arena.tasks(random.Random(0))}
-    held_out = {task.id for task in arena.held_out(random.Random(0))}
+    tasks, others = list(arena.tasks(random.Random(0))), list(arena.held_out(random.Random(0)))
+    trained, held_out = ({task.data[0] for task in side} for side in (tasks, others))
+    assert all(len({*task.data[1]}) == 8 and task.data[0] in task.data[1] for task in tasks)
     assert not trained & held_out
     assert trained | held_out == set(WORDS)
     assert len(held_out) == pytest.approx(HELD_OUT * len(WORDS), rel=0.3)
@@ -79,3 +83,5 @@ def test_the_base_model_may_take_a_seat() -> None:
     assert seats["describer"].trainable
     with pytest.raises(ValueError, match="base is 'judge'; expected one of describer, guesser"):
         Taboo(base="judge")
+    with pytest.raises(ValueError, match="listed is 1; expected 2 to 32 words"):
+        Taboo(listed=1)

@@ -70,7 +70,6 @@ SAID = {  # arena -> what its seats say, in order; the others give right answers
         "I have heard of her.\nAna Ruiz",
         "I do not know.\nNobody",
     ),
-    "taboo": ("It haunts old houses.", "A ghost"),
 }
 
 
