@@ -146,7 +146,7 @@ class World:
             "checkpoint_every": 2,
             "evaluate_every": 3,
             "deterministic": True,
-            "episodes_kept_per_step": 2,
+            "plays_kept": 0.5,
         }
         self.run = Run(
             self.folder,

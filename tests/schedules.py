@@ -83,7 +83,7 @@ class Session:
                 keep_checkpoints=2,
                 evaluate_every=3,
                 deterministic=limit == 0,
-                episodes_kept_per_step=1,
+                plays_kept=0.5,
             ),
             episode_concurrency=4,
             evaluation=self.evaluation,

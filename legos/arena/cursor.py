@@ -86,6 +86,7 @@ class TaskCursor:
             plays=plays,
             round=at,
             numbers=tuple(numbers),
+            first_play=current.places[numbers[0]].first_play,
             num_tasks=len(numbers),
         )
 

@@ -24,6 +24,7 @@ REMOVED: Mapping[str, str] = dict.fromkeys(_FIXED.split(), "it is the same in ev
     "curriculum_easier": "pass Climb(easier=...) to the arena",
     "curriculum_threshold": "pass Climb(threshold=...) to the arena",
     "discount": "pass a credit rule with a discount to the arena",
+    "episodes_kept_per_step": "loop.plays_kept is the share of tasks whose plays are kept",
     "evaluation_alone": "loop.deterministic implies it",
     "fits": "legos train plans the memory of a model before it loads it (docs/run/mac.md)",
     "geometric_mask_high": _ICEPOP,

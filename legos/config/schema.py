@@ -142,9 +142,11 @@ class LoopConfig(Settings):
     evaluation_temperature: float | None = knob(None, ge=0, le=10)
     """Sampling temperature of evaluation plays; 0: the most probable token; none: the temperature
     of training."""
-    episodes_kept_per_step: int = knob(8, unit="episodes", ge=0)
-    """Plays of each step, and of each evaluation by play, that are written to episodes.jsonl,
-    besides all that failed; 0: none."""
+    plays_kept: float = knob(0.05, ge=0, le=1)
+    """Share of the tasks of each step whose plays are written to episodes.jsonl, besides all that
+    failed, the longest, the best and the worst. Raise it to see more of the play."""
+    plays_disk_gib: float = knob(1.0, unit="GiB", ge=0)
+    """Disk space of the plays of a run; the oldest go first. 0: no play is written."""
     keep_awake: bool = knob(True)
     """Keep macOS from sleeping while the run goes on (caffeinate -is); its display may sleep."""
     serve_port: int | None = knob(None, ge=0, le=65535)

@@ -22,6 +22,7 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+_REMEMBERED = 64  # bytes before the new lines, which tell whether the file is still the same
 
 
 class _Line(NamedTuple):
@@ -37,29 +38,33 @@ class NewLines:
 
     Attributes:
         seen: number of complete lines so far.
+        rewritten: whether the last call found other content before the new lines.
     """
 
     def __init__(self, path: Path) -> None:
         """Begin before the first line; the file need not exist yet."""
         self._path = path
         self._offset = self.seen = 0
+        self._before = b""  # the newest bytes that were read
+        self.rewritten = False
 
     def read(self) -> list[tuple[int, bytes]]:
         """The complete lines since the last call, with their numbers from 1.
 
-        Of a file that a resumed run has truncated, the lines that are left count as seen.
+        Of a file that a resumed run has rewritten, the lines that are left count as seen.
 
         Raises:
             CheckpointError: the file cannot be read.
         """
         try:
             with self._path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size < self._offset:
-                    self._offset = self.seen = 0
-                    self._take(file.read())
-                    return []
-                file.seek(self._offset)
-                return self._take(file.read())
+                file.seek(self._offset - len(self._before))
+                self.rewritten = file.read(len(self._before)) != self._before
+                if self.rewritten:
+                    self._offset = self.seen = file.seek(0)
+                    self._before = b""
+                lines = self._take(file.read())
+                return [] if self.rewritten else lines
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -69,6 +74,8 @@ class NewLines:
         *lines, rest = data.split(b"\n")
         before, self.seen = self.seen, self.seen + len(lines)
         self._offset += len(data) - len(rest)
+        read = data[: len(data) - len(rest)]
+        self._before = (self._before + read[-_REMEMBERED:])[-_REMEMBERED:]
         return list(enumerate(lines, start=before + 1))
 
 

@@ -24,6 +24,7 @@ class Group(Struct, frozen=True, kw_only=True):
     plays: tuple[tuple[Task, int], ...] = ()  # tasks to play, each with the seed of its play
     round: int = 0  # number of the round of tasks that it belongs to
     numbers: tuple[int, ...] = ()  # indices of its tasks in the round
+    first_play: int = 0  # number of plays of the arena that were planned before it
     admitted_version: int = 0  # newest policy version when it was admitted
     samples: tuple[Sample, ...] = ()
     episodes: tuple[Episode, ...] = ()

@@ -15,10 +15,10 @@ from msgspec import UNSET, Struct, UnsetType
 
 from legos.chat.reply import split_thinking
 from legos.errors import CheckpointError
-from legos.files.lines import NewLines
 from legos.loop.trained import TrainedTurn, TrainedTurns
 from legos.records.episode import Episode, Rollout, Turn
 from legos.records.message import Message, Sampling, ToolCall
+from legos.run.play_files import NewPlays, PlayFiles
 
 __all__ = [
     "EpisodesTail",
@@ -108,13 +108,13 @@ class EpisodesTail:
     """Reads the plays of a run, and then those that it adds.
 
     Attributes:
-        path: the file, which need not exist yet.
+        path: ``episodes.jsonl``, which need not exist yet; older plays are beside it.
     """
 
     def __init__(self, path: Path) -> None:
         """Begin before the first play."""
         self.path = path
-        self._lines = NewLines(path)
+        self._new = NewPlays(path)
 
     def read(self, *, last: int | None = None) -> list[tuple[int, StoredEpisode]]:
         """The plays since the last call, each with its number from 1.
@@ -125,24 +125,16 @@ class EpisodesTail:
         Raises:
             CheckpointError: a line is no play; the message has its number.
         """
-        lines = self._lines.read()
-        wanted = lines if last is None else lines[max(0, len(lines) - last) :]
-        return [(number, self._read(number, line)) for number, line in wanted]
+        return [(number, self._read(number, line)) for number, line in self._new.read(last=last)]
 
     def read_one(self, number: int) -> tuple[int, StoredEpisode]:
-        """One play of the file, with its number; -1 is the newest.
+        """One play, with its number; -1 is the newest.
 
         Raises:
             CheckpointError: there is no such play, or the line is no play.
         """
-        lines = NewLines(self.path).read()
-        at = number - 1 if number > 0 else len(lines) + number
-        if not 0 <= at < len(lines) or number == 0:
-            raise CheckpointError(
-                f"{self.path} has no play {number}; it has {len(lines)}, counted from 1 (-1 is "
-                "the newest)"
-            )
-        return at + 1, self._read(*lines[at])
+        number, line = PlayFiles(self.path).line(number)
+        return number, self._read(number, line)
 
     def _read(self, number: int, line: bytes) -> StoredEpisode:
         try:

@@ -20,7 +20,7 @@ from legos.records.episode import Episode
 from legos.records.names import evaluated_name
 from legos.run.background import Background
 from legos.run.folder import RunFolder
-from legos.run.stored import kept_episodes
+from legos.run.kept import KeptPlays
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
 
@@ -78,7 +78,7 @@ class Evaluations:
         folder: RunFolder,
         *,
         keep_best: str | None,
-        plays_kept: int,
+        plays: KeptPlays,
         fail: Callable[[Exception], Awaitable[None]],
         on_writer: Callable[[Callable[[], object]], Awaitable[None]],
     ) -> None:
@@ -89,7 +89,7 @@ class Evaluations:
             ledger: counts the tokens of the evaluations.
             folder: its adapters contain every pinned one.
             keep_best: metric whose best step is recorded; "-x": a lower x is better.
-            plays_kept: number of plays of each evaluation that the folder gets, besides all failed.
+            plays: stores the plays.
             fail: called with an error, to end the training loop.
             on_writer: calls a function in the thread that writes files.
         """
@@ -98,7 +98,7 @@ class Evaluations:
         self._ledger = ledger
         self._folder = folder
         self._keep_best = keep_best
-        self._plays_kept = plays_kept
+        self._plays = plays
         self._task = Background(fail)
         self.first: Results = {}
         self.last: Results = {}
@@ -214,9 +214,7 @@ class Evaluations:
         flat = flat_metrics(found)
         self._compare(step, flat)
         out.evaluations.log({"policy_version": version, **flat}, step=step)
-        kept = kept_episodes(self._evaluation.episodes, self._plays_kept)
-        if kept:
-            self._folder.add_episodes(step, kept, evaluation=True)
+        self._plays.add_evaluation(step, self._evaluation.episodes)
         out.steps.log(flat, step=step)
 
     def _compare(self, step: int, metrics: Mapping[str, float]) -> None:

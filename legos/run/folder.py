@@ -3,7 +3,8 @@
 config.toml         the resolved settings, each with its source
 metrics.jsonl       one object per optimiser step, and per evaluation that was ready later
 evaluations.jsonl   one object per evaluation
-episodes.jsonl      some plays of each step and evaluation, as text
+episodes.jsonl      the newest plays that are kept, as text
+episodes/           older ones, compressed
 failure.txt         the error that ended the run, if one did
 adapters/vN/        adapters in mlx-lm's format; those of further policies in adapters/NAME/vN
 checkpoints/        the state that a resumed run needs
@@ -24,12 +25,13 @@ from legos.files.atomic import (
     write_file,
     write_folder,
 )
-from legos.files.lines import append_whole, has_step_lines, rewind_lines
+from legos.files.lines import has_step_lines, rewind_lines
 from legos.loop.trained import TrainedTurns
 from legos.records.episode import Episode
 from legos.run.checkpoint import checkpoints, newest_whole, numbered
 from legos.run.episodes import episode_line, stored_episode
 from legos.run.lock import check_unheld, check_unmoved, hold
+from legos.run.play_files import FILE_BYTES, PlayFiles
 from legos.run.settings import CONFIG, checked_settings, sealed
 from legos.weights.adapter import Adapter
 from legos.weights.folder import write_adapter
@@ -50,6 +52,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.evaluations = path / "evaluations.jsonl"
         self.episodes = path / "episodes.jsonl"
+        self.plays = PlayFiles(self.episodes)
         self.stalls = path / "stalls.txt"
         self.failure = path / "failure.txt"
         self.adapters = path / "adapters"
@@ -156,7 +159,7 @@ class RunFolder:
         """
         with refusals_named(self.path):
             adapters = (self.adapters, *(path for path in self.adapters.glob("*") if path.is_dir()))
-            for parent in (self.path, *adapters, self.checkpoints):
+            for parent in (self.path, self.plays.folder, *adapters, self.checkpoints):
                 clear_unfinished(parent)
 
     def rewind(self, *, step: int, versions: Mapping[str, int], evaluated: int | None) -> set[int]:
@@ -176,7 +179,7 @@ class RunFolder:
         """
         newest = -1 if evaluated is None else evaluated
         rewind_lines(self.evaluations, newest)
-        rewind_lines(self.episodes, step, evaluated=newest)
+        self.plays.rewind(step, evaluated=newest)
         with refusals_named(self.path):
             for place, version in zip(
                 self.adapter_places(versions), versions.values(), strict=True
@@ -226,8 +229,16 @@ class RunFolder:
         *,
         evaluation: bool = False,
         trained: TrainedTurns | None = None,
-    ) -> None:
-        """Append plays, one JSON object per line; arguments as for ``stored_episode``.
+        full_at: int = FILE_BYTES,
+    ) -> bool:
+        """Append plays, one JSON object per line; returns whether the file was full.
+
+        Args:
+            step: as the others, see ``stored_episode``.
+            episodes: the plays.
+            evaluation: whether an evaluation played them.
+            trained: what the step computed for their turns.
+            full_at: size of a full file, bytes.
 
         Raises:
             CheckpointError: the file cannot be written.
@@ -237,12 +248,12 @@ class RunFolder:
             stored_episode(one, step=step, evaluation=evaluation, trained=trained)
             for one in episodes
         )
-        append_whole(self.episodes, b"".join(map(episode_line, stored)))
+        return self.plays.append(b"".join(map(episode_line, stored)), full_at=full_at)
 
     @property
     def _parts(self) -> tuple[Path, ...]:
         files = (self.config, self.metrics, self.evaluations, self.episodes)
-        folders = (self.adapters, self.checkpoints, self.path / "wandb")
+        folders = (self.plays.folder, self.adapters, self.checkpoints, self.path / "wandb")
         return *files, self.stalls, self.failure, *folders
 
     @property

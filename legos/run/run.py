@@ -19,7 +19,6 @@ from legos.loop.evaluation import flat_metrics
 from legos.loop.loop import batcher_of, training_loop
 from legos.loop.mix import Mix, mix_of
 from legos.loop.player import PlayGroup
-from legos.loop.trained import trained_turns
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.play.step import play_each
 from legos.protocols import Snapshot, Tracker
@@ -30,10 +29,10 @@ from legos.run.background import Background
 from legos.run.checkpoint import write_checkpoint
 from legos.run.evaluations import Evaluation, Evaluations, Outputs, Results
 from legos.run.folder import RunFolder
+from legos.run.kept import KeptPlays
 from legos.run.leaving import LeavingPublisher
 from legos.run.speed import Speed
 from legos.run.state import RunState
-from legos.run.stored import kept_episodes
 from legos.weights.adapter import Adapter
 
 __all__ = ["Run"]
@@ -102,12 +101,13 @@ class Run:
         self._awaits_evaluation = False
         self._writer = writer
         self._writing = Background(self._batcher.end)
+        self._plays = KeptPlays(folder, share=settings.plays_kept, disk_gib=settings.plays_disk_gib)
         self._evaluations = Evaluations(
             evaluation,
             trainer.ledger,
             folder,
             keep_best=settings.keep_best,
-            plays_kept=settings.episodes_kept_per_step,
+            plays=self._plays,
             fail=self._batcher.end,
             on_writer=self._on_writer,
         )
@@ -288,10 +288,9 @@ class Run:
         self._state.log(metrics, out.steps)
         episodes = [episode for group in groups for episode in group.episodes]
         self.example = next((e for e in episodes if not (e.error or e.void)), self.example)
-        if settings.episodes_kept_per_step:
-            kept = kept_episodes(episodes, settings.episodes_kept_per_step)
-            trained = trained_turns(self._trainer.passes, groups, kept)
-            self._folder.add_episodes(step, kept, trained=trained)
+        self._plays.add_step(step, groups, self._trainer.passes)
+        if self._plays.full:
+            await self._writing.start(partial(self._on_writer, self._plays.pack))
         if self._due:
             await self._evaluate(out, wait=last or settings.deterministic)
         self._trainer.alarms.evaluated = flat_metrics(self._evaluations.last)
@@ -351,7 +350,7 @@ class Run:
         """
         step, settings, folder = self.step, self._settings, self._folder
         adapters, kept_steps = self._adapters(), self._evaluations.kept_steps
-        values = self._state.take(num_episodes=settings.episodes_kept_per_step)
+        values = self._state.take(plays_kept=self._plays.share)
 
         def fill(place: Path) -> dict[str, Any]:
             snapshot(place)

@@ -37,11 +37,11 @@ class RunState:
         self.unlogged: Metrics | None = None
         self._logged = 0  # newest step whose line was written, or restored
 
-    def take(self, *, num_episodes: int) -> Callable[[], dict[str, Any]]:
+    def take(self, *, plays_kept: float | None) -> Callable[[], dict[str, Any]]:
         """Take the state as it is now.
 
         Args:
-            num_episodes: number of plays of each waiting group that are kept.
+            plays_kept: share of the tasks of waiting groups whose plays are kept; None: none.
 
         Returns:
             A function that gives the state as JSON values; it may be called on any thread, because
@@ -63,7 +63,7 @@ class RunState:
 
         def values() -> dict[str, Any]:
             groups = {
-                name: groups_to_json(waiting, num_episodes=num_episodes)
+                name: groups_to_json(waiting, plays_kept=plays_kept)
                 for name, waiting in queued.items()
             }
             return {**state, "queued": groups}

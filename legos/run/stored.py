@@ -10,30 +10,35 @@ from msgspec.structs import replace
 from legos.records.episode import Episode
 from legos.records.group import Group
 from legos.records.sample import Sample
+from legos.run.kept import kept_plays
 
-__all__ = ["groups_from_json", "groups_to_json", "kept_episodes"]
+__all__ = ["groups_from_json", "groups_to_json"]
 
 logger = logging.getLogger(__name__)
 
 
-def groups_to_json(groups: Sequence[Group], *, num_episodes: int = 0) -> list[dict[str, Any]]:
-    """Groups with their samples and metrics, and the ``kept_episodes`` of each."""
+def groups_to_json(
+    groups: Sequence[Group], *, plays_kept: float | None = None
+) -> list[dict[str, Any]]:
+    """Groups with their samples and metrics, and some of their plays.
+
+    Args:
+        groups: the groups.
+        plays_kept: share of the tasks whose plays are kept (``kept_plays``); None: no play is.
+    """
     waiting = [
         replace(
             group,
             plays=(),
-            episodes=tuple(e.without_data() for e in kept_episodes(group.episodes, num_episodes)),
+            episodes=()
+            if plays_kept is None
+            else tuple(episode.without_data() for episode in kept_plays([group], plays_kept)),
             tokens_generated=group.num_tokens,
             tokens_discarded={},
         )
         for group in groups
     ]
     return msgspec.to_builtins(waiting, enc_hook=float)  # NumPy's floats
-
-
-def kept_episodes(episodes: Sequence[Episode], number: int) -> list[Episode]:
-    """The first episodes and all that failed; none if the number is 0."""
-    return [e for index, e in enumerate(episodes) if number and (index < number or e.error)]
 
 
 def groups_from_json(stored: Sequence[Mapping[str, Any]]) -> list[Group]:

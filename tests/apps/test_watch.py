@@ -234,7 +234,7 @@ def test_a_play_that_is_not_there_is_refused(
 ) -> None:
     write(run, 1, 2)
     assert main(["watch", str(run.path), "--episode", str(number)]) == 2
-    assert f"has no play {number}; it has 2, counted from 1" in capsys.readouterr().err
+    assert f"has no play {number}; it has 1 to 2 (-1 is the newest)" in capsys.readouterr().err
 
 
 def test_a_damaged_line_is_named(run: RunFolder) -> None:

@@ -89,7 +89,7 @@ def test_parts_are_in_evaluations_and_in_what_is_kept() -> None:
     )
     parts = {"writer": {"correct": 1.0}}
     assert json.loads(episode_line(stored_episode(batch.episodes[0])))["reward_parts"] == parts
-    stored = json.loads(json.dumps(groups_to_json([batch], num_episodes=1)))
+    stored = json.loads(json.dumps(groups_to_json([batch], plays_kept=1.0)))
     assert groups_from_json(stored)[0].episodes[0].parts == parts
 
 

@@ -172,7 +172,7 @@ def test_a_failing_evaluation_ends_the_run_with_a_checkpoint(
 
 def test_plays_of_evaluations_are_kept_once_also_after_a_kill(tmp_path: Path) -> None:
     def made(path: Path) -> World:
-        world = beside(path, checkpoint_every=4, episodes_kept_per_step=2)
+        world = beside(path, checkpoint_every=4, plays_kept=0.5)
         world.evaluation.episodes = tuple(make_episode({}) for _ in range(3))
         return world
 
@@ -184,6 +184,6 @@ def test_plays_of_evaluations_are_kept_once_also_after_a_kill(tmp_path: Path) ->
     for world in (killed, resumed):
         plays = [json.loads(line) for line in world.folder.episodes.read_text().splitlines()]
         of_evaluations = [play["step"] for play in plays if play.get("evaluation")]
-        assert sorted(of_evaluations) == [0, 0, 3, 3, 6, 6]
+        assert sorted(of_evaluations) == [0] * 3 + [3] * 3 + [6] * 3
         trained = {play["step"] for play in plays if "evaluation" not in play}
         assert trained == {1, 2, 3, 4, 5, 6}

@@ -14,7 +14,7 @@ from legos.fakes import make_sample
 from legos.records.episode import Task
 from legos.records.group import Group
 from legos.run.episodes import episode_line, stored_episode
-from legos.run.stored import groups_from_json, groups_to_json, kept_episodes
+from legos.run.stored import groups_from_json, groups_to_json
 
 
 @given(seed=st.integers(0, 2**32 - 1), num=st.integers(0, 12))
@@ -45,19 +45,6 @@ def test_what_is_booked_already_is_not_generated_again() -> None:
     assert not again.episodes
 
 
-def test_the_first_plays_and_all_that_failed_are_kept() -> None:
-    plays = [make_episode({"player": float(n)}) for n in range(6)]
-    for failed in (1, 4):
-        plays[failed] = replace(plays[failed], error="no")
-    kept = kept_episodes(plays, 2)
-    assert kept == [plays[0], plays[1], plays[4]]
-    assert kept_episodes(kept, 2) == kept
-    assert kept_episodes(plays, 0) == []
-    batch = Group(samples=(), episodes=tuple(plays), tokens_generated=0)
-    [again] = groups_from_json(groups_to_json([batch], num_episodes=2))
-    assert [episode.rewards["player"] for episode in again.episodes] == [0.0, 1.0, 4.0]
-
-
 def test_plays_of_what_waits_come_back_as_they_are_written() -> None:
     children = (make_episode({"player": -1.0}),)
     plays = [replace(make_episode({"player": reward}), children=children) for reward in (1.0, 2.0)]
@@ -68,9 +55,9 @@ def test_plays_of_what_waits_come_back_as_they_are_written() -> None:
         episodes=(played, *plays),
         tokens_generated=len(sample.positions),
     )
-    text = json.dumps(groups_to_json([batch], num_episodes=2))
+    text = json.dumps(groups_to_json([batch], plays_kept=1.0))
     [again] = groups_from_json(json.loads(text))
-    written = [episode_line(stored_episode(episode)) for episode in batch.episodes[:2]]
+    written = [episode_line(stored_episode(episode)) for episode in batch.episodes]
     assert [episode_line(stored_episode(episode)) for episode in again.episodes] == written
 
 
@@ -80,7 +67,7 @@ def test_a_play_with_values_of_other_types_costs_no_resume(
     sample = make_sample()
     odd = replace(make_episode({"player": 1.0}), notes=(3,))  # pyright: ignore[reportArgumentType]
     batch = Group(samples=(sample,), episodes=(odd,), tokens_generated=len(sample.positions))
-    [again] = groups_from_json(groups_to_json([batch], num_episodes=8))
+    [again] = groups_from_json(groups_to_json([batch], plays_kept=1.0))
     assert again.samples == batch.samples
     assert not again.episodes
     assert "plays in the checkpoint will not be in the run's episodes" in caplog.text

@@ -191,6 +191,6 @@ def test_plays_in_a_checkpoint_keep_their_settings() -> None:
     episode = played()
     sample = make_sample()
     batch = Group(samples=(sample,), episodes=(episode,), tokens_generated=len(sample.positions))
-    text = json.dumps(groups_to_json([batch], num_episodes=1))
+    text = json.dumps(groups_to_json([batch], plays_kept=1.0))
     [again] = groups_from_json(json.loads(text))
     assert stored(again.episodes[0]) == stored(episode)

@@ -1,0 +1,144 @@
+"""Full files of plays: renamed, compressed, removed, taken back; and readers meanwhile."""
+
+import gzip
+import itertools
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from made_records import make_episode
+from msgspec.structs import replace
+
+from legos.errors import CheckpointError
+from legos.run.episodes import EpisodesTail
+from legos.run.folder import RunFolder
+from legos.run.play_files import NewPlays, PlayFiles
+
+SIZE = 3_000  # of a full file: about six plays
+
+
+def add(folder: RunFolder, *steps: int, evaluation: bool = False) -> None:
+    for step in steps:
+        play = replace(make_episode({"player": float(step)}), notes=("x" * 80,))
+        folder.add_episodes(step, [play] * 2, evaluation=evaluation, full_at=SIZE)
+
+
+def steps_of(folder: RunFolder) -> list[object]:
+    return [play.step for _, play in EpisodesTail(folder.episodes).read()]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path)
+
+
+def test_plays_keep_their_numbers_in_older_files(folder: RunFolder) -> None:
+    add(folder, *range(1, 13))
+    names = [old.path.name for old in folder.plays.older()]
+    assert len(names) >= 3
+    assert names[0].startswith("1-")
+    folder.plays.pack(10**9)
+    packed = [old.path for old in folder.plays.older()]
+    assert [path.name for path in packed] == [f"{name}.gz" for name in names]
+    first = json.loads(gzip.decompress(packed[0].read_bytes()).splitlines()[0])
+    assert first["step"] == 1
+    expected = [step for step in range(1, 13) for _ in range(2)]
+    assert steps_of(folder) == expected
+    tail = EpisodesTail(folder.episodes)
+    assert [number for number, _ in tail.read(last=5)] == [20, 21, 22, 23, 24]
+    for number in (1, 7, 24, -1, -24):
+        found, play = tail.read_one(number)
+        assert found == number % 25
+        assert play.step == expected[found - 1]
+    for number in (0, 25, -25):
+        with pytest.raises(CheckpointError, match=r"has no play .*; it has 1 to 24 \(-1 is the"):
+            tail.read_one(number)
+
+
+def test_the_oldest_go_first_and_the_newest_stays(folder: RunFolder) -> None:
+    add(folder, *range(1, 13))
+    folder.plays.pack(0)
+    [newest] = folder.plays.older()
+    assert steps_of(folder)[0] == (newest.first + 1) // 2
+    assert folder.plays.last() == 24
+    with pytest.raises(CheckpointError, match=rf"no play 1; it has {newest.first} to 24"):
+        EpisodesTail(folder.episodes).read_one(1)
+
+
+def test_a_tail_misses_no_play_and_repeats_none_while_files_get_full(folder: RunFolder) -> None:
+    tail, seen = NewPlays(folder.episodes), list[int]()
+    for step in range(1, 25):
+        add(folder, step)
+        if step % 5 == 0:
+            folder.plays.pack(10**9)
+        if step % 3 == 0:
+            seen += [number for number, _ in tail.read()]
+    assert seen == list(range(1, 49))
+    assert [number for number, _ in NewPlays(folder.episodes, seen=40).read()] == [*range(41, 49)]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("step", [0, 1, 5, 9, 12, 20])
+def test_a_resumed_run_removes_later_plays_from_older_files_too(
+    folder: RunFolder, step: int, packed: bool
+) -> None:
+    add(folder, *range(1, 13))
+    add(folder, 3, evaluation=True)
+    if packed:
+        folder.plays.pack(10**9)
+    tail = NewPlays(folder.episodes)
+    tail.read()
+    folder.plays.rewind(step, evaluated=0 if step < 12 else 3)
+    left = [s for s in range(1, min(step, 12) + 1) for _ in range(2)]
+    left += [3, 3] if step >= 12 else []
+    assert steps_of(folder) == left
+    assert tail.read() == []
+    assert tail.rewritten is (step < 12)
+    add(folder, 50)
+    assert [number for number, _ in tail.read()] == [len(left) + 1, len(left) + 2]
+    assert steps_of(folder) == [*left, 50, 50]
+
+
+def crashing(method: str, number: int) -> Callable[..., object]:
+    """A method of paths whose call of this number fails, as if the process had been killed."""
+    real, calls = getattr(Path, method), itertools.count()
+
+    def crash(path: Path, *given: object, **options: object) -> object:
+        if path.suffix != ".unfinished" and next(calls) == number:
+            raise KeyboardInterrupt
+        return real(path, *given, **options)
+
+    return crash
+
+
+@pytest.mark.parametrize("method", ["unlink", "replace"])
+@pytest.mark.parametrize("number", range(6))
+def test_a_crash_at_any_time_loses_no_play(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, method: str, number: int
+) -> None:
+    add(folder, *range(1, 13))
+    expected = steps_of(folder)
+    with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
+        patched.setattr(Path, method, crashing(method, number))
+        folder.plays.pack(10**9)
+        assert steps_of(folder) == expected
+        folder.plays.rewind(7, evaluated=0)
+    found = steps_of(folder)
+    assert found == expected[: max(14, len(found))]
+    folder.plays.rewind(7, evaluated=0)
+    add(folder, *range(8, 13))
+    folder.plays.pack(10**9)
+    assert steps_of(folder) == expected
+
+
+def test_a_damaged_file_is_named_with_the_plays_that_are_lost(folder: RunFolder) -> None:
+    add(folder, *range(1, 13))
+    folder.plays.pack(10**9)
+    first, second, *_ = folder.plays.older()
+    first.path.write_bytes(first.path.read_bytes()[:-30])
+    with pytest.raises(CheckpointError, match=rf"{first.path.name} cannot be read: .*plays 1 to"):
+        EpisodesTail(folder.episodes).read()
+    assert EpisodesTail(folder.episodes).read_one(second.first)[0] == second.first
+    assert PlayFiles(folder.episodes).last() == 24
