@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import EngineRoom
 
-from legos.errors import EngineError
+from legos.errors import RequestError
 from legos.mlx.generate.sampling.sampler import Sampler
 from legos.records.choices import choice_tree
 from legos.records.message import Filters
@@ -261,7 +261,7 @@ def test_a_row_of_no_numbers_fails_alone_and_once(room: Room) -> None:
     large = {name: np.full_like(array, 1e25) for name, array in bad.arrays.items()}
     one.engine.load_adapter(type(bad)(name="bad", version=2, shape=bad.shape, arrays=large))
     one.finish()
-    assert isinstance(one.error(1), EngineError)
+    assert isinstance(one.error(1), RequestError)
     (alone,) = room("llama").ask([Request(prompt_ids=(1, 2), max_tokens=8, seed=1)])
     assert one.answer(0).token_ids == alone.token_ids
     assert one.answer(0).logprobs == pytest.approx(alone.logprobs, abs=1e-5)

@@ -187,7 +187,7 @@ def test_weights_that_give_no_numbers_are_an_error(room: Room) -> None:
     one.engine.load_adapter(one.adapter(1, size=1e25)).result()
     one.submit({0: GOOD})
     one.finish()
-    assert isinstance(one.error(0), EngineError)
+    assert isinstance(one.error(0), RequestError)
     assert "logits are not numbers" in str(one.error(0))
     one.load(0)
     assert len(one.ask([GOOD])[0].token_ids) == 4

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from legos.errors import EngineError, RequestError
+from legos.errors import RequestError
 from legos.mlx.generate.request_check import RequestCheck
 from legos.mlx.generate.sampling.sampler import Sampler
 from legos.mlx.generate.sequences import SequenceState
@@ -292,7 +292,7 @@ def test_a_row_that_is_not_numbers_fails_alone(xp: Any, vocabulary: int) -> None
     assert math.isnan(logprobs[1])
     assert not sampler.knows((0, (5,)), sequences[1:3])
     assert sequences[0].add(tokens[0], logprobs[0], 0) == "length"
-    with pytest.raises(EngineError, match="logits are not numbers"):
+    with pytest.raises(RequestError, match="logits are not numbers"):
         sequences[1].add(tokens[1], logprobs[1], 0)
     logits[1, 3] = 0.0
     fresh = [SequenceState(n, ask(seed=n, max_tokens=1), lambda _: None) for n in range(4)]

@@ -159,21 +159,28 @@ def draw(
         weights = xp.pad(weights, ((0, 0), (0, BLOCK - num_vocabulary % BLOCK)))
     blocks = weights.reshape(count, -1, BLOCK)
     index = xp.array(which)
-    sums = xp.cumsum(xp.sum(blocks, axis=2), axis=1)[index]
+    of_blocks = xp.sum(blocks, axis=2)
+    sums = xp.cumsum(of_blocks, axis=1)[index]
     goals = xp.array(_numbers(seeds, positions))[:, None] * sums[:, -1:]
-    block = _reached(xp, sums, goals)
+    block = _reached(xp, of_blocks[index], sums, goals)
     before = xp.take_along_axis(sums, xp.maximum(block - 1, 0), axis=1)
-    inside = xp.cumsum(blocks[index, block[:, 0]], axis=1)
-    place = _reached(xp, inside, goals - xp.where(block > 0, before, 0.0))
+    inside = blocks[index, block[:, 0]]
+    left = xp.maximum(goals - xp.where(block > 0, before, 0.0), 0.0)
+    place = _reached(xp, inside, xp.cumsum(inside, axis=1), left)
     tokens = xp.minimum((block * BLOCK + place)[:, 0], num_vocabulary - 1)
     norm = (made.top + xp.log(made.total))[index, 0]
     return tokens, made.scaled[index, tokens] - norm
 
 
-def _reached(xp: Any, cumulative: Any, goals: Any) -> Any:
-    """[N, 1] the first index whose sum exceeds the goal, at most the first with the full sum."""
-    last = xp.sum(cumulative < cumulative[:, -1:], axis=1, keepdims=True)
-    return xp.minimum(xp.sum(cumulative <= goals, axis=1, keepdims=True), last)
+def _reached(xp: Any, weights: Any, cumulative: Any, goals: Any) -> Any:
+    """[N, 1] the last index with a weight, up to the first whose sum exceeds the goal.
+
+    The sums of a GPU may differ by a rounding, up or down, where the weight is 0.
+    """
+    found = xp.sum(cumulative <= goals, axis=1, keepdims=True)
+    places = xp.arange(weights.shape[1])[None, :]
+    reached = (weights > 0.0) & (places <= found)
+    return xp.max(xp.where(reached, places, 0), axis=1, keepdims=True)
 
 
 def _numbers(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:

@@ -19,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from legos.errors import EngineError, LegosError
+from legos.errors import LegosError, RequestError
 from legos.mlx.generate.sampling.draw import (
     HOST_VOCABULARY,
     CumulativeTable,
@@ -207,7 +207,7 @@ class Sampler:
             ):
                 failure = draws.failures.get(which)
                 if failure is None and not math.isfinite(logprobs[number]):
-                    failure = EngineError(
+                    failure = RequestError(
                         "the model's logits are not numbers; its weights or adapter are bad"
                     )
                 if failure is not None:

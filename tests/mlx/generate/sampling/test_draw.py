@@ -164,6 +164,35 @@ def test_what_cannot_be_is_not_drawn_where_sums_round(
     assert set(tokens) <= set(range(245, 250))
 
 
+class Scans:
+    """An array namespace whose sums differ by a rounding wherever a weight is 0, as on a GPU."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(mx, name)
+
+    def cumsum(self, weights: Any, axis: int) -> Any:
+        rounded = np.where(np.arange(weights.shape[axis]) % 2, 1 - 2.0**-23, 1 + 2.0**-22)
+        factors = mx.array(rounded.astype(np.float32))
+        return mx.cumsum(weights, axis=axis) * mx.where(weights > 0, 1.0, factors)
+
+
+@pytest.mark.parametrize("places", [(3, 700), (3, 60), (128, 255, 256), (5, 6, 7, 1100)])
+def test_what_cannot_be_is_not_drawn_where_a_scan_is_not_monotone(
+    places: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = np.arange(len(places) + 1) / len(places)
+    numbers = np.clip(np.concatenate([numbers - 2.0**-22, numbers, numbers + 2.0**-22]), 0, None)
+    numbers = np.minimum(numbers, 1 - 2.0**-24).astype(np.float32)
+    monkeypatch.setattr("legos.mlx.generate.sampling.draw.uniforms", lambda *_: numbers)
+    made = make("device", np.zeros((1, 1200), np.float32), [SamplingParams(1.0, places)])
+    count = len(numbers)
+    tokens, logprobs = draw(
+        Scans(), made, which=np.zeros(count, np.intp), seeds=[0] * count, positions=[0] * count
+    )
+    assert set(tokens.tolist()) == set(places)
+    assert logprobs.tolist() == pytest.approx([-math.log(len(places))] * count)
+
+
 def test_host_and_device_draw_the_same() -> None:
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(5, 1200)).astype(np.float32)
