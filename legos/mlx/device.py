@@ -270,7 +270,7 @@ class MlxModel:
             self.worker,
             self.tree,
             self._lora_shape(),
-            config,
+            replace(config or BackendConfig(), num_vocabulary=self.num_vocabulary),
             group=self._led,
             leader=self._leader,
             held_bytes=self._held_bytes,

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -258,7 +259,7 @@ class TorchModel:
             TrainerError: packed samples of the model see each other.
             AdapterError: the reference adapter does not exist, or does not fit.
         """
-        config = config or BackendConfig()
+        config = replace(config or BackendConfig(), num_vocabulary=self.num_vocabulary)
         make = partial(TorchGradients, self.causal, self.modules, config, self._ranks)
         return LoraBackend(self.call, make, self._adapter(), config, leader=self._leader)
 

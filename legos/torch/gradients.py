@@ -68,7 +68,7 @@ class TorchGradients:
         model.check_packing()
         if config.gradient_checkpointing:
             model.checkpoint_layers()
-        self.num_vocabulary = model.num_vocabulary
+        self.num_vocabulary = min(config.num_vocabulary or 1 << 31, model.num_vocabulary)
         tokens = config.micro_batch_tokens or MICRO_BATCH_TOKENS
         self._tokens = AdaptiveLimit(tokens, recovery=RECOVERY)
         self._model = model
@@ -201,8 +201,8 @@ class TorchGradients:
             other_logits: dict[str, Tensor] = {}
             for name, lora in others.items():
                 with torch.no_grad(), other_lora(self._modules, lora):
-                    other_logits[name] = self._model.head(states[name][at]).float()
-            logits = self._model.head(hidden).float()
+                    other_logits[name] = self._logits(states[name][at])
+            logits = self._logits(hidden)
             return token_terms(self.xp, logits, other_logits, arrays, objective)
 
         if len(batch.logit_row) <= self._num_positions:
@@ -234,6 +234,10 @@ class TorchGradients:
                 parts.append(checkpoint(of_positions, hidden[at], at, arrays, use_reentrant=False))
         order = self.xp.array(number)
         return {name: torch.cat([part[name] for part in parts])[order, 0] for name in parts[0]}
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """[..., V] float32 logits of the token ids that can be sampled."""
+        return self._model.head(hidden)[..., : self.num_vocabulary].float()
 
     def _hidden(self, one: Pass, batch: Batch) -> Tensor:
         """[P, H] output of the trunk at the logit positions of a pass."""

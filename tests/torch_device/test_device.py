@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from random_samples import random_samples
 from safetensors.numpy import load_file, save_file
 from tiny_models import write_any_model
+from vocabulary import TOKENS as TOKENIZER
 
 from legos.builtin import BUILTIN
 from legos.config.schema import RunConfig
@@ -176,6 +177,19 @@ def test_settings_that_torch_does_not_support_are_refused(
     given = {"device": "torch", "server": ("http://localhost:8000",), **settings}
     with pytest.raises(ValidationError, match=message):
         RunConfig.model_validate(given)
+
+
+def test_ids_that_the_tokenizer_lacks_have_no_share_on_either_device(tmp_path: Path) -> None:
+    folder = write_any_model(tmp_path, vocab=len(TOKENIZER) + 200)
+    sample = make_sample(TOKENS, positions=range(1, len(TOKENS)))
+    for device in ("mlx", "torch"):
+        model = load_model(folder, device=device, inline=True)
+        logits = np.float64(model(TOKENS)[:-1, : len(TOKENIZER)])
+        chosen = logits[np.arange(len(TOKENS) - 1), TOKENS[1:]]
+        expected = chosen - np.logaddexp.reduce(logits, axis=1)
+        apply_lora(model)
+        (found,) = logprobs_of(model.make_backend(), [sample])
+        assert found == pytest.approx(expected, abs=1e-5), device
 
 
 def test_passes_are_as_large_again_a_while_after_the_memory_was_full(

@@ -73,7 +73,7 @@ class Scheduler:
         Args:
             model: the module tree.
             limits: limits of rows, tokens and memory.
-            num_vocabulary: vocabulary size V.
+            num_vocabulary: vocabulary size V; token ids from there on are never sampled.
             clock: measures how long scores and the rest of a step take.
             capabilities: of the same model, if they are known; None: they are probed.
 
@@ -81,7 +81,7 @@ class Scheduler:
             ModelError: the architecture cannot be served in batches.
         """
         self._limits = limits
-        self._forward = CausalModel(model)
+        self._forward = CausalModel(model, num_vocabulary)
         free = (limits.memory_bytes or usable_bytes()) - num_bytes(model.parameters())
         cache_bytes, prefix_bytes = cache_sizes(limits, free)
         self._slots = AdapterSlots(model)

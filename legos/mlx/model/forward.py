@@ -39,13 +39,17 @@ class CausalModel:
     Attributes:
         model: the module tree.
         trunk: maps token ids to hidden states [R, T, H]; the whole model where it is not split.
-        head: maps hidden states to logits; the identity where the model is not split.
         head_module: the ``lm_head`` module; None where there is none or the model is not split.
         num_vocabulary: vocabulary size V.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, num_vocabulary: int | None = None) -> None:
         """Run the probe.
+
+        Args:
+            model: the module tree.
+            num_vocabulary: logits of further token ids, for which a padded head has rows but the
+                tokenizer no tokens, are left out; None: there are none.
 
         Raises:
             ModelError: the model cannot be run, or not in its own type on this device.
@@ -61,7 +65,8 @@ class CausalModel:
             raise ModelError(
                 f"{architecture(model)} cannot be run: {type(error).__name__}: {error}; {WAY_OUT}"
             ) from error
-        self.num_vocabulary: int = expected.shape[-1]
+        self.num_vocabulary: int = min(num_vocabulary or 1 << 31, expected.shape[-1])
+        self._padded = self.num_vocabulary < expected.shape[-1]
         parts = split(model)
         if parts is not None and not _reproduces(model, parts, probe, expected):
             logger.info("trunk and head do not give the model's logits; it runs as a whole")
@@ -69,8 +74,11 @@ class CausalModel:
         head = output_head(model) if parts else None
         self.head_module: nn.Module | None = head[1] if head else None
         self.trunk: Callable[..., mx.array]
-        self.head: Callable[[mx.array], mx.array]
-        self.trunk, self.head = parts or (model, _as_it_is)
+        self.trunk, self._head = parts or (model, _as_it_is)
+
+    def head(self, hidden: mx.array) -> mx.array:
+        """[..., V] logits of hidden states [..., H]; the same logits where it is not split."""
+        return self._sampled(self._head(hidden))
 
     def logits_at(self, input_ids: mx.array, rows: mx.array, columns: mx.array) -> mx.array:
         """[P, V] float32 logits at P positions of right-padded rows [R, T], without a cache."""
@@ -78,7 +86,12 @@ class CausalModel:
 
     def next_logits(self, tokens: mx.array, cache: list[Any]) -> mx.array:
         """[B, V] float32 logits after one more token of each of B cached rows."""
-        return self.model(tokens[:, None], cache=cache)[:, -1, :].astype(mx.float32)
+        logits = self.model(tokens[:, None], cache=cache)[:, -1, :]
+        return self._sampled(logits).astype(mx.float32)
+
+    def _sampled(self, logits: mx.array) -> mx.array:
+        """The logits of the token ids that can be sampled."""
+        return logits[..., : self.num_vocabulary] if self._padded else logits
 
 
 def architecture(model: nn.Module) -> str:

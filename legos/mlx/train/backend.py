@@ -41,6 +41,7 @@ def gradients_of(
         model,
         max_tokens=config.micro_batch_tokens,
         checkpointing=config.gradient_checkpointing,
+        num_vocabulary=config.num_vocabulary,
         ceiling_bytes=config.memory_limit_bytes,
         group=group,
         held_bytes=held_bytes,

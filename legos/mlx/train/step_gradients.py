@@ -64,6 +64,7 @@ class StepGradients:
         max_tokens: int | None = None,
         max_places: int | None = None,
         checkpointing: bool = False,
+        num_vocabulary: int | None = None,
         group: MlxProcesses | None = None,
         ceiling_bytes: int | None = None,
         held_bytes: Callable[[], int] = mx.get_active_memory,
@@ -77,6 +78,7 @@ class StepGradients:
                 None: see ``usual_tokens``.
             max_places: logit positions whose logits are in memory at once; None: 8 MiB of logits.
             checkpointing: whether to compute layers again in the backward pass, to save memory.
+            num_vocabulary: token ids below it can be sampled; None: all of the head.
             group: processes that share the work of the same steps; None: this process only.
             ceiling_bytes: limit of allocated bytes; passes get smaller than ``max_tokens``, and
                 rows that do not fit alone are left out. None: most of the machine's memory.
@@ -88,9 +90,9 @@ class StepGradients:
             TrainerError: the model cannot be trained; see ``check_gradients``.
         """
         self._model = model
-        self.num_vocabulary = num_token_ids(model)
         _avoid_inference_kernels(model)
-        forward = CausalModel(model)
+        forward = CausalModel(model, num_vocabulary)
+        self.num_vocabulary = min(num_token_ids(model), forward.num_vocabulary)
         self.shares = check_gradients(model, forward, checkpointing=checkpointing)
         self.memory: MemoryPlan | None = None
         self._sizes = Sizes.of(model)

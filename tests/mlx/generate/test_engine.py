@@ -1,7 +1,8 @@
 """What the engine samples: batched as alone, in any company, and from the right distribution."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -9,7 +10,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from legos.fakes import make_sample
+from legos.losses.objective import Objective
+from legos.mlx.generate.engine import MlxEngine
+from legos.mlx.model.load import load_tree
+from legos.mlx.train.step_gradients import StepGradients
 from legos.records.choices import choice_tree
+from legos.records.limits import EngineLimits
+from legos.records.packing import StepSamples
 from legos.records.request import Generated, Request
 
 Floats = NDArray[np.float64]
@@ -197,3 +205,39 @@ def test_rows_are_bounded_whatever_forks(room: Callable[..., Any]) -> None:
         most = max(most, len(one.engine._scheduler._rows))
     assert most == 4
     assert all(len(one.answer(n).token_ids) == 6 for n in range(30))
+
+
+@pytest.mark.parametrize("model", ["llama", "wide"])
+def test_ids_that_the_tokenizer_lacks_are_neither_sampled_nor_counted(
+    room: Callable[..., Any], tiny_models: Mapping[str, Path], decode_ahead: Any, model: str
+) -> None:
+    """A padded head has logits for them; engine and trainer leave them out alike."""
+    known, prompt = 60, (5, 6, 7)
+    one = room(model)
+    one.engine = MlxEngine(
+        one.worker,
+        load_tree(tiny_models[model]),
+        num_vocabulary=known,
+        context=1024,
+        limits=EngineLimits(decode_ahead=decode_ahead),
+    )
+    one.load(0)
+    requests = [
+        Request(prompt_ids=prompt, max_tokens=12, seed=seed, raw_logprobs=seed % 2 == 0)
+        for seed in range(6)
+    ]
+    answers = one.ask(requests)
+    assert max(token for answer in answers for token in answer.token_ids) < known
+    samples = [
+        make_sample((*prompt, *answer.token_ids), positions=range(3, 3 + len(answer.token_ids)))
+        for answer in answers
+    ]
+    step = StepSamples(samples=samples, weights=[1.0] * len(samples))
+    gradients = StepGradients(one.tree, num_vocabulary=known)
+    found = gradients.of_step(step, Objective(), {}).logprobs
+    sampled = [logprob for answer in answers for logprob in answer.logprobs]
+    assert found == pytest.approx(np.array(sampled), abs=1e-5)
+    assert answers[0].raw_logprobs == pytest.approx(answers[0].logprobs, abs=1e-6)
+    scores = one.engine.score([(prompt, [(token,) for token in range(known)])], end_ids=(END,))
+    one.finish()
+    assert np.logaddexp.reduce(scores.result()[0]) == pytest.approx(0.0, abs=1e-5)
