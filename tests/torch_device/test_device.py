@@ -184,7 +184,7 @@ def test_ids_that_the_tokenizer_lacks_have_no_share_on_either_device(tmp_path: P
     sample = make_sample(TOKENS, positions=range(1, len(TOKENS)))
     for device in ("mlx", "torch"):
         model = load_model(folder, device=device, inline=True)
-        logits = np.float64(model(TOKENS)[:-1, : len(TOKENIZER)])
+        logits = model(TOKENS)[:-1, : len(TOKENIZER)].astype(np.float64)
         chosen = logits[np.arange(len(TOKENS) - 1), TOKENS[1:]]
         expected = chosen - np.logaddexp.reduce(logits, axis=1)
         apply_lora(model)

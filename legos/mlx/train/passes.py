@@ -4,8 +4,8 @@ P logit positions, V vocabulary, H hidden size.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,7 @@ from legos.device.gradients import StepResult
 from legos.losses.metrics import SUMS
 from legos.losses.objective import Objective
 from legos.mlx.model.forward import CausalModel
+from legos.mlx.model.lora import lora_arrays, set_lora_arrays
 from legos.mlx.train.fused_logprob.head_loss import head_loss
 from legos.mlx.train.prefix_sharing.kv import Outputs, run_pass
 from legos.mlx.train.prefix_sharing.plan import Pass, pass_of_carried
@@ -156,9 +157,10 @@ class PassGradients:
                 num_positions=self.runner.max_places,
             )
 
-        (_, value, counted, reported), (found, back) = mx.value_and_grad(loss, argnums=(0, 1))(
-            model.trainable_parameters(), _given(one, self.policy)
-        )
+        with _own_arrays(model) as own:
+            (_, value, counted, reported), (found, back) = mx.value_and_grad(loss, argnums=(0, 1))(
+                own, _given(one, self.policy)
+            )
         return value, counted, mx.stop_gradient(reported), found, back
 
     def _back(self, one: Pass, cotangent: Outputs) -> tuple[Any, list[Outputs]]:
@@ -173,9 +175,8 @@ class PassGradients:
             terms: list[Any] = [product for _, product in tree_flatten(products)]
             return mx.sum(mx.stack(terms))
 
-        return mx.grad(weighed, argnums=(0, 1))(
-            model.trainable_parameters(), _given(one, self.policy)
-        )
+        with _own_arrays(model) as own:
+            return mx.grad(weighed, argnums=(0, 1))(own, _given(one, self.policy))
 
     def _other(self, policy: Policy, one: Pass, batch: Batch) -> Callable[[mx.array], mx.array]:
         """Logits of another policy: hidden states are computed now, the head when it is called."""
@@ -203,6 +204,19 @@ class PassGradients:
                 rows = mx.array(batch.logit_row[end:start] - before)
                 found.append(hidden[rows, mx.array(batch.logit_column[end:start])])
         return found[0] if len(found) == 1 else mx.concatenate(found)
+
+
+@contextmanager
+def _own_arrays(model: nn.Module) -> Generator[Any]:
+    """The trained arrays of a tree, which has them again after the block, and no traced ones.
+
+    After an error, MLX leaves traced arrays in the arguments of a function as well.
+    """
+    before = lora_arrays(model)
+    try:
+        yield model.trainable_parameters()
+    finally:
+        set_lora_arrays(model, before)
 
 
 def _given(one: Pass, policy: Policy) -> list[Outputs]:

@@ -1,6 +1,7 @@
 """Whole optimiser steps: what is trained gets likelier, also on quantised weights and by layers."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from legos.losses.objective import Objective
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.model.worker import InlineWorker, ThreadWorker
-from legos.mlx.train import step_gradients
+from legos.mlx.train import passes, step_gradients
 from legos.mlx.train.backend import mlx_backend
 from legos.records.sample import Sample
 from legos.records.step import BackendConfig, Update
@@ -324,6 +325,23 @@ def test_a_device_that_keeps_failing_leaves_the_last_good_state(
         assert all(np.array_equal(ours[key], array) for key, array in theirs.items())
     step_on(backend, sample)
     assert backend.adapter().version == 2
+
+
+@pytest.mark.parametrize("failing", [False, True])
+@pytest.mark.parametrize("options", [{}, {"micro_batch_tokens": 8, "gradient_checkpointing": True}])
+def test_after_a_step_the_tree_has_its_own_arrays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], failing: bool
+) -> None:
+    """Also where carried prefixes are differentiated, and where the device fails in a pass."""
+    tree, backend = make_backend(write_any_model(tmp_path / "model"), **options)
+    own = dict(tree_flatten(tree.trainable_parameters()))
+    samples = [make_sample((*range(2, 18), end, end + 1), positions=(16, 17)) for end in (20, 30)]
+    if failing:
+        monkeypatch.setattr(passes, "head_loss", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError) if failing else nullcontext():
+        backend.forward_backward(samples, [1.0, 1.0], Objective()).result()
+    after = dict(tree_flatten(tree.trainable_parameters()))
+    assert all(after[name] is array for name, array in own.items())
 
 
 def test_passes_are_as_large_again_a_while_after_a_fault(
