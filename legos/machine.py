@@ -1,23 +1,52 @@
 """Performance settings of the process: BLAS library, garbage collector and threads."""
 
+import ctypes
 import gc
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from threadpoolctl import threadpool_limits  # pyright: ignore[reportMissingTypeStubs]
 
-__all__ = ["blas_environment", "blas_hint", "quiet_collector", "share_cores"]
+__all__ = ["blas", "blas_environment", "blas_hint", "load_blas", "quiet_collector", "share_cores"]
+
+BLAS = {"OpenBLAS": "libopenblas.so.0", "MKL": "libmkl_rt.so.2", "BLIS": "libblis.so.4"}
+"""Libraries with fast matrix products, and their files; the fastest here first."""
+
+
+def load_blas() -> None:
+    """Load a fast BLAS of the system, on Linux, so that MLX computes with it.
+
+    The wheel of MLX brings the reference BLAS, which is 10 to 50 times slower. An extension binds
+    its functions when it is imported, to the first library of the process that has them, so this
+    comes before the first import of MLX. Where there is no such library, nothing changes.
+    """
+    if sys.platform != "linux" or blas() is not None:
+        return
+    for file in BLAS.values():
+        with suppress(OSError):  # it is not installed, or not for this machine
+            ctypes.CDLL(file, mode=ctypes.RTLD_GLOBAL)
+            return
+
+
+def blas() -> str | None:
+    """The fast BLAS that the process has loaded; None: none."""
+    if sys.platform == "darwin":
+        return "Accelerate"
+    maps = Path("/proc/self/maps")
+    loaded = maps.read_text() if maps.exists() else ""
+    files = {name: file.partition(".so")[0] for name, file in BLAS.items()}
+    return next((name for name, file in files.items() if f"/{file}" in loaded), None)
 
 
 def blas_hint() -> str | None:
-    """Advice to use OpenBLAS, on Linux where the process has not loaded it; otherwise None."""
-    maps = Path("/proc/self/maps")
-    if sys.platform != "linux" or not maps.exists() or "/libopenblas" in maps.read_text():
+    """Advice to install OpenBLAS, where MLX computes on the reference BLAS; otherwise None."""
+    if sys.platform != "linux" or blas() is not None:
         return None
     return (
-        "hint: MLX runs on the slow reference BLAS here; with Debian's libopenblas0 installed, "
-        "LD_PRELOAD=libopenblas.so.0 makes training several times faster"
+        "hint: MLX runs on the slow reference BLAS here; training is several times faster with "
+        "OpenBLAS, which is used where it is installed: apt install libopenblas0"
     )
 
 

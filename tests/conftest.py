@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+import blas  # noqa: F401
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings

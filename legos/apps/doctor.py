@@ -3,7 +3,6 @@
 import os
 import platform
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ from legos.checks.device import Check, run_checks
 from legos.config.resolve import resolve
 from legos.errors import LegosError
 from legos.mac import mac_facts
-from legos.machine import blas_hint
+from legos.machine import blas, blas_hint
 from legos.run.folder import RUNS
 from legos.wiring.device import find_device, tried_architectures
 
@@ -108,7 +107,7 @@ def _facts() -> dict[str, Any]:
         "memory_gib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
         "mac": mac_facts(),
         "device": _device(),
-        "blas": _blas(),
+        "blas": blas_hint() or blas(),
         "disk_free_gib": shutil.disk_usage(disk).free / 2**30,
         "settings": _settings(),
         "environment": {
@@ -124,12 +123,6 @@ def _device() -> Mapping[str, Any]:
         return find_device().facts()
     except Exception as error:  # the library is not installed, or finds no device
         return {"error": f"{type(error).__name__}: {error}"}
-
-
-def _blas() -> str:
-    if sys.platform != "linux":
-        return "Accelerate"
-    return blas_hint() or "OpenBLAS"
 
 
 def _settings() -> str:

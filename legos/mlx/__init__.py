@@ -14,7 +14,9 @@ import sys
 from typing import Any
 
 from legos.mac import check_mac
+from legos.machine import load_blas
 
+load_blas()
 check_mac()  # where it refuses, the import of MLX fails with a message that explains nothing
 os.environ.setdefault("MLX_ENABLE_TF32", "0")  # read once; TF32 rounds to a thousandth
 

@@ -1,0 +1,56 @@
+"""The BLAS that MLX computes with on Linux: found where it is installed, and hinted at elsewhere."""
+
+import ctypes
+import os
+import subprocess
+import sys
+
+import pytest
+
+from legos import machine
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have their own")
+
+FOUND = "import legos.mlx; from legos.machine import blas; print(blas())"
+
+
+def installed() -> bool:
+    try:
+        ctypes.CDLL(machine.BLAS["OpenBLAS"])
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not installed(), reason="OpenBLAS is not installed")
+def test_an_installed_blas_is_loaded_without_an_environment_variable() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    told = subprocess.check_output([sys.executable, "-c", FOUND], env=environment, text=True)
+    assert told.strip() == "OpenBLAS"
+
+
+def test_the_first_library_that_is_there_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[tuple[str, int]] = []
+
+    def load(file: str, mode: int) -> None:
+        tried.append((file, mode))
+        if "openblas" in file:
+            raise OSError(f"{file}: cannot open shared object file")
+
+    monkeypatch.setattr(machine, "blas", lambda: None)
+    monkeypatch.setattr("ctypes.CDLL", load)
+    machine.load_blas()
+    assert tried == [(machine.BLAS[name], ctypes.RTLD_GLOBAL) for name in ("OpenBLAS", "MKL")]
+    monkeypatch.setattr(machine, "blas", lambda: "MKL")
+    machine.load_blas()
+    assert len(tried) == 2
+
+
+def test_a_missing_library_is_hinted_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "blas", lambda: None)
+    hint = machine.blas_hint()
+    assert hint is not None
+    assert "apt install libopenblas0" in hint
+    monkeypatch.setattr(machine, "blas", lambda: "BLIS")
+    assert machine.blas_hint() is None
