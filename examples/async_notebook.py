@@ -14,22 +14,21 @@ app = marimo.App(width="medium")
 
 with app.setup:
     import asyncio
-    import random
     import time
     from collections import Counter
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from contextlib import closing
     from typing import Any
 
     import marimo as mo
     import matplotlib.pyplot as plt
 
+    from arenas.countdown import Countdown
     from arenas.zorplex import MODES, Zorplex
     from legos import (
         Arena,
         GRPOCredit,
         Table,
-        Task,
         Trainer,
         TrainingConfig,
         evaluate,
@@ -44,7 +43,7 @@ def _() -> None:
     mo.md("""
     # Play while you train, or take turns?
 
-    The model sees `3 ? 4 = 12` and picks `+`, `-` or `*`; then a slow tool checks the result. In
+    The model sees `3 ? 4 = 12` and picks `+`, `-` or `*`; then a slow tool does its work. In
     turns, the trainer waits for the tool and the players wait for the trainer. With overlap, plays
     go on during an optimiser step, so some samples are a version old when they are trained on.
     """)
@@ -62,59 +61,39 @@ def _() -> tuple[Any, ...]:
 
 
 @app.class_definition
-class Operators(Arena):
-    """Pick the operator between two numbers; a tool that takes its time checks it."""
+class Slow(Arena):
+    """An arena with a tool that takes its time at the end of each play."""
 
-    tasks_per_step, group_size, illegal = 32, 4, "random"
-    modes = ("correct", "wrong", "no_move")
+    tasks_per_step, group_size, tool_s = 32, 4, 0.0
 
-    def __init__(self, client: Any, tool_s: float, **kwargs: Any) -> None:
-        """Set how long the tool takes."""
-        super().__init__(client, **kwargs)
-        self.tool_s = tool_s
-        self.times: list[tuple[float, float]] = []  # start and length of each play, seconds
-
-    def tasks(self, rng: random.Random) -> Iterator[Task]:
-        """Two numbers, and what one of the operators makes of them."""
-        while True:
-            left, right = rng.randint(2, 5), rng.randint(2, 5)
-            values = {"+": left + right, "-": left - right, "*": left * right}
-            target = rng.choice(list(values.values()))
-            yield Task(id=f"{left} {right} {target}", data=(left, right, target, values))
-
-    async def play(self, t: Table) -> Mapping[str, float]:
-        """One operator; an illegal answer counts as wrong."""
-        began = time.time()
-        left, right, target, values = t.task.data
-        prompt = f"{left} ? {right} = {target}\nMoves: + - *"
-        reply = await t.ask("player", prompt, choices=("+", "-", "*"))
-        await asyncio.sleep(self.tool_s)
-        self.times.append((began, time.time() - began))
-        legal = reply.answer.strip() == reply.move
-        correct = legal and values[reply.move] == target
-        t.metric(correct=correct, wrong=legal and not correct, no_move=not legal)
-        return {"player": float(correct)}
-
-
-@app.class_definition
-class Lookups(Zorplex):
-    """Look up a number with a tool that takes its time."""
-
-    modes = MODES
-
-    def __init__(self, client: Any, tool_s: float, **kwargs: Any) -> None:
-        """Set how long the tool takes."""
-        super().__init__(client, kinds=["simple"], levels=["easy"], **kwargs)
-        self.tool_s = tool_s
+    def __init__(self, client: Any, **options: Any) -> None:
+        """Begin without plays."""
+        super().__init__(client, credit_assigner=GRPOCredit(), **options)
         self.times: list[tuple[float, float]] = []  # start and length of each play, seconds
 
     async def play(self, t: Table) -> Mapping[str, Mapping[str, float]]:
-        """A play whose end the tool delays."""
+        """A play, and the tool."""
         began = time.time()
-        rewards = await super().play(t)
+        rewards: Any = await super().play(t)
         await asyncio.sleep(self.tool_s)
         self.times.append((began, time.time() - began))
+        correct = rewards["player"]["correct"]
+        t.metric(correct=correct, wrong=1 - correct)
         return rewards
+
+
+@app.class_definition
+class Operators(Slow, Countdown):
+    """The operator between two numbers."""
+
+    options, modes = {"size": 2, "largest": 20, "operator": True}, ("correct", "wrong")
+
+
+@app.class_definition
+class Lookups(Slow, Zorplex):
+    """The number of a word, which the model looks up."""
+
+    options, modes = {"kinds": ["simple"], "levels": ["easy"]}, MODES
 
 
 @app.class_definition
@@ -132,19 +111,13 @@ class Run:
         if model == "builtin":
             config = config.replace(learning_rate=3e-3, warmup_steps=10, entropy_coef=0.1)
         with closing(Trainer(model=load_model(model), config=config)) as trainer:
-            arena = self.arena(trainer.client(), tool_s, credit_assigner=GRPOCredit(), seed=1)
+            arena = self.arena(trainer.client(), seed=1, **self.arena.options)
+            arena.tool_s = tool_s
             self.before = asyncio.run(self._endings(trainer))
             self.began = time.time()
             loop = training_loop if overlap else synchronous_training_loop
-            training = loop(
-                arena,
-                trainer,
-                steps,
-                episode_concurrency=256,
-                after_step=self._note,
-                progress=False,
-            )
-            asyncio.run(training)
+            options = {"episode_concurrency": 256, "after_step": self._note, "progress": False}
+            asyncio.run(loop(arena, trainer, steps, **options))
             self.seconds = time.time() - self.began
             self.after = asyncio.run(self._endings(trainer))
         self.plays = arena.times
@@ -158,9 +131,10 @@ class Run:
         self.ages.update(trained - sample.oldest_version for sample in samples)
 
     async def _endings(self, trainer: Trainer) -> dict[str, float]:
-        """Share of plays that end in each way, in the same tasks, by the most probable tokens."""
-        arena = self.arena(trainer.client(), 0.0, seed=2)
-        metrics = await evaluate(arena, trainer, plays=64, temperature=0.0)
+        """Share of plays of the same held-out tasks that end in each way."""
+        arena = self.arena(trainer.client(), seed=2, **self.arena.options)
+        greedy = 0.0 if self.arena is Lookups else None  # the most probable token
+        metrics = await evaluate(arena, trainer, plays=64, temperature=greedy)
         return {mode: metrics["metric"][mode] for mode in arena.modes}
 
     def row(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The BLAS that MLX computes with on Linux: found where it is installed, and hinted at elsewhere."""
+"""The BLAS that MLX computes with on Linux: found where it is installed, else hinted at."""
 
 import ctypes
 import os
