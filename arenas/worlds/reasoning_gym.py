@@ -64,6 +64,15 @@ class Reasoning(World):
         """The same questions in every evaluation."""
         return [Task(id=f"held out/{n}", data=entry) for n, entry in enumerate(self._held_out)]
 
+    def oracle(
+        self, role: str, prompt: str, task: Task, rng: random.Random
+    ) -> tuple[str, float] | None:
+        """The generator's own answer; none where it gets less than the full score."""
+        answer = task.data["answer"]
+        if answer is None or float(self._scorer.score_answer(str(answer), task.data)) < 1.0:
+            return None
+        return str(answer), 1.0
+
     async def play(self, t: Table) -> Mapping[str, float]:
         """Ask, and let reasoning-gym score the answer."""
         entry = t.task.data
