@@ -17,6 +17,7 @@ from legos.weights.fits import linear_shape
 from legos.weights.reference import Lora
 
 __all__ = [
+    "adapted_layers",
     "add_lora",
     "lora_arrays",
     "lora_shape",
@@ -68,6 +69,11 @@ def add_lora(model: nn.Module, shape: LoraShape, *, seed: int) -> None:
     linear_to_lora_layers(model, shape.num_layers, config)
     model.eval()
     mx.eval(model.trainable_parameters())
+
+
+def adapted_layers(model: nn.Module) -> list[nn.Module]:
+    """The layers with trainable arrays, in order."""
+    return [layer for layer in model.layers or () if tree_flatten(layer.trainable_parameters())]
 
 
 def lora_arrays(model: nn.Module) -> dict[str, mx.array]:

@@ -20,6 +20,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from legos.errors import TrainerError
 from legos.mlx.model.float32 import LARGEST_GAP, in_float32
 from legos.mlx.model.forward import WAY_OUT, CausalModel, architecture
+from legos.mlx.model.lora import adapted_layers
 from legos.mlx.model.machine import on_metal
 from legos.mlx.train.prefix_sharing.kv import run_pass
 from legos.mlx.train.prefix_sharing.plan import Pass, make_block
@@ -109,7 +110,7 @@ def check_gradients(model: nn.Module, forward: CausalModel, *, checkpointing: bo
 
 def _last_of_every_kind(model: nn.Module) -> list[nn.Module]:
     """The last layers with LoRA, from the last one that begins to show every kind among them."""
-    layers = [layer for layer in model.layers or () if layer.trainable_parameters()][-PERIOD:]
+    layers = adapted_layers(model)[-PERIOD:]
     kinds = [tuple((name, type(m)) for name, m in layer.named_modules()) for layer in layers]
     first = min((len(kinds) - 1 - kinds[::-1].index(kind) for kind in set(kinds)), default=0)
     return layers[first:]

@@ -42,6 +42,7 @@ class Runner:
     model: nn.Module
     forward: CausalModel
     num_caches: int  # number of caches that the trunk takes; 0 where prefixes cannot be shared
+    num_frozen: int  # number of the first of them that no trained array changes
     max_places: int  # maximum number of positions whose logits are in memory at once
 
 
@@ -150,7 +151,7 @@ class PassGradients:
             model.update(parameters)
             return head_loss(
                 self.runner.forward,
-                self._hidden(one, batch, given),
+                self._hidden(one, batch, self._differentiated(given)),
                 batch,
                 self.objective,
                 others,
@@ -169,14 +170,24 @@ class PassGradients:
 
         def weighed(parameters: Any, given: list[Outputs]) -> mx.array:
             model.update(parameters)
-            products: Any = tree_map(
-                lambda a, b: mx.sum(a * b), self._outputs(one, given), cotangent
-            )
+            outputs = self._outputs(one, self._differentiated(given))
+            products: Any = tree_map(lambda a, b: mx.sum(a * b), outputs, cotangent)
             terms: list[Any] = [product for _, product in tree_flatten(products)]
             return mx.sum(mx.stack(terms))
 
         with _own_arrays(model) as own:
             return mx.grad(weighed, argnums=(0, 1))(own, _given(one, self.policy))
+
+    def _differentiated(self, given: Sequence[Outputs]) -> list[Outputs]:
+        """Outputs of carried segments; a backward pass ends at the first layer that is trained.
+
+        Without this, it would go on through the layers before, whose activations would be kept.
+        """
+        first = self.runner.num_frozen
+        return [
+            ([*tree_map(mx.stop_gradient, layers[:first]), *layers[first:]], hidden)
+            for layers, hidden in given
+        ]
 
     def _other(self, policy: Policy, one: Pass, batch: Batch) -> Callable[[mx.array], mx.array]:
         """Logits of another policy: hidden states are computed now, the head when it is called."""

@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map
 
+from legos.mlx.model.lora import adapted_layers
 from legos.mlx.model.retyped import become
 from legos.mlx.train.prefix_sharing.kv import PrefixKV
 
@@ -25,11 +26,7 @@ def rematerialise_layers(model: nn.Module) -> int:
     Returns:
         Number of layers with trainable parameters.
     """
-    layers = [
-        layer
-        for layer in model.layers or ()
-        if isinstance(layer, nn.Module) and layer.trainable_parameters()
-    ]
+    layers = adapted_layers(model)
     for layer in layers:
         if not isinstance(layer, _Rematerialised):
             become(layer, _Rematerialised)

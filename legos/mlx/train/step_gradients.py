@@ -22,7 +22,7 @@ from legos.mlx.model.faults import recovered
 from legos.mlx.model.forecast import Sizes, chunk_positions
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.load import num_token_ids
-from legos.mlx.model.lora import other_lora, set_lora_arrays
+from legos.mlx.model.lora import adapted_layers, other_lora, set_lora_arrays
 from legos.mlx.model.machine import usable_bytes
 from legos.mlx.train.gradient_check import check_gradients
 from legos.mlx.train.memory import MemoryPlan, usual_tokens
@@ -97,7 +97,7 @@ class StepGradients:
         self.memory: MemoryPlan | None = None
         self._sizes = Sizes.of(model)
         self._size = TrainingSize(
-            layers=sum(bool(layer.trainable_parameters()) for layer in model.layers or ()),
+            layers=len(adapted_layers(model)),
             checkpointing=checkpointing,
         )
         self._group = group or MlxProcesses(None)
@@ -108,10 +108,12 @@ class StepGradients:
         self._report = report or logger.info
         self._told: tuple[int, int | None] | None = None  # tokens of a pass, limit of a row
         self.row_limit: int | None = None
+        num_caches = len(make_prompt_cache(model)) if self.shares else 0
         self._runner = Runner(
             model=model,
             forward=forward,
-            num_caches=len(make_prompt_cache(model)) if self.shares else 0,
+            num_caches=num_caches,
+            num_frozen=_num_frozen(model, num_caches),
             max_places=max_places or chunk_positions(forward.num_vocabulary),
         )
 
@@ -275,6 +277,14 @@ def _sum_of(found: StepResult, group: MlxProcesses) -> StepResult:
         logprobs=logprobs,
         entropies=entropies,
     )
+
+
+def _num_frozen(model: nn.Module, num_caches: int) -> int:
+    """Number of the first caches whose layers, and all before them, are not trained."""
+    layers, adapted = list(model.layers or ()), set(map(id, adapted_layers(model)))
+    if len(layers) != num_caches:
+        return 0  # which layer fills which cache is not known
+    return next((n for n, layer in enumerate(layers) if id(layer) in adapted), num_caches)
 
 
 def _avoid_inference_kernels(model: nn.Module) -> None:

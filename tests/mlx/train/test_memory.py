@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
+from tiny_models import write_any_model
 
 from legos import Trainer, TrainingConfig, apply_lora, load_model
 from legos.device.gradients import StepResult
@@ -122,6 +123,19 @@ def test_a_low_ceiling_makes_passes_smaller_and_changes_nothing_else(
     assert peaks[1] < 16 << 20
     for name, array in found[0].items():
         assert np.array(found[1][name]) == pytest.approx(np.array(array), rel=1e-4, abs=1e-8)
+
+
+def test_carried_prefixes_keep_no_activations_of_layers_without_lora(tmp_path: Path) -> None:
+    tree: Any = load_tree(write_any_model(tmp_path, layers=8))
+    add_lora(tree, lora_shape(tree, rank=4, alpha=8.0, num_layers=1, head=False), seed=0)
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(1, 40, 60).tolist()
+    step = whole([make_sample([*prompt, *rng.integers(1, 40, 60).tolist()]) for _ in range(16)])
+    peaks: list[int] = []
+    for max_tokens in (480, 4096):  # the prompt is carried to two passes; or is part of one
+        gradients = StepGradients(tree, max_tokens=max_tokens)
+        peaks.append(peak_bytes(lambda g=gradients: g.of_step(step, Objective(), {})))
+    assert peaks[0] < peaks[1]
 
 
 def whole(samples: Sequence[Sample]) -> StepSamples:
