@@ -13,14 +13,14 @@ from legos.records.step import MICRO_BATCH_TOKENS
 __all__ = ["MemoryPlan", "usual_tokens"]
 
 MARGIN = 1.25  # the forecast may be a tenth too low, and prefixes are carried
-LEAST_TOKENS, PASS_SHARE, ROW = 512, 1 / 16, 256
+LEAST_TOKENS, PASS_SHARE, ROW = 256, 1 / 32, 256
 SHORTEST = 16  # tokens; where not even such a row fits, none does
 
 
 def usual_tokens(sizes: Sizes, size: TrainingSize, ceiling_bytes: int) -> int:
     """Padded tokens of a pass where no setting says it.
 
-    Larger passes are no faster than 512 tokens of a large model, and take several times its memory;
+    Larger passes are no faster than 256 tokens of a large model, and take several times its memory;
     a small model needs more of them to keep the device busy, and has them. The rule depends on no
     sample, so a resumed run makes the same passes.
 

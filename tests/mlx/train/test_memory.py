@@ -350,5 +350,5 @@ def test_passes_of_large_models_are_smaller_unless_they_are_given() -> None:
     small, large = SIZES, replace(SIZES, outputs=1 << 22)
     size = TrainingSize(layers=16)
     assert usual_tokens(small, size, 16 << 30) == 4096
-    assert usual_tokens(large, size, 16 << 30) == 512
+    assert usual_tokens(large, size, 16 << 30) == 256
     assert usual_tokens(large, size, 1 << 50) == 4096
