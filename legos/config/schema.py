@@ -109,7 +109,8 @@ class GenerationConfig(Settings):
     max_tokens: int | None = knob(None, unit="tokens", ge=1)
     """Longest completion of one turn; none: the arena's own limit (in games, the longest move)."""
     max_batch: int = knob(256, unit="rows", ge=1)
-    """Completions decoded in one batch. Lower it to save memory."""
+    """Completions decoded in one batch. Lower it to save memory. On a CPU, a model whose weights
+    take more than a 64th of the memory decodes at most 96, because more are no faster."""
 
     def limits(self, memory_gib: float | None = None) -> EngineLimits:
         """What the engine may use, where this memory may be used in all."""

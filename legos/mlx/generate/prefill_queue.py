@@ -61,6 +61,7 @@ class PrefillQueue:
     block_tokens: int  # maximum number of padded tokens of a block
     chunk_tokens: int  # maximum length of a row that is computed in one forward pass
     prompt_step: int  # prompts are processed in chunks of a multiple of this many tokens
+    most_forks: int  # a row waits for room for at most so many forks
     rows_computed: int = 0  # number of rows computed by the model
     tokens_asked: int = 0  # number of prompt tokens of the sequences that started
     tokens_computed: int = 0  # number of these tokens that were computed, each row counted once
@@ -184,10 +185,15 @@ class PrefillQueue:
         return _Underway(waiting, [copy(live) for live, _ in keys], prefill)
 
     def _admitted(self, room: int) -> list[Key]:
-        """The rows that may start, oldest first; none starts before an older one that waits."""
+        """The rows that may start, oldest first; none starts before an older one that waits.
+
+        A row needs room for those into which it may fork: they would be computed again later if
+        they did not fit.
+        """
         keys: list[Key] = []
         for key, sequences in self._longer.items():
-            if len(keys) >= room or not self.budget.take(sequences[0]):
+            room -= min(_num_forks(sequences), self.most_forks)
+            if room < 0 or not self.budget.take(sequences[0]):
                 break
             keys.append(key)
         return keys
@@ -217,6 +223,12 @@ class PrefillQueue:
 
 def _length(key: Key) -> int:
     return len(key[1])
+
+
+def _num_forks(sequences: Sequence[SequenceState]) -> int:
+    """Number of different tokens that sequences of one row may sample next, at most."""
+    allowed = sequences[0].allowed
+    return len(sequences) if allowed is None else min(len(sequences), len(allowed))
 
 
 def _block(

@@ -34,7 +34,7 @@ from legos.mlx.generate.score import Score, ScoreQueue
 from legos.mlx.generate.sequences import SequenceState
 from legos.mlx.model.forecast import prefill_tokens
 from legos.mlx.model.forward import CausalModel
-from legos.mlx.model.machine import cache_sizes, num_bytes, usable_bytes
+from legos.mlx.model.machine import cache_sizes, most_rows, num_bytes, usable_bytes
 from legos.mlx.model.worker import answer
 from legos.records.limits import EngineLimits
 from legos.records.request import Result
@@ -82,7 +82,9 @@ class Scheduler:
         """
         self._limits = limits
         self._forward = CausalModel(model, num_vocabulary)
-        free = (limits.memory_bytes or usable_bytes()) - num_bytes(model.parameters())
+        usable, weights = limits.memory_bytes or usable_bytes(), num_bytes(model.parameters())
+        free = usable - weights
+        max_rows = most_rows(limits.max_rows, weights, usable)
         cache_bytes, prefix_bytes = cache_sizes(limits, free)
         self._slots = AdapterSlots(model)
         self.capabilities = capabilities = capabilities or probe(self._forward, self._slots)
@@ -102,8 +104,9 @@ class Scheduler:
             block_tokens=self._prefill_tokens,
             chunk_tokens=limits.chunk_tokens,
             prompt_step=capabilities.prompt_step,
+            most_forks=max(max_rows // 4, 1),
         )
-        self._rows = DecodingRows(self._slots, limits.max_rows)
+        self._rows = DecodingRows(self._slots, max_rows)
         self.scores = ScoreQueue(self._forward, self._slots)
         self._score_tokens = limits.chunk_tokens  # tokens of the next block of scores when idle
         self._clock = clock

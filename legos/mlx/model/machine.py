@@ -17,6 +17,7 @@ __all__ = [
     "choose_device",
     "device_facts",
     "memory_facts",
+    "most_rows",
     "num_bytes",
     "on_metal",
     "peak_bytes",
@@ -31,6 +32,7 @@ KEPT_SHARE, MOST_KEPT = 0.1, 2 << 30  # of the usable memory, bytes: freed buffe
 CACHE_SHARE, PREFIX_SHARE = 1 / 4, 1 / 16  # of the memory that the weights leave
 LEAST_CACHE = 1 << 28  # bytes of the KV cache of running rows
 NEGLIGIBLE = 1 / 64  # share of the memory: smaller weights are not worth a forecast
+CPU_ROWS = 96  # rows; on a CPU, more are decoded no faster
 
 
 def choose_device() -> None:
@@ -109,6 +111,18 @@ def cache_sizes(limits: EngineLimits, free: int) -> tuple[int, int]:
         max(int(CACHE_SHARE * free), LEAST_CACHE) if cache is None else cache,
         int(PREFIX_SHARE * free) if prefix is None else prefix,
     )
+
+
+def most_rows(asked: int, weights: int, usable: int) -> int:
+    """Rows that are decoded together: as many as asked, unless fewer are as fast and take less.
+
+    Args:
+        asked: the limit of the engine.
+        weights: bytes of the model's weights.
+        usable: bytes that may be used in all.
+    """
+    on_processor = mx.default_device().type == mx.DeviceType.cpu
+    return min(asked, CPU_ROWS) if on_processor and weights >= NEGLIGIBLE * usable else asked
 
 
 def device_facts() -> dict[str, str | int | float | bool]:

@@ -85,3 +85,18 @@ def test_rows_grow_by_the_tokens_that_still_come(room: Callable[..., EngineRoom]
             places = max(places, held // len(rows) // token_bytes)
     assert sorted(one.answers) == sorted(prompts)
     assert 60 <= places <= 47 + 16 + 16
+
+
+def test_a_prompt_is_computed_once_where_its_samples_must_wait_for_room(
+    room: Callable[..., EngineRoom],
+) -> None:
+    one = room(max_rows=8, prefix_bytes=0)
+    others = {n: Request(prompt_ids=(3, 4, 5 + n), max_tokens=9 + n, seed=n) for n in range(7)}
+    one.submit(others)
+    one.tick(2)
+    before = one.engine.stats()["prefill_tokens_total"]
+    group = {n: Request(prompt_ids=tuple(range(3, 23)), max_tokens=9, seed=n) for n in (7, 8)}
+    one.submit(group)
+    one.finish()
+    assert sorted(one.answers) == list(range(9))
+    assert one.engine.stats()["prefill_tokens_total"] - before == 20

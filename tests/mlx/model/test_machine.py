@@ -12,7 +12,7 @@ from legos.errors import ModelError
 from legos.mlx.checks.bare import bare_generation
 from legos.mlx.device import MlxDevice
 from legos.mlx.model.load import load_tree
-from legos.mlx.model.machine import cache_sizes, num_bytes, usable_bytes
+from legos.mlx.model.machine import CPU_ROWS, cache_sizes, most_rows, num_bytes, usable_bytes
 from legos.records.limits import EngineLimits
 
 GIB = 1 << 30
@@ -91,6 +91,17 @@ def test_the_wired_limit_stays_in_benches(
         patch.setattr(mx, "default_stream", lambda _: stream)
         bare_generation(tree, [(1, 2)], max_tokens=2, rows=1)
     assert calls["wired"] == []
+
+
+def test_a_processor_decodes_fewer_rows_of_models_whose_memory_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.cpu))
+    assert most_rows(256, GIB // 2, 16 * GIB) == CPU_ROWS < 256
+    assert most_rows(8, GIB // 2, 16 * GIB) == 8
+    assert most_rows(256, GIB // 8, 16 * GIB) == 256
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    assert most_rows(256, GIB // 2, 16 * GIB) == 256
 
 
 def test_a_device_that_is_not_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
