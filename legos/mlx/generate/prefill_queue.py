@@ -82,6 +82,14 @@ class PrefillQueue:
         """The slots of the block in progress, also of rows whose sequences were all removed."""
         return {live.slot for live in self._underway.lives} if self._underway else set()
 
+    def can_start(self, room: int) -> bool:
+        """Whether anything that waits could be computed now, with room for so many rows."""
+        if self._last or self._underway:
+            return True
+        admitted = self._admitted(room)
+        self._put_off(admitted, ())
+        return bool(admitted)
+
     def add(self, sequence: SequenceState) -> None:
         """Queue a sequence under its tokens, and release the bytes that it has reserved."""
         self.budget.give_back(sequence)

@@ -6,10 +6,10 @@
 Decoding never waits for more than a chunk each of last draws and of prefill, so a long prompt does
 not stall other requests.
 
-A decode step is launched, and then read: the host waits for its tokens. Where nothing else waits
-and no sequence needs the host, a step is left unread until the next one has been launched from its
-lazy tokens, so that the device never waits for the host. Draws depend on seed and position alone,
-so the tokens are the same. Whatever changes the rows or the weights calls ``collect`` first.
+A decode step is launched, and then read: the host waits for its tokens. Where nothing else can
+start and no sequence needs the host, a step is left unread until the next one has been launched
+from its lazy tokens, so that the device never waits for the host. Draws depend on seed and position
+alone, so the tokens are the same. Whatever changes the rows or the weights calls ``collect`` first.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -271,7 +271,7 @@ class Scheduler:
         """Whether the next step will have the same rows, unless one draws an end, and no others."""
         return (
             self._ahead
-            and not (self.waiting or self.scores)
+            and not (self.scores or self.waiting.can_start(self._rows.room))
             and not any(len(m) > 1 or m[0].needs_host or m[0].last_draw for _, m, _ in step.rows)
         )
 

@@ -66,6 +66,19 @@ def test_the_next_step_is_launched_before_the_last_one_is_read(room: Room) -> No
     assert logs[1] == 5 * first
 
 
+def test_steps_are_launched_ahead_while_what_waits_cannot_start(room: Room) -> None:
+    rooms = [room("llama", max_rows=2), read_at_once(room, max_rows=2)]
+    requests = {n: Request(prompt_ids=(3 + n, 4), max_tokens=12 + n, seed=n) for n in range(5)}
+    ahead = 0
+    for one in rooms:
+        one.submit(requests)
+        while one.worker.tick():
+            ahead += unread(one) and bool(one.engine._scheduler.waiting)
+    assert ahead > 20
+    found, expected = ([plain(one.answer(n)) for n in requests] for one in rooms)
+    assert found == expected
+
+
 def test_small_vocabularies_and_processors_read_at_once(room: Room) -> None:
     for model in VOCABULARY:
         scheduler = room(model, decode_ahead="auto").engine._scheduler
