@@ -63,9 +63,9 @@ def test_a_chat_model_gets_what_keeps_a_game_mixed_and_no_rate_of_the_builtin_on
     assert "training.learning_rate" not in kuhn
     assert kuhn["training.warmup_steps"] == 5
     assert "training.warmup_steps" not in advice("sums", "org/chat-model")
-    assert "training.ema_kl_coef" not in nim
-    end = Nim.recommended["training.entropy_coef_end"]
-    assert nim["training.entropy_coef"] == nim["training.entropy_coef_end"] == end
+    end = Kuhn.recommended["training.entropy_coef_end"]
+    assert kuhn["training.entropy_coef"] == kuhn["training.entropy_coef_end"] == end
+    assert not {"training.ema_kl_coef", "training.entropy_coef"} & nim.keys()
     assert nim["play.tasks_per_step"] == Nim.recommended["play.tasks_per_step"]
     assert not [key for key in (*kuhn, *nim) if key.startswith("loop.")]
 
