@@ -17,6 +17,7 @@ __all__ = [
     "expected",
     "joint_optimum",
     "minimax",
+    "move_values",
     "nash_conv_of",
     "normalised",
     "reach",
@@ -118,6 +119,26 @@ def minimax(graph: GameGraph) -> tuple[FloatArray, FloatArray]:
         _choose(graph, own, gain, policy, SAME)
         _carry_up(graph, edges, policy, value)
     return policy, worth
+
+
+def move_values(graph: GameGraph, policy: FloatArray) -> FloatArray:
+    """[P] Payoff of each move to the role that makes it, if all follow a policy afterwards.
+
+    The states of a decision point count with the probability that chance and the others reach them,
+    and equally where they never do.
+    """
+    worth = np.zeros(len(policy))
+    for role in range(len(graph.roles)):
+        mine = graph.role_of_slot == role
+        weight = _point_weight(graph, reach(graph, np.where(mine, 1.0, policy)))
+        value = graph.payoffs[:, role].copy()
+        for edges in reversed(graph.layers[role]):
+            _carry_up(graph, edges, policy, value)
+        own = np.flatnonzero(graph.edge_role == role)
+        gains = weight[graph.parent[own]] * value[graph.child[own]]
+        total = _at_points(graph, weight)[graph.point_of_slot]
+        worth[mine] = (_sums(graph.slot[own], gains, len(policy)) / total)[mine]
+    return worth
 
 
 def joint_optimum(graph: GameGraph, *, max_plans: int) -> FloatArray | None:

@@ -6,20 +6,24 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 from hidden_games import Hidden
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from arenas.kuhn import Kuhn
+from arenas.nim import Nim
 from legos.arena.game import Game
 from legos.games.exact import (
     GameTree,
     Policy,
     expected_payoffs,
     nash_conv,
+    optimal_policy,
     outcome_shares,
 )
-from legos.games.solve import best_response
+from legos.games.solve import best_response, minimax, move_values
 
 games = st.builds(Hidden, st.integers(0, 10**6), st.integers(2, 3), zero_sum=st.booleans())
 duels = st.builds(Hidden, st.integers(0, 10**6), st.just(2), zero_sum=st.just(True))
@@ -131,3 +135,20 @@ def test_zero_sum_payoffs_cancel_and_shares_sum_to_one(game: Hidden, a: int, b: 
     assert (ours.win, ours.draw, ours.loss) == pytest.approx((yours.loss, yours.draw, yours.win))
     mirror = outcome_shares(tree, mine, mine)
     assert mirror.win == pytest.approx(mirror.loss)
+
+
+def test_values_of_moves_are_those_of_backward_induction() -> None:
+    graph = GameTree(Nim(largest=9)).graph
+    best, worth = minimax(graph)
+    np.testing.assert_allclose(move_values(graph, best), worth, atol=1e-12)
+
+
+def test_the_first_seat_of_kuhn_loses_an_eighteenth_from_its_first_moves() -> None:
+    tree = GameTree(Kuhn())
+    best = optimal_policy(tree)
+    assert best is not None
+    chances = tree.everywhere(best)
+    values = move_values(tree.graph, chances)
+    first = [n for n, point in enumerate(tree.graph.points) if point.view.endswith("bets -.")]
+    slots = np.isin(tree.graph.point_of_slot, first)
+    assert (chances * values)[slots].sum() / 3 == pytest.approx(-1 / 18, abs=1e-6)  # three cards
