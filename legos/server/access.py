@@ -5,6 +5,7 @@ import hmac
 import logging
 import re
 import time
+from collections.abc import Collection
 from urllib.parse import quote
 
 import msgspec
@@ -17,7 +18,7 @@ from legos.server.memory import MemoryRelease
 from legos.server.problems import Problem
 from legos.server.service import Service
 
-__all__ = ["Access"]
+__all__ = ["Access", "bearer_key", "check_host"]
 
 logger = logging.getLogger("legos.server")
 
@@ -48,7 +49,7 @@ class Access:
         exchange = _Exchange(receive, send, self._service, self._limit(scope["path"]))
         try:
             try:
-                self._check_host(scope)
+                check_host(scope, self._service.options.allowed_hosts)
                 exchange.seat = scope["seat"] = self._check_key(scope)
                 self._check_length(scope)
             except Problem as problem:
@@ -59,23 +60,6 @@ class Access:
             exchange.report_to_seat()
             self._note(scope, exchange, time.perf_counter() - started)
             self._memory.after(exchange.num_bytes)
-
-    def _check_host(self, scope: Scope) -> None:
-        """Refuse a request that names another host than this one.
-
-        Raises:
-            Problem: 403.
-        """
-        allowed = self._service.options.allowed_hosts
-        host = dict(scope["headers"]).get(b"host", b"")
-        found = _HOST.fullmatch(host)
-        if allowed and not (found and found[1].decode("latin-1").lower() in allowed):
-            raise Problem(
-                403,
-                f"the Host header names {host.decode('latin-1')[:100]!r}, and this server answers "
-                f"to {', '.join(allowed)} only; use one of these in the address, or start the "
-                "server with --host and --api-key for others to reach it",
-            )
 
     def _check_key(self, scope: Scope) -> AgentSeat | None:
         """Check the API key.
@@ -89,11 +73,7 @@ class Access:
         service, path = self._service, scope["path"]
         if service.draining and path not in ALWAYS:
             raise Problem(503, "the server is about to end", headers={"retry-after": "5"})
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(given) > 1:
-            raise Problem(400, "the request has several authorization headers; send one")
-        scheme, _, key = b"".join(given).strip().partition(b" ")
-        key = key.strip() if scheme.lower() == b"bearer" else b""
+        key = bearer_key(scope)
         seat = service.seats.find(key.decode("latin-1"))
         if path in OPEN:
             return seat
@@ -222,6 +202,40 @@ class _Exchange:
         if self.seat is not None and self._error:
             reason = msgspec.json.decode(self._error)["error"]["message"]
             self.seat.refused(f"{self.status}: {reason}")
+
+
+def check_host(scope: Scope, allowed: Collection[str]) -> None:
+    """Refuse a request that names another host than this one.
+
+    Args:
+        scope: the request.
+        allowed: hosts that it may name; none: any.
+
+    Raises:
+        Problem: 403.
+    """
+    host = dict(scope["headers"]).get(b"host", b"")
+    found = _HOST.fullmatch(host)
+    if allowed and not (found and found[1].decode("latin-1").lower() in allowed):
+        raise Problem(
+            403,
+            f"the Host header names {host.decode('latin-1')[:100]!r}, and this server answers "
+            f"to {', '.join(allowed)} only; use one of these in the address, or start the "
+            "server with --host and --api-key for others to reach it",
+        )
+
+
+def bearer_key(scope: Scope) -> bytes:
+    """The key that a request has sent as a bearer token; empty: none.
+
+    Raises:
+        Problem: 400, there are several.
+    """
+    given = [value for name, value in scope["headers"] if name == b"authorization"]
+    if len(given) > 1:
+        raise Problem(400, "the request has several authorization headers; send one")
+    scheme, _, key = b"".join(given).strip().partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else b""
 
 
 def _too_large(limit: int) -> Problem:

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from legos.errors import ConfigError
 from legos.server.app import service_of
 
-__all__ = ["bind", "connections_allowed", "serve_app"]
+__all__ = ["bind", "connections_allowed", "listening", "serve_app"]
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,19 @@ async def serve_app(
     Raises:
         ConfigError: another program has listened at the address since ``bind``, which Linux allows.
     """
+    service = service_of(app)
+    async with listening(app, listener) as url:
+        try:
+            yield url
+        finally:
+            ended = await service.drain(drain_s)
+            if ended:
+                logger.warning("%d requests were ended after %g s", ended, drain_s)
+
+
+@asynccontextmanager
+async def listening(app: FastAPI, listener: socket.socket) -> AsyncGenerator[str]:
+    """Serve any application within the block; arguments and errors as for ``serve_app``."""
     _limit_arenas()
     try:
         listener.listen(BACKLOG)
@@ -72,7 +85,7 @@ async def serve_app(
         timeout_graceful_shutdown=LAST_WORDS_S,
         timeout_keep_alive=IDLE_S,
     )
-    server, service = _Server(config), service_of(app)
+    server = _Server(config)
     with listener:
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve(sockets=[listener]))
@@ -80,9 +93,6 @@ async def serve_app(
             try:
                 yield _address(listener)
             finally:
-                ended = await service.drain(drain_s)
-                if ended:
-                    logger.warning("%d requests were ended after %g s", ended, drain_s)
                 server.should_exit = True
 
 
