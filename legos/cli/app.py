@@ -23,6 +23,7 @@ from legos.cli.play import play
 from legos.cli.runs import runs
 from legos.cli.serve import serve
 from legos.cli.train import train
+from legos.cli.view import view
 from legos.cli.watch import watch
 from legos.config.removed import why_removed
 from legos.errors import ConfigError, LegosError
@@ -61,7 +62,7 @@ def _make_app(*, brief: bool) -> App:
         help_epilogue=f"{EVERYTHING} lists every setting." if brief else None,
     )
     app.command(evaluate, name="eval")
-    for command in (imitate, serve, chat, play, watch, export, doctor, runs, bench, arenas):
+    for command in (imitate, serve, chat, play, watch, view, export, doctor, runs, bench, arenas):
         app.command(command)
     return app
 

@@ -1,0 +1,66 @@
+"""``legos view``: serve the local page of runs until SIGINT or SIGTERM."""
+
+import asyncio
+import signal
+import socket
+import webbrowser
+from collections.abc import Callable, Sequence
+
+from fastapi import FastAPI
+
+from legos.page.app import make_page
+from legos.page.shown import ShownRuns
+from legos.server.listen import bind, listening
+from legos.server.options import ServerOptions
+
+__all__ = ["view"]
+
+
+def view(
+    runs: Sequence[str],
+    *,
+    host: str,
+    port: int,
+    api_key: str | None,
+    open_browser: bool,
+    say: Callable[[str], object],
+) -> None:
+    """Show runs on a page until SIGINT or SIGTERM.
+
+    Args:
+        runs: run folders, names of runs in runs/, or folders of runs; none: all of runs/.
+        host: address to listen on.
+        port: port to listen on; 0: a free one.
+        api_key: key that others have to enter; required where the address is not loopback.
+        open_browser: open the page in the browser of this machine.
+        say: receives a message with the address.
+
+    Raises:
+        CheckpointError: a run is not found.
+        ConfigError: the server cannot listen at the address, or the address needs a key.
+    """
+    options = ServerOptions.for_host(host, api_key=api_key)
+    shown = ShownRuns(runs)
+    with bind(host, port) as listener:
+        app = make_page(shown, options)
+        asyncio.run(_until_signal(app, listener, shown, open_browser=open_browser, say=say))
+
+
+async def _until_signal(
+    app: FastAPI,
+    listener: socket.socket,
+    shown: ShownRuns,
+    *,
+    open_browser: bool,
+    say: Callable[[str], object],
+) -> None:
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    async with listening(app, listener) as url:
+        count = len(shown.all())
+        runs = "1 run" if count == 1 else f"{count} runs"
+        say(f"showing {runs} of {', '.join(shown.places)} at {url} (Ctrl-C ends it)\n")
+        if open_browser:
+            await asyncio.to_thread(webbrowser.open, url)
+        await ended.wait()

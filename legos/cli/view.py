@@ -1,0 +1,29 @@
+"""``legos view``: show runs on a local page."""
+
+from legos.cli.output import Flag, show
+from legos.cli.overrides import Key
+
+__all__ = ["view"]
+
+
+def view(
+    *run: str,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    api_key: Key = None,
+    open: Flag = False,
+) -> None:
+    """Show runs on a local page: whether they get better, what they play, and what is wrong.
+
+    The page reads run folders only, also of runs that are running, and changes nothing in them.
+
+    Args:
+        run: Run folders, names of runs in runs/, or folders of runs; by default all of runs/.
+        host: Address to listen on; addresses other than loopback need an API key.
+        port: Port to listen on; 0: a free port.
+        api_key: Key that the page asks for.
+        open: Open the page in the browser.
+    """
+    from legos.apps.view import view as serve
+
+    serve(run, host=host, port=port, api_key=api_key, open_browser=open, say=show)

@@ -1,0 +1,11 @@
+"""Answers of the page in JSON."""
+
+import msgspec
+from starlette.responses import Response
+
+__all__ = ["answer"]
+
+
+def answer(values: object) -> Response:
+    """JSON values as a response; numbers that are not finite become null."""
+    return Response(msgspec.json.encode(values, enc_hook=str), media_type="application/json")

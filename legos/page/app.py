@@ -1,0 +1,101 @@
+"""The FastAPI application of the page: its files, and the runs as JSON."""
+
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, FastAPI, Query
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import FileResponse, Response
+from starlette.staticfiles import StaticFiles
+
+from legos.errors import LegosError
+from legos.page.access import PageAccess
+from legos.page.answers import answer
+from legos.page.curves import AXES, config_diff, metric_names, series
+from legos.page.health import health
+from legos.page.overview import overview
+from legos.page.plays import plays_router
+from legos.page.run_view import RunView
+from legos.page.shown import ShownRuns
+from legos.server.options import ServerOptions
+from legos.server.problems import Problem, handle
+
+__all__ = ["make_page"]
+
+_ERRORS = (RequestValidationError, HTTPException, LegosError, Exception)
+_PLOTLY = (
+    "plotly is not installed, which draws the curves; add it with: uv pip install 'legos[view]' "
+    "(or uv sync --extra view)"
+)
+_MOST_CURVES = 400
+Names = Annotated[list[str], Query(max_length=200)]
+
+
+def make_page(runs: ShownRuns, options: ServerOptions) -> FastAPI:
+    """Make the application that shows some runs.
+
+    Args:
+        runs: the runs.
+        options: the key that is required, and the hosts that requests may name.
+    """
+    app = FastAPI(title="legos view", docs_url=None, redoc_url=None, openapi_url=None)
+    for error in _ERRORS:
+        app.add_exception_handler(error, handle)
+    app.include_router(_run_router(runs), prefix="/api")
+    app.include_router(plays_router(runs), prefix="/api")
+    static = resources.files("legos.page") / "static"
+
+    @app.get("/plotly.js")
+    def plotly() -> Response:
+        try:
+            found = resources.files("plotly") / "package_data" / "plotly.min.js"
+        except ModuleNotFoundError:
+            raise Problem(404, _PLOTLY) from None
+        path = Path(str(found))
+        return FileResponse(path, media_type="text/javascript", headers=_CACHED)
+
+    app.mount("/", StaticFiles(directory=str(static), html=True))
+    app.add_middleware(PageAccess, options=options)
+    return app
+
+
+_CACHED = {"cache-control": "max-age=86400"}
+
+
+def _run_router(runs: ShownRuns) -> APIRouter:
+    router = APIRouter()
+
+    def chosen(names: list[str]) -> list[RunView]:
+        return [runs.get(name) for name in dict.fromkeys(names)]
+
+    @router.get("/runs")
+    def all_runs() -> Response:
+        return answer({"runs": overview(runs.all()), "places": runs.places})
+
+    @router.get("/metrics")
+    def metrics(run: Names) -> Response:
+        return answer({"names": metric_names(chosen(run))})
+
+    @router.get("/curves")
+    def curves(run: Names, name: Names, axis: str = AXES[0]) -> Response:
+        if axis not in AXES:
+            raise Problem(400, f"axis is {axis[:50]!r}; expected one of {', '.join(AXES)}")
+        return answer({"series": series(chosen(run), name[:_MOST_CURVES], axis)})
+
+    @router.get("/settings")
+    def settings(run: Names) -> Response:
+        return answer({"runs": run, "rows": config_diff(chosen(run))})
+
+    @router.get("/health")
+    def of_health(run: str) -> Response:
+        return _whole(runs.get(run), health)
+
+    return router
+
+
+def _whole(run: RunView, view: Callable[[RunView], dict[str, Any]]) -> Response:
+    with run.lock:
+        return answer(view(run.read()))

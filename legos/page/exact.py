@@ -1,0 +1,85 @@
+"""What optimal play would do in the positions of a play, for games that can be solved."""
+
+from threading import Lock
+from typing import Any
+
+from legos.arena.arena import GameArena
+from legos.arena.game import split_position
+from legos.config.schema import PlayConfig, RunConfig
+from legos.errors import LegosError
+from legos.games.exact import GameTree
+from legos.games.solve import move_values
+from legos.page.one_play import turns_of
+from legos.run.episodes import StoredEpisode
+from legos.wiring.arena import make_arena
+
+__all__ = ["Moves", "Solved", "SolvedGames"]
+
+MAX_STATES = 20_000
+Moves = list[dict[str, Any]]
+Solved = dict[tuple[str, str], Moves]
+"""(role, view) -> its moves, each with its value and its optimal probability."""
+
+
+class SolvedGames:
+    """Solves games, each once, when one of their plays is first looked at."""
+
+    def __init__(self) -> None:
+        self._solved: dict[tuple[str, str], Solved | str] = {}
+        self._lock = Lock()
+
+    def values_in(self, config: RunConfig, episode: StoredEpisode) -> dict[str, Any]:
+        """The value and the optimal probability of each move, for each turn at a known position.
+
+        Only arenas that are installed are solved: a file that a run names might belong to others.
+
+        Args:
+            config: settings of the run.
+            episode: one of its plays; its turns are numbered as ``turns_of`` lists them.
+        """
+        found = self.solution(config, episode.arena)
+        if isinstance(found, str):
+            return {"turns": {}, "why": found}
+        turns: dict[int, Moves] = {}
+        for number, (seat, turn) in enumerate(turns_of(episode)):
+            view = split_position(turn.asked)
+            if view is not None and (moves := found.get((seat.role, view[0]))):
+                turns[number] = moves
+        return {"turns": turns, "why": None}
+
+    def solution(self, config: RunConfig, arena: str) -> "Solved | str":
+        """The moves of every position of an arena of a run; or why there are none."""
+        one = config.arenas.get(arena)
+        if one is None or ":" in arena:
+            return f"{arena} is no game that is installed here"
+        return self._solution(arena, one.play.options)
+
+    def _solution(self, name: str, options: dict[str, Any]) -> "Solved | str":
+        key = name, repr(options)
+        with self._lock:
+            if key not in self._solved:
+                self._solved[key] = _solve(name, options)
+            return self._solved[key]
+
+
+def _solve(name: str, options: dict[str, Any]) -> "Solved | str":
+    """The moves of every position; or why the game is not solved."""
+    try:
+        arena = make_arena(name, None, play=PlayConfig(options=options))
+        if not isinstance(arena, GameArena):
+            return f"{name} is no game"
+        tree = GameTree(arena.game, max_states=MAX_STATES)
+        solution = tree.solution
+    except LegosError as error:
+        return str(error)
+    if isinstance(solution, str):
+        return solution
+    values, slot = move_values(tree.graph, solution), 0
+    found: Solved = {}
+    for point in tree.graph.points:
+        moves = found[point.role, point.view] = []
+        for move in point.legal:
+            optimal, value = float(solution[slot]), float(values[slot])
+            moves.append({"move": move, "value": value, "optimal": optimal})
+            slot += 1
+    return found

@@ -1,0 +1,116 @@
+"""What was wrong in the steps of a run: alarms, skipped steps, lost tokens, memory."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from legos.losses.alarms import alarms
+from legos.page.columns import Metrics
+
+if TYPE_CHECKING:
+    from legos.page.run_view import RunView
+
+__all__ = ["AlarmHistory", "health"]
+
+_SKIPPED = "applied"
+_LAST = 400  # ranges of steps that are shown of an alarm
+_POINTS = 500  # of a chart
+_LOST = ("filtered", "discarded")
+
+
+@dataclass(slots=True)
+class _History:
+    """The steps in which a metric has reached a level."""
+
+    level: str
+    metric: str
+    text: str  # of the newest such step
+    count: int
+    spans: list[list[int]]  # first and last step of each run of steps
+
+
+class AlarmHistory:
+    """The alarms of all steps that were read."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], _History] = {}
+        self._step = 0
+
+    def add(self, line: Metrics) -> None:
+        """Take the metrics of a step."""
+        before, self._step = self._step, line["step"]
+        for alarm in alarms(line, list(_prefixes(line))):
+            key = alarm.metric, alarm.level
+            known = self._found.setdefault(key, _History(alarm.level, alarm.metric, "", 0, []))
+            known.text = alarm.text
+            known.count += 1
+            if known.spans and known.spans[-1][1] == before:
+                known.spans[-1][1] = self._step
+            else:
+                known.spans.append([self._step, self._step])
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Each alarm with its steps: those of the newest step first, errors before warnings."""
+        rows = [
+            {
+                "level": each.level,
+                "metric": each.metric,
+                "text": each.text,
+                "count": each.count,
+                "spans": each.spans[-_LAST:],
+                "now": each.spans[-1][1] == self._step,
+            }
+            for each in self._found.values()
+        ]
+        return sorted(rows, key=lambda row: (not row["now"], row["level"] != "error"))
+
+
+def _prefixes(line: Metrics) -> Iterator[str]:
+    """What the names of the metrics of each policy, and of each arena of a mix, begin with."""
+    arenas: list[str] = []
+    for name in line:
+        if name == _SKIPPED or name.endswith(f"/{_SKIPPED}"):
+            yield name.removesuffix(_SKIPPED)
+        elif name.startswith("batches/") and name.endswith("/tokens"):
+            arenas.append(name.removesuffix("tokens"))
+    if len(arenas) > 1:
+        yield from arenas
+
+
+def health(run: "RunView") -> dict[str, Any]:
+    """What the view of a run's health shows, as JSON values."""
+    columns = run.metrics
+    skipped = {
+        name: [step for step, applied in columns.points(name) if not applied]
+        for name in columns.values
+        if name == _SKIPPED or name.endswith(f"/{_SKIPPED}")
+    }
+    newest = columns.newest
+    tokens = {
+        name: newest.get(f"tokens_{name}")
+        for name in ("generated", "trained", "filtered", "discarded", "queued")
+    }
+    reasons: list[dict[str, Any]] = [
+        {
+            "kind": kind,
+            "reason": name.removeprefix(f"{kind}/").removesuffix("_tokens"),
+            "tokens": newest.get(name),
+            "points": columns.points(name, most=_POINTS),
+        }
+        for kind in _LOST
+        for name in columns.values
+        if name.startswith(f"{kind}/") and name.endswith("_tokens")
+    ]
+    return {
+        "problems": run.problems,
+        "failure": run.failure() if run.state == "failed" else None,
+        "alarms": run.alarms.listed(),
+        "steps": len(columns.steps),
+        "skipped": skipped,
+        "tokens": tokens,
+        "reasons": sorted(reasons, key=lambda row: -(row["tokens"] or 0)),
+        "memory": {
+            "peak": columns.points("memory/peak_gib", most=_POINTS),
+            "limit_gib": run.setting("training.memory_limit_gib"),
+        },
+    }

@@ -1,0 +1,98 @@
+"""One stored play with everything that is known of it, as JSON values."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from msgspec import UNSET, to_builtins
+
+from legos.chat.reply import split_thinking
+from legos.run.episodes import StoredEpisode, StoredMessage, StoredSeat, StoredTurn
+
+__all__ = ["advantage_of", "play_values", "turns_of"]
+
+
+def turns_of(episode: StoredEpisode) -> Iterator[tuple[StoredSeat, StoredTurn]]:
+    """The turns of a play in the order of the answers, then those of the plays it spawned."""
+    turns = [(seat, turn) for seat in episode.seats for turn in seat.turns]
+    yield from sorted(turns, key=lambda each: each[1].order)
+    for child in episode.children:
+        yield from turns_of(child)
+
+
+def play_values(number: int, episode: StoredEpisode) -> dict[str, Any]:
+    """A play with its turns, which are numbered as ``turns_of`` lists them.
+
+    Args:
+        number: number of the play in its run.
+        episode: the play.
+    """
+    return {"number": number, **_values(episode, iter(range(1 << 30)))}
+
+
+def advantage_of(seat: StoredSeat) -> float | None:
+    """The advantage of a seat's first turn that has one; None: nothing is known."""
+    found = (turn.trained.advantage for turn in seat.turns if turn.trained is not UNSET)
+    return next((each for each in found if each is not None), None)
+
+
+def _values(episode: StoredEpisode, numbers: Iterator[int]) -> dict[str, Any]:
+    whole: Mapping[str, Any] = to_builtins(episode)
+    turns = sorted(
+        ((seat, index) for seat in episode.seats for index in range(len(seat.turns))),
+        key=lambda each: each[0].turns[each[1]].order,
+    )
+    return {
+        **{name: value for name, value in whole.items() if name not in ("seats", "children")},
+        "seed": str(episode.seed),  # a browser's numbers have 53 bits
+        "play_seed": str(episode.play_seed),
+        "returns": _returns(episode),
+        "seats": [_seat(seat) for seat in episode.seats],
+        "turns": [_turn(seat, index, next(numbers)) for seat, index in turns],
+        "children": [_values(child, numbers) for child in episode.children],
+    }
+
+
+def _returns(episode: StoredEpisode) -> dict[str, float]:
+    """Role -> its reward, with the rewards of its turns."""
+    return {
+        seat.role: episode.rewards.get(seat.role, 0.0) + sum(t.reward or 0.0 for t in seat.turns)
+        for seat in episode.seats
+    }
+
+
+def _seat(seat: StoredSeat) -> dict[str, Any]:
+    """Who sat in a seat, and at which versions."""
+    return {
+        "role": seat.role,
+        "seat": seat.seat,
+        "policy": seat.policy,
+        "sampling": seat.sampling,
+        "versions": sorted({version for turn in seat.turns for version in turn.versions}),
+        "tokens": sum(len(turn.token_ids) for turn in seat.turns),
+        "advantage": advantage_of(seat),
+    }
+
+
+def _turn(seat: StoredSeat, index: int, number: int) -> dict[str, Any]:
+    turn = seat.turns[index]
+    thinking, answer = split_thinking(turn.said)
+    values: Mapping[str, Any] = to_builtins(turn)
+    left_out = ("prompt_ids", "messages", "sampling")
+    return {
+        **{name: value for name, value in values.items() if name not in left_out},
+        "id": number,
+        "role": seat.role,
+        "trains": seat.policy,
+        "messages": [to_builtins(message) for message in _new_messages(turn, first=index == 0)],
+        "prompt_tokens": turn.prompt_ids_kept + len(turn.prompt_ids),
+        "sampling": seat.sampling | turn.sampling,
+        "thinking": thinking,
+        "answer": answer,
+        "trained": None if turn.trained is UNSET else to_builtins(turn.trained),
+    }
+
+
+def _new_messages(turn: StoredTurn, *, first: bool) -> list[StoredMessage]:
+    """The messages that a seat was shown since its turn before."""
+    shown = turn.messages if first else [m for m in turn.messages if m.role != "assistant"]
+    return [*shown, StoredMessage(turn.asked_as, turn.asked)]

@@ -1,0 +1,101 @@
+"""The overview: how each run stands, whether it gets better, and what is wrong."""
+
+import json
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import Any
+
+from legos.page.run_view import RunView
+
+__all__ = ["overview", "row_of"]
+
+_KEY_FIGURES = {  # the first that a run has -> whether a larger value is better
+    "exploitability": False,
+    "joint_value": True,
+    "reward_mean": True,
+}
+_SPARK = 120  # points of a sparkline
+_SPEED = 20  # newest steps whose median time gives the time left
+_OWN = frozenset({"seed", "out", "loop.steps"})  # settings that differ between repeated runs
+
+
+def overview(runs: Mapping[str, RunView]) -> list[dict[str, Any]]:
+    """A row for each run, as JSON values: running ones first, then those with the newest files."""
+    rows = [row_of(run) for run in runs.values()]
+    return sorted(rows, key=lambda row: (row["state"] != "running", -row["changed_at"]))
+
+
+def row_of(run: RunView) -> dict[str, Any]:
+    """How a run stands."""
+    with run.lock:
+        run.read()
+        config, state = run.config, run.state
+        row: dict[str, Any] = {
+            "name": run.name,
+            "folder": str(run.folder.path),
+            "state": state if run.exists else "missing",
+            "problems": run.problems,
+            "failure": run.failure() if state == "failed" else None,
+            "step": run.step,
+            "changed_at": _changed_at(run),
+            "key": _key_figures(run),
+            "reward": run.metrics.newest.get("reward_mean"),
+            "alarms": [alarm for alarm in run.alarms.listed() if alarm["now"]],
+            "past_alarms": sum(not alarm["now"] for alarm in run.alarms.listed()),
+            "tokens": run.metrics.newest.get("tokens_generated"),
+            "seconds": sum(v for _, v in run.metrics.points("loop/seconds_per_step")),
+        }
+        if config is not None:
+            left = max(0, config.loop.steps - run.step)
+            row |= {
+                "arena": config.title,
+                "model": config.model,
+                "steps": config.loop.steps,
+                "forked_from": config.fork_from,
+                "seed": config.seed,
+                "family": _family(run.settings),
+                "eta_s": _step_s(run) * left if state == "running" and left else None,
+            }
+        return row
+
+
+def _changed_at(run: RunView) -> float:
+    """Newest change of its metrics or settings, seconds since 1970."""
+    folder = run.folder
+    times: list[float] = [0.0]
+    for path in (folder.metrics, folder.evaluations, folder.config):
+        try:
+            times.append(path.stat().st_mtime)
+        except OSError:
+            continue
+    return max(times)
+
+
+def _step_s(run: RunView) -> float:
+    """Seconds that a step takes."""
+    recent = run.metrics.points("loop/seconds_per_step")[-_SPEED:]
+    return median(seconds for _, seconds in recent) if recent else 0.0
+
+
+def _key_figures(run: RunView) -> list[dict[str, Any]]:
+    """The metric that says most about a run; of a mix of arenas, one for each."""
+    found: dict[str, dict[str, Any]] = {}  # arena -> figure
+    for metric, larger in _KEY_FIGURES.items():
+        for name in run.evaluations.values:
+            start, slash, last = name.rpartition("/")
+            if last == metric and slash and start not in found and start.startswith("eval"):
+                found[start] = _figure(run.evaluations.points(name), name, larger=larger)
+    if found:
+        return list(found.values())
+    points = run.metrics.points("reward_mean", most=_SPARK)
+    return [_figure(points, "reward_mean", larger=True)] if points else []
+
+
+def _figure(points: Iterable[tuple[int, float]], name: str, *, larger: bool) -> dict[str, Any]:
+    return {"metric": name, "points": list(points)[-_SPARK:], "larger_is_better": larger}
+
+
+def _family(settings: Mapping[str, object]) -> str:
+    """A text that is equal for runs that differ in their seeds alone."""
+    values = {name: value for name, value in settings.items() if name not in _OWN}
+    return json.dumps(values, sort_keys=True, default=str)

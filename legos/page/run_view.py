@@ -1,0 +1,144 @@
+"""One run as the page shows it: what was read of its files so far, and what is new."""
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from threading import RLock
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from legos.config.resolve import read_config, settings_of
+from legos.config.schema import RunConfig
+from legos.config.toml import read_sources
+from legos.errors import LegosError
+from legos.page.columns import Columns
+from legos.page.health import AlarmHistory
+from legos.page.play_table import PlayTable
+from legos.run.ending import Standing, standing
+from legos.run.folder import RunFolder
+
+__all__ = ["RunView"]
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+
+
+def _one_at_a_time(
+    method: Callable[Concatenate["RunView", _Given], _Result],
+) -> Callable[Concatenate["RunView", _Given], _Result]:
+    @wraps(method)
+    def locked(self: "RunView", *args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+        with self.lock:
+            return method(self, *args, **kwargs)
+
+    return locked
+
+
+class RunView:
+    """Reads a run folder, and nothing twice; the requests of the page share it between threads.
+
+    Attributes:
+        name: name of the run on the page.
+        folder: its files.
+        lock: held while files are read or a result is put together.
+        metrics: of each step.
+        evaluations: of each evaluation.
+        plays: its stored plays, which are read when they are asked for.
+        alarms: what the steps have reported.
+        config: its settings; None: they cannot be read.
+        settings: dotted name -> value; {} where they cannot be read.
+        sources: dotted name -> where the value came from.
+    """
+
+    def __init__(self, name: str, path: Path) -> None:
+        """Begin without having read anything."""
+        self.name = name
+        self.folder = RunFolder(path)
+        self.lock = RLock()
+        self.config: RunConfig | None = None
+        self.settings: dict[str, object] = {}
+        self.sources: dict[str, str] = {}
+        self._config_of: tuple[int, int] | None = None  # time and size of the file that was read
+        self._config_problem: str | None = None
+        self.plays = PlayTable(self.folder)
+        self._reset()
+
+    def _reset(self) -> None:
+        self.alarms = AlarmHistory()
+        folder = self.folder
+        self.metrics = Columns(folder.metrics, steps_alone=True, observe=self.alarms.add)
+        self.evaluations = Columns(folder.evaluations, steps_alone=False)
+
+    @_one_at_a_time
+    def read(self) -> "RunView":
+        """Read what is new in the settings and the metrics; returns itself.
+
+        Of a folder that is not there any more, what was read stays.
+        """
+        if not self.exists:
+            return self
+        if not self.metrics.read():  # a resumed run repeats steps
+            self._reset()
+            self.metrics.read()
+        self.evaluations.read()
+        self._read_config()
+        return self
+
+    @property
+    def exists(self) -> bool:
+        """Whether the folder is still there."""
+        return self.folder.path.is_dir()
+
+    @property
+    def step(self) -> int:
+        """Newest step that has metrics."""
+        return int(self.metrics.newest.get("step") or self.evaluations.newest.get("step") or 0)
+
+    @property
+    def state(self) -> Standing:
+        """How the run stands."""
+        steps = self.config.loop.steps if self.config else None
+        done = steps is not None and self.step >= steps
+        return standing(self.folder, done=done and self.evaluations.newest.get("step") == self.step)
+
+    @property
+    def problems(self) -> list[str]:
+        """What of the folder cannot be shown, in sentences."""
+        if not self.exists:
+            return [f"{self.folder.path} is not there any more: it was moved or removed"]
+        found = [self._config_problem, self.metrics.problem, self.evaluations.problem]
+        for name, columns in (("metrics", self.metrics), ("evaluations", self.evaluations)):
+            if columns.damaged:
+                lines = ", ".join(map(str, columns.damaged[:5]))
+                more = f" and {len(columns.damaged) - 5} more" if len(columns.damaged) > 5 else ""
+                found.append(f"{name}.jsonl: line {lines}{more} cannot be read and is left out")
+        return [text for text in found if text]
+
+    def failure(self) -> str | None:
+        """The error that ended the run; None: there is none."""
+        try:
+            return self.folder.failure.read_text(errors="replace").strip()
+        except OSError:
+            return None
+
+    def _read_config(self) -> None:
+        try:
+            status = self.folder.config.stat()
+        except OSError as error:
+            self._config_of, self.config = None, None
+            self._config_problem = f"config.toml cannot be read: {error.strerror}"
+            return
+        stamp = status.st_mtime_ns, status.st_size
+        if stamp == self._config_of:
+            return
+        self._config_of, self._config_problem = stamp, None
+        try:
+            self.config = read_config(self.folder.settings)
+            self.settings = settings_of(self.config)
+            self.sources = read_sources(self.folder.config.read_text(encoding="utf-8"))
+        except (LegosError, OSError, UnicodeError, ValueError) as error:
+            self.config, self.settings, self.sources = None, {}, {}
+            self._config_problem = f"settings: {error}"
+
+    def setting(self, name: str) -> Any:
+        """The value of a setting by its dotted name; None: it is not known."""
+        return self.settings.get(name)

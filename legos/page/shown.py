@@ -1,0 +1,91 @@
+"""Which runs the page shows, and under which names."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from threading import Lock
+
+from legos.page.run_view import RunView
+from legos.run.find import find_run
+from legos.run.folder import CONFIG, RUNS
+from legos.server.problems import Problem
+
+__all__ = ["ShownRuns"]
+
+
+class ShownRuns:
+    """The runs that were named, or all runs of a folder, new ones included."""
+
+    def __init__(self, named: Sequence[str] = (), *, parent: Path = RUNS) -> None:
+        """Look for the runs.
+
+        Args:
+            named: run folders, names of runs in ``parent``, or folders of runs; none: ``parent``.
+            parent: the folder of runs.
+
+        Raises:
+            CheckpointError: one of them holds no run.
+        """
+        self._parents = [] if named else [parent]
+        self._paths: list[Path] = []
+        for text in named:
+            if _runs_in(Path(text)):
+                self._parents.append(Path(text))
+            else:
+                self._paths.append(find_run(text, parent).path)
+        self._views: dict[Path, RunView] = {}
+        self._lock = Lock()
+
+    @property
+    def places(self) -> list[str]:
+        """The folders that are looked into."""
+        return [str(path) for path in (*self._parents, *self._paths)]
+
+    def all(self) -> dict[str, RunView]:
+        """Name -> run; a run that was named stays when its folder is moved."""
+        found = [path for parent in self._parents for path in _runs_in(parent)]
+        paths = list(dict.fromkeys([*self._paths, *found]))
+        with self._lock:
+            self._views = {
+                path: self._view(path, name)
+                for path, name in zip(paths, _names(paths), strict=True)
+            }
+            return {view.name: view for view in self._views.values()}
+
+    def get(self, name: str) -> RunView:
+        """One run by its name.
+
+        Raises:
+            Problem: 404, there is no such run (any more).
+        """
+        run = self.all().get(name)
+        if run is None:
+            raise Problem(
+                404,
+                f"there is no run {name!r} in {', '.join(self.places)}; it may have been moved, "
+                "renamed or removed",
+            )
+        return run
+
+    def _view(self, path: Path, name: str) -> RunView:
+        known = self._views.get(path)
+        return known if known is not None and known.name == name else RunView(name, path)
+
+
+def _runs_in(parent: Path) -> list[Path]:
+    """The runs of a folder, by name; none if it cannot be looked into."""
+    try:
+        return sorted(path.parent for path in parent.glob(f"*/{CONFIG}"))
+    except OSError:
+        return []
+
+
+def _names(paths: Iterable[Path]) -> list[str]:
+    """A name for each folder: its last part, after as many parts before it as make it unique."""
+    parts = [path.resolve().parts for path in paths]
+    lengths = [1] * len(parts)
+    while True:
+        names = ["/".join(each[-length:]) for each, length in zip(parts, lengths, strict=True)]
+        same = [names.count(name) > 1 for name in names]
+        if not any(same):
+            return names
+        lengths = [length + twice for length, twice in zip(lengths, same, strict=True)]

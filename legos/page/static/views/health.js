@@ -1,0 +1,93 @@
+// The health of a run: alarms, skipped steps, lost tokens and memory.
+
+import { get } from "../api.js";
+import { sparkline, strip } from "../charts.js";
+import { h, show } from "../dom.js";
+import { count, number, plural } from "../format.js";
+import { address } from "../route.js";
+
+export const title = "Health";
+
+export async function draw(root, parameters, { again, state, valid }) {
+  const runs = (await get("runs")).values.runs.map((run) => run.name);
+  const run = parameters.get("run") ?? runs[0];
+  if (!run) {
+    if (valid()) show(root, h("div.empty", {}, h("p", {}, "No run yet.")));
+    return;
+  }
+  const { values, text } = await get("health", { run });
+  const stamp = text + run + runs.join();
+  if (!valid() || (again && state.stamp === stamp)) return;
+  state.stamp = stamp;
+  show(
+    root,
+    h("div.head", {},
+      h("h1", {}, "Health"),
+      h("select", { id: "run", "aria-label": "Run", value: run, onchange: (event) => (location.hash = address("health", { run: event.target.value })) },
+        runs.map((name) => h("option", { value: name }, name))),
+      h("span.muted", {}, plural(values.steps, "step"))),
+    values.failure ? h("div.notice.error", {}, h("b", {}, "The run has failed. "), h("pre", {}, values.failure)) : null,
+    values.problems.map((each) => h("div.notice.warning", {}, each)),
+    h("div.columns", {}, alarms(values), h("div", {}, skipped(values), tokens(values), memory(values))),
+  );
+}
+
+function alarms({ alarms: found, steps }) {
+  return h("section.panel", {},
+    h("h2", {}, "Alarms"),
+    found.length ? null : h("p.good", {}, steps ? "No metric has reached a level in any step." : "No step yet."),
+    found.map((alarm) =>
+      h(`div.alarm.${alarm.level}`, {},
+        h("div.who", {}, h(`span.tag.${alarm.level}`, {}, alarm.level), h("b", {}, alarm.metric),
+          h("span.muted.small", {}, `${plural(alarm.count, "step")}${alarm.now ? ", the newest too" : `, last in step ${number(alarm.spans.at(-1)[1])}`}`)),
+        strip(alarm.spans, { end: lastStep(found, steps), level: alarm.level }),
+        h("p.small", {}, advice(alarm.text)))));
+}
+
+// The page of an alarm is named at the end of its text; it is marked as a file.
+function advice(text) {
+  const match = /^(.*) \((docs\/\S+\.md)\)$/s.exec(text);
+  return match ? [match[1], " — see ", h("code", {}, match[2])] : text;
+}
+
+const lastStep = (found, steps) => Math.max(steps, ...found.map((each) => each.spans.at(-1)[1]));
+
+function skipped({ skipped: found, steps }) {
+  const policies = Object.entries(found);
+  return h("section.panel", {},
+    h("h2", {}, "Skipped steps"),
+    policies.length ? null : h("p.muted", {}, "No step yet."),
+    policies.map(([name, list]) =>
+      h("div", {},
+        h("p.small", {}, policies.length > 1 ? h("b", {}, name.replace(/\/applied$/, ""), " ") : null,
+          list.length ? `${plural(list.length, "step")} of ${number(steps)} changed no weight: ${list.slice(0, 30).join(", ")}${list.length > 30 ? ", …" : ""}` : h("span.good", {}, "Every step was applied.")),
+        list.length ? strip(list.map((step) => [step, step]), { end: Math.max(steps, list.at(-1)), level: "error" }) : null)));
+}
+
+const PARTS = [["trained", "trained on"], ["queued", "waiting"], ["filtered", "filtered"], ["discarded", "discarded"]];
+
+function tokens({ tokens: total, reasons }) {
+  if (!total.generated) return h("section.panel", {}, h("h2", {}, "Tokens"), h("p.muted", {}, "No step yet."));
+  const share = (value) => (100 * (value ?? 0)) / total.generated;
+  return h("section.panel", {},
+    h("h2", {}, "Tokens"),
+    h("p.small.muted", {}, `${count(total.generated)} were generated; every one is accounted for`),
+    h("div.stack", { role: "img", "aria-label": PARTS.map(([name, label]) => `${label} ${number(share(total[name]))} %`).join(", ") },
+      PARTS.map(([name, label]) => (total[name] ? h(`span.${name}`, { style: { width: `${share(total[name])}%` }, title: `${label}: ${number(total[name])}` }) : null))),
+    h("div.key.small", {}, PARTS.map(([name, label]) => h("span", {}, h(`i.${name}`), `${label} ${number(share(total[name]))} %`))),
+    reasons.length
+      ? h("table", {},
+          h("thead", {}, h("tr", {}, ["lost", "reason", "tokens", "over the steps"].map((each) => h("th", { scope: "col" }, each)))),
+          h("tbody", {}, reasons.map((row) =>
+            h("tr", {}, h("td.muted", {}, row.kind), h("td", {}, row.reason.replaceAll("_", " ")), h("td.num", {}, number(row.tokens)), h("td", {}, sparkline(row.points, { width: 120, height: 24, label: `${row.reason} over the steps` }))))))
+      : h("p.good.small", {}, "None was filtered or discarded."));
+}
+
+function memory({ memory: { peak, limit_gib: limit } }) {
+  if (!peak.length) return null;
+  const highest = Math.max(...peak.map((each) => each[1]));
+  return h("section.panel", {},
+    h("h2", {}, "Memory"),
+    h("p.small.muted", {}, `at most ${number(highest)} GiB`, limit ? ` of ${number(limit)} GiB that the run may use` : "; training.memory_limit_gib is not set"),
+    sparkline(peak, { height: 90, limit, label: `peak memory of each step, at most ${number(highest)} GiB` }));
+}

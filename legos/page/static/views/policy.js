@@ -1,0 +1,84 @@
+// What the policy does in the same positions, and answers to the same tasks, over the steps.
+
+import { get } from "../api.js";
+import { rewards } from "../chips.js";
+import { h, show, svg } from "../dom.js";
+import { number, plural } from "../format.js";
+import { address } from "../route.js";
+import { board } from "./boards.js";
+
+export const title = "Policy";
+const COLOURS = ["#e4572e", "#2f6fde", "#1b998b", "#a24bd3", "#c98a00", "#d6336c", "#5c677d", "#4d908e", "#8f5a2a"];
+
+export async function draw(root, parameters, { again, state, valid }) {
+  const runs = (await get("runs")).values.runs.map((run) => run.name);
+  const run = parameters.get("run") ?? runs[0];
+  if (!run) {
+    if (valid()) show(root, h("div.empty", {}, h("p", {}, "No run yet.")));
+    return;
+  }
+  const { values, text } = await get("policy", { run });
+  const stamp = text + run + runs.join();
+  if (!valid()) return;
+  if (values.waiting) setTimeout(() => window.dispatchEvent(new Event("hashchange")), 30);
+  if (again && state.stamp === stamp) return;
+  state.stamp = stamp;
+  const { positions, tasks } = values;
+  show(
+    root,
+    h("div.head", {},
+      h("h1", {}, "Policy"),
+      h("select", { id: "run", "aria-label": "Run", value: run, onchange: (event) => (location.hash = address("policy", { run: event.target.value })) },
+        runs.map((name) => h("option", { value: name }, name))),
+      h("span.muted", {}, "from the plays that are stored")),
+    positions.length
+      ? [h("p.muted", {}, "The probability of each move in the positions that were played most, when it was sampled. Dashed: an optimal policy."),
+         h("div.positions", {}, positions.map(position))]
+      : null,
+    tasks.length && !positions.length ? h("div.tasks", {}, tasks.map((task) => answers(run, task))) : null,
+    positions.length || tasks.length ? null : h("div.empty", {}, h("p", {}, values.waiting ? "Reading…" : "No position or task was stored at two steps.")),
+  );
+}
+
+function position(each) {
+  const moves = [...new Set([...(each.optimal ?? []).map((one) => one.move), ...Object.keys(each.moves)])];
+  const colour = (move) => COLOURS[moves.indexOf(move) % COLOURS.length];
+  return h("figure.chart", {},
+    h("figcaption", {}, each.role, h("span.muted.small", {}, ` ${plural(each.count, "move")}`)),
+    board({ ...each, move: null }) ?? h("pre.small", {}, each.asked),
+    lines(each, moves, colour),
+    h("div.key.small", {}, moves.map((move) => h("span", {}, h("i", { style: { background: colour(move) } }), `${move} `, h("b", { title: "the newest that was sampled" }, latest(each.moves[move]))))));
+}
+
+const latest = (points) => (points?.length ? `${number(Math.round(100 * points.at(-1)[1]))} %` : "–");
+
+// The probability of each move over the steps, from 0 to 1.
+function lines({ moves: found, optimal, asked }, moves, colour) {
+  const [width, height] = [360, 120];
+  const steps = Object.values(found).flat().map((each) => each[0]);
+  const [left, right] = [Math.min(...steps), Math.max(...steps)];
+  const x = (step) => 26 + (right > left ? (step - left) / (right - left) : 0.5) * (width - 36);
+  const y = (value) => 8 + (1 - value) * (height - 28);
+  return svg("svg.probabilities", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `probabilities of moves at ${asked.split("\n")[0]}` },
+    [0, 0.5, 1].map((value) => [svg("line.grid", { x1: 26, x2: width - 10, y1: y(value), y2: y(value) }), svg("text.axis", { x: 20, y: y(value) + 4, "text-anchor": "end" }, value)]),
+    svg("text.axis", { x: 26, y: height - 4 }, `step ${left}`),
+    right > left ? svg("text.axis", { x: width - 10, y: height - 4, "text-anchor": "end" }, `step ${right}`) : null,
+    (optimal ?? []).map((one) => svg("line.optimal", { x1: 26, x2: width - 10, y1: y(one.optimal), y2: y(one.optimal), stroke: colour(one.move) })),
+    moves.map((move) => {
+      const points = found[move] ?? [];
+      return [
+        svg("polyline.curve", { points: points.map((each) => `${x(each[0])},${y(each[1])}`).join(" "), stroke: colour(move) }),
+        points.map((each) => svg("circle", { cx: x(each[0]), cy: y(each[1]), r: 2.5, fill: colour(move) }, svg("title", {}, `${move}: ${number(100 * each[1])} % in step ${each[0]}`))),
+      ];
+    }));
+}
+
+function answers(run, task) {
+  return h("section.panel", {},
+    h("h2", {}, task.asked || task.task),
+    h("table", {}, h("tbody", {}, task.answers.map((row) =>
+      h("tr", {},
+        h("td.num", {}, h("a", { href: address("plays", { run, play: row.number }) }, `step ${row.step}`)),
+        h("td.said", {}, row.answer),
+        h("td.num", {}, rewards(row.rewards)))))));
+}

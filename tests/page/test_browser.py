@@ -1,0 +1,213 @@
+"""The page in Chromium, on a run of nim that is trained here and on a run of a chat model."""
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import add_lines, add_play, made_run, step_line
+from short_runs import NIM
+
+pytestmark = [pytest.mark.optional, pytest.mark.slow]
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or "chromium"
+HOSTILE = "<img src=x onerror=\"document.title='taken'\"><b>bold</b>"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs of nim, a run of a chat model that plays countdown, and one with bad steps."""
+    place = tmp_path_factory.mktemp("page") / "runs"
+    for seed in (0, 1):
+        command = (
+            "train",
+            *NIM,
+            "--steps",
+            "6",
+            "--seed",
+            f"{seed}",
+            "--out",
+            f"{place}/nim-{seed}",
+        )
+        subprocess.run([sys.executable, "-m", "legos", *command], check=True, capture_output=True)
+    shutil.copytree(Path(__file__).parent / "countdown_run", place / "countdown-1")
+    folder = made_run(place / "bad", steps=40)
+    add_lines(folder.metrics, [step_line(step, clip_fraction=0.9) for step in (41, 42)])
+    add_play(folder, 3, HOSTILE, question=HOSTILE, advantage=0.5)
+    return place
+
+
+@pytest.fixture(scope="module")
+def url(runs: Path) -> Iterator[str]:
+    """The address of the page."""
+    command = [sys.executable, "-m", "legos", "view", str(runs), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = re.search(r"http://\S+", process.stdout.readline())
+        assert found is not None
+        yield found[0]
+        process.terminate()
+        assert process.wait(10) == 0
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as play:
+        made = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def page(browser: Any, url: str) -> Iterator[Any]:
+    """A page that fails its test if a script of it fails, or asks for anything elsewhere."""
+    context = browser.new_context(viewport={"width": 1400, "height": 900}, base_url=url)
+    made, problems = context.new_page(), []
+    made.on("pageerror", lambda error: problems.append(str(error)))
+    made.on("request", lambda asked: asked.url.startswith(url) or problems.append(asked.url))
+    made.set_default_timeout(30_000)
+    yield made
+    context.close()
+    assert problems == []
+
+
+def until(page: Any, script: str, wanted: Any = True) -> None:
+    """Wait until an expression has a value; the page's own rules forbid Playwright's way to."""
+    for _ in range(600):
+        if (found := page.evaluate(script)) == wanted:
+            return
+        page.wait_for_timeout(50)
+    pytest.fail(f"{script} is {found!r}, not {wanted!r}")
+
+
+def count(selector: str) -> str:
+    """An expression for the number of elements."""
+    return f"document.querySelectorAll({selector!r}).length"
+
+
+def texts(page: Any, selector: str) -> list[str]:
+    """The texts of all elements, once there is one."""
+    page.locator(selector).first.wait_for()
+    return page.locator(selector).all_inner_texts()
+
+
+def test_the_overview_shows_each_run_and_leads_to_its_curves(page: Any) -> None:
+    page.goto("/")
+    assert {"nim-0", "nim-1", "countdown-1", "bad"} == set(texts(page, ".card .name"))
+    card = page.locator(".card", has_text="nim-0")
+    assert "exploitability" in card.inner_text()
+    assert "step 6 of 6" in card.inner_text()
+    assert card.locator("svg polyline").count() == 1
+    assert "clip_fraction is 0.9" in page.locator(".card", has_text="bad").inner_text()
+    page.fill("#filter", "countdown")
+    until(page, count(".card"), 1)
+    page.fill("#filter", "nim")
+    for name in ("nim-0", "nim-1"):
+        page.check(f"#pick-{name}")
+    page.click("text=Compare 2 runs")
+    page.wait_for_selector(".js-plotly-plot .xtick")
+    assert texts(page, ".chart figcaption")[0].startswith("exploitability")
+    assert texts(page, ".diff tbody th") == ["seed"]
+
+
+def test_curves_are_chosen_by_an_expression_that_the_address_holds(page: Any) -> None:
+    page.goto("/#/curves?run=nim-0&run=nim-1&filter=^entropy$&bands=true&smooth=0.5")
+    page.wait_for_selector(".js-plotly-plot .xtick")
+    assert texts(page, ".chart figcaption") == ["entropy"]
+    assert page.is_checked("#bands")
+    page.select_option("#axis", "tokens")
+    until(page, "document.querySelector('.xtitle').textContent", "tokens")
+    page.fill("#metrics", "(")
+    page.wait_for_selector("text=is no regular expression")
+
+
+def test_plays_are_searched_and_opened_by_keys(page: Any) -> None:
+    page.goto("/#/plays?run=countdown-1")
+    everything = len(texts(page, "table.plays tbody tr"))
+    page.keyboard.press("/")
+    page.keyboard.type("15")
+    until(page, f"{count('table.plays tbody tr')} < {everything}")
+    assert "text=15" in page.url
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".dialogue .asked")
+    assert "once each with + - * /" in page.inner_text(".dialogue .asked")
+    assert "is not on this machine" in page.inner_text(".dialogue")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("table.plays")
+
+
+def test_a_play_of_nim_shows_stones_values_and_tokens(page: Any) -> None:
+    page.goto("/#/plays?run=nim-0&sort=turns")
+    page.click("table.plays tbody tr >> nth=0")
+    page.wait_for_selector("table.exact tbody tr.chosen")
+    page.wait_for_selector(".token")
+    turns = len(texts(page, ".turn"))
+    assert turns > 1
+    assert page.locator("circle.stone").count() > 0
+    page.keyboard.press("ArrowLeft")
+    until(page, count(".turn"), turns - 1)
+    assert f"turn={turns - 1}" in page.url
+    choices = texts(page, ".choice")
+    assert {"version", "ratio", "gap", "advantage", "entropy", "mask"} <= set(choices)
+    page.click(".choice:text('advantage')")
+    page.hover(".token >> nth=0")
+    shown = page.inner_text("#tip")
+    for name in ("token", "version", "probability", "ratio", "gap", "advantage", "entropy"):
+        assert name in shown
+    assert page.locator(".sibling").count() > 1
+
+
+def test_hostile_text_is_shown_as_text(page: Any) -> None:
+    page.goto("/#/plays?run=bad")
+    assert HOSTILE in page.inner_text("table.plays tbody")
+    page.click("table.plays tbody tr")
+    page.wait_for_selector(".said")
+    assert HOSTILE in page.inner_text(".said >> nth=0")
+    assert HOSTILE in page.inner_text(".asked")
+    assert page.locator("main img, main b:text('bold')").count() == 0
+    assert page.title() == "Plays · legos"
+
+
+def test_health_shows_alarms_and_lost_tokens(page: Any) -> None:
+    page.goto("/#/health?run=bad")
+    alarm = page.locator(".alarm.error")
+    alarm.wait_for()
+    assert "clip_fraction" in alarm.inner_text()
+    assert "docs/run/alarms.md" in alarm.inner_text()
+    assert alarm.locator("svg title").all_text_contents() == ["steps 41 to 42"]
+    assert "clip skip" in page.inner_text("main")
+    assert "Every step was applied." in page.inner_text("main")
+
+
+def test_a_run_that_is_moved_while_it_is_shown_is_reported(page: Any, runs: Path) -> None:
+    made_run(runs / "gone", steps=2)
+    page.goto("/#/health?run=gone")
+    page.wait_for_selector("text=2 steps")
+    shutil.move(runs / "gone", runs.parent / "gone")
+    page.wait_for_selector("#live:has-text('there is no run')")
+    assert "2 steps" in page.inner_text("main")
+
+
+def test_the_page_is_dark_and_narrow_where_it_is_asked_for(browser: Any, url: str) -> None:
+    context = browser.new_context(
+        viewport={"width": 380, "height": 800}, color_scheme="dark", base_url=url
+    )
+    page = context.new_page()
+    for view in ("overview", "plays?run=nim-0", "plays?run=nim-0&play=3", "health?run=bad"):
+        page.goto(f"/#/{view}")
+        page.wait_for_selector("h1")
+        page.wait_for_timeout(300)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 380, view
+    background = "getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(background) == "rgb(20, 22, 26)"
+    page.keyboard.press("d")
+    until(page, background, "rgb(246, 245, 242)")
+    context.close()

@@ -1,0 +1,63 @@
+"""Metrics of several runs along an axis, and the settings in which the runs differ."""
+
+from pathlib import Path
+
+from made_runs import add_lines, answered, made_run, page_of, step_line
+
+
+def test_curves_of_two_runs_with_the_evaluation_before_the_first_step(runs: Path) -> None:
+    made_run(runs / "a", steps=2)
+    made_run(runs / "b", steps=3)
+    page = page_of(parent=runs)
+    both = {"run": ["a", "b"], "name": ["eval/exploitability", "reward_mean"]}
+    found = answered(page, "curves", **both)["series"]
+    curves = {(each["run"], each["name"]): (each["x"], each["y"]) for each in found}
+    assert curves["a", "eval/exploitability"] == ([0, 2], [0.9, 0.4])
+    assert curves["b", "reward_mean"] == ([1, 2, 3], [0.1, 0.2, 0.3])
+
+
+def test_the_axis_can_be_tokens_or_minutes(runs: Path) -> None:
+    made_run(runs / "a", steps=4)
+    page = page_of(parent=runs)
+    places = {
+        axis: answered(page, "curves", run="a", name="eval/exploitability", axis=axis)["series"]
+        for axis in ("tokens", "minutes")
+    }
+    assert places["tokens"][0]["x"] == [0, 400]
+    assert places["minutes"][0]["x"] == [0, 2.0]
+    refused = page.get("/api/curves", params={"run": "a", "name": "loss", "axis": "miles"})
+    assert refused.status_code == 400
+    assert "expected one of step, tokens, minutes" in refused.json()["error"]["message"]
+
+
+def test_a_metric_that_is_missing_or_not_finite_leaves_a_gap(runs: Path) -> None:
+    folder = made_run(runs / "a", steps=2)
+    add_lines(folder.metrics, [step_line(3, reward_mean=None), step_line(4, late=7.0)])
+    page = page_of(parent=runs)
+    names = answered(page, "metrics", run="a")["names"]
+    assert names[0] == "eval/exploitability"
+    assert "late" in names
+    found = answered(page, "curves", run="a", name=["reward_mean", "late", "none"])["series"]
+    assert [each["x"] for each in found] == [[1, 2, 4], [4]]
+
+
+def test_lines_with_an_evaluation_alone_are_no_steps(runs: Path) -> None:
+    folder = made_run(runs / "a", steps=2)
+    add_lines(folder.metrics, [{"step": 2, "eval/exploitability": 0.1}])
+    [curve] = answered(page_of(parent=runs), "curves", run="a", name="eval/exploitability")[
+        "series"
+    ]
+    assert curve["y"] == [0.9, 0.4]
+
+
+def test_settings_of_two_runs_that_differ(runs: Path) -> None:
+    made_run(runs / "a", training__learning_rate=0.5)
+    made_run(runs / "b", training__learning_rate=0.25, seed=7)
+    page = page_of(parent=runs)
+    rows = answered(page, "settings", run=["a", "b"])["rows"]
+    assert {row["name"]: row["values"] for row in rows} == {
+        "seed": ["0", "7"],
+        "training.learning_rate": ["0.5", "0.25"],
+    }
+    chosen = answered(page, "settings", run="b")["rows"]
+    assert {"seed", "training.learning_rate"} <= {row["name"] for row in chosen}

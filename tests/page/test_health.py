@@ -1,0 +1,38 @@
+"""What was wrong in the steps of a run."""
+
+from pathlib import Path
+
+from made_runs import add_lines, answered, made_run, page_of, step_line
+
+
+def test_alarms_have_the_steps_in_which_they_were_raised(runs: Path) -> None:
+    folder = made_run(runs / "one", steps=2)
+    clipped = [step_line(step, clip_fraction=0.5) for step in (3, 4)]
+    add_lines(folder.metrics, [*clipped, step_line(5), step_line(6, clip_fraction=0.9)])
+    found = answered(page_of(parent=runs), "health", run="one")["alarms"]
+    assert [(each["level"], each["metric"], each["spans"], each["now"]) for each in found] == [
+        ("error", "clip_fraction", [[6, 6]], True),
+        ("warning", "clip_fraction", [[3, 4]], False),
+    ]
+    assert found[1]["text"].startswith("clip_fraction is 0.5, at or above 0.3")
+    assert "docs/run/alarms.md" in found[1]["text"]
+
+
+def test_skipped_steps_and_lost_tokens_are_listed(runs: Path) -> None:
+    folder = made_run(runs / "one", steps=2, training__memory_limit_gib=4.0)
+    more = {"discarded/stale_tokens": 40, "tokens_discarded": 40}
+    add_lines(folder.metrics, [step_line(3, applied=0, **more)])
+    found = answered(page_of(parent=runs), "health", run="one")
+    assert found["skipped"] == {"applied": [3]}
+    assert found["tokens"]["generated"] == 300
+    rows = [(row["kind"], row["reason"], row["tokens"]) for row in found["reasons"]]
+    assert rows == [("discarded", "stale", 40), ("filtered", "clip_skip", 30)]
+    assert found["memory"] == {"peak": [[1, 0.5], [2, 0.5], [3, 0.5]], "limit_gib": 4.0}
+
+
+def test_each_policy_has_its_own_alarms(runs: Path) -> None:
+    folder = made_run(runs / "one", steps=1)
+    add_lines(folder.metrics, [step_line(2, **{"rival/applied": 0, "rival/clip_fraction": 0.9})])
+    found = answered(page_of(parent=runs), "health", run="one")
+    assert [each["metric"] for each in found["alarms"]] == ["rival/clip_fraction", "rival/applied"]
+    assert found["skipped"] == {"applied": [], "rival/applied": [2]}
