@@ -33,6 +33,7 @@ _MODULES = {  # module -> its public names; ``__init__.pyi`` lists them for type
     "protocols": "Client Curriculum Matchmaker RewardModel Seat",
     "records.episode": "Episode Task",
     "records.message": "Completion Message Sampling",
+    "run.reader": "open_run",
     "wiring.arena": "make_arena",
     "wiring.evaluate": "evaluate",
     "wiring.model": "apply_lora disable_lora load_model",

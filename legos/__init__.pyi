@@ -44,6 +44,7 @@ from legos.records.episode import Task as Task
 from legos.records.message import Completion as Completion
 from legos.records.message import Message as Message
 from legos.records.message import Sampling as Sampling
+from legos.run.reader import open_run as open_run
 from legos.wiring.arena import make_arena as make_arena
 from legos.wiring.evaluate import evaluate as evaluate
 from legos.wiring.model import apply_lora as apply_lora

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import sys
 import threading
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-__all__ = ["LoopWatch", "Watchdog", "waiting_frames"]
+__all__ = ["LoopWatch", "Stall", "Watchdog", "read_stalls", "waiting_frames"]
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,9 @@ ENDS_S = 1.0  # lag that is reported of a loop that is to end
 STALL_AFTER_S = 10.0  # lag of an event loop whose stacks are reported
 MAX_DUMPS = 20  # of a process; later stalls are lines of the log alone
 TASKS_SHOWN = 30  # places at which tasks wait, those with the most tasks first
+
+
+_STALL = re.compile(r"^(\d{4}-\d\d-\d\dT\S+) (.*)$", re.MULTILINE)  # first line of a report
 
 
 @dataclass(slots=True)
@@ -192,6 +196,27 @@ class LoopWatch:
             logger.warning("%s; the stacks cannot be written: %s", what, error)
         else:
             logger.warning("%s; the stacks are in %s", what, self._file)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    """A report of an event loop that did not turn."""
+
+    at: datetime
+    text: str  # for how long, and where
+    stacks: str  # of all threads and tasks
+
+
+def read_stalls(path: Path) -> list[Stall]:
+    """The reports in a file that a ``LoopWatch`` has written, oldest first; none: no such file."""
+    try:
+        _, *parts = _STALL.split(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return []
+    return [
+        Stall(at=datetime.fromisoformat(at), text=text, stacks=stacks.strip("\n"))
+        for at, text, stacks in zip(parts[::3], parts[1::3], parts[2::3], strict=True)
+    ]
 
 
 def waiting_frames(coroutine: Any) -> Iterator[FrameType]:

@@ -5,14 +5,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from legos.config.resolve import read_config, settings_of
-from legos.config.toml import read_sources
+from legos.config.resolve import read_config
 from legos.errors import CheckpointError, LegosError
 from legos.run.checkpoint import checkpoint_steps, newest_whole, read_state
 from legos.run.ending import standing
 from legos.run.find import find_run
 from legos.run.folder import RUNS, RunFolder
 from legos.run.metrics import newest_metrics
+from legos.run.reader import RunReader
 
 __all__ = ["describe_run", "in_brief", "list_runs"]
 
@@ -71,12 +71,11 @@ def describe_run(run: str) -> dict[str, Any]:
         ConfigError: its settings cannot be read.
     """
     folder = find_run(run)
-    sources = read_sources(folder.settings.read_text(encoding="utf-8"))
-    values = settings_of(read_config(folder.config))
+    config = RunReader(folder).config
     changed = {
-        name: f"{values[name]} ({source})"
-        for name, source in sources.items()
-        if source != "default" and name in values  # or it was removed
+        name: f"{config.values[name]} ({source})"
+        for name, source in config.sources.items()
+        if source != "default"
     }
     return {
         "folder": str(folder.path),

@@ -44,7 +44,8 @@ class NewLines:
     def __init__(self, path: Path) -> None:
         """Begin before the first line; the file need not exist yet."""
         self._path = path
-        self._offset = self.seen = 0
+        self._offset: int = 0
+        self.seen: int = 0
         self._before = b""  # the newest bytes that were read
         self.rewritten = False
 

@@ -5,6 +5,7 @@ versions stored.
 """
 
 import json
+import math
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -27,6 +28,7 @@ __all__ = [
     "StoredSeat",
     "StoredTurn",
     "episode_line",
+    "numbered_episode",
     "parse_episode",
     "stored_episode",
 ]
@@ -69,6 +71,29 @@ class StoredTurn(Struct, frozen=True, kw_only=True):
     versions: list[int]
     trained: TrainedTurn | UnsetType = UNSET  # what its step computed; UNSET: nothing is known
 
+    @property
+    def ratios(self) -> list[float]:
+        """[C] probability under the policy before its step, over that with which it was sampled.
+
+        Empty where the step has not computed it.
+        """
+        logprobs = self.trained.logprobs if self.trained else []
+        return [math.exp(one - other) for one, other in zip(logprobs, self.logprobs, strict=False)]
+
+    @property
+    def reasons(self) -> list[str | None]:
+        """[C] why a token changed nothing, "clipped" or "masked" where it alone did not.
+
+        None where it did, or where nothing is known.
+        """
+        if not self.trained:
+            return [None] * len(self.token_ids)
+        reasons = [self.trained.reason] * len(self.token_ids)
+        for what, places in (("clipped", self.trained.clipped), ("masked", self.trained.masked)):
+            for place in places:
+                reasons[place] = reasons[place] or what
+        return reasons
+
 
 class StoredSeat(Struct, frozen=True):
     """The turns of one seat."""
@@ -83,6 +108,7 @@ class StoredSeat(Struct, frozen=True):
 class StoredEpisode(Struct, frozen=True, kw_only=True):
     """One play, and those that it spawned, which have neither step nor evaluation."""
 
+    number: int | UnsetType = UNSET  # of the play in its run, from 1; readers set it
     step: int | UnsetType = UNSET
     evaluation: bool | UnsetType = UNSET  # whether it was played by an evaluation
     arena: str
@@ -125,7 +151,8 @@ class EpisodesTail:
         Raises:
             CheckpointError: a line is no play; the message has its number.
         """
-        return [(number, self._read(number, line)) for number, line in self._new.read(last=last)]
+        lines = self._new.read(last=last)
+        return [(number, numbered_episode(self.path, number, line)) for number, line in lines]
 
     def read_one(self, number: int) -> tuple[int, StoredEpisode]:
         """One play, with its number; -1 is the newest.
@@ -134,16 +161,22 @@ class EpisodesTail:
             CheckpointError: there is no such play, or the line is no play.
         """
         number, line = PlayFiles(self.path).line(number)
-        return number, self._read(number, line)
+        return number, numbered_episode(self.path, number, line)
 
-    def _read(self, number: int, line: bytes) -> StoredEpisode:
-        try:
-            return parse_episode(line)
-        except (ValueError, RecursionError) as error:
-            raise CheckpointError(
-                f"{self.path} line {number} is no play: {error!r}; --resume of the run removes "
-                "lines that are no JSON"
-            ) from error
+
+def numbered_episode(path: Path, number: int, line: bytes) -> StoredEpisode:
+    """The play of a line of a file, with its number.
+
+    Raises:
+        CheckpointError: the line is no play.
+    """
+    try:
+        return msgspec.structs.replace(parse_episode(line), number=number)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path} line {number} is no play: {error!r}; --resume of the run removes "
+            "lines that are no JSON"
+        ) from error
 
 
 def episode_line(stored: StoredEpisode) -> bytes:

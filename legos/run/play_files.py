@@ -188,9 +188,19 @@ class NewPlays:
         """Begin after a play; the files need not exist yet."""
         self._files = PlayFiles(live)
         self._first: int | None = None  # number of the first play of the live file
-        self._live = NewLines(live)
-        self.seen = seen
+        self._live: NewLines = NewLines(live)
+        self.seen: int = seen
         self.rewritten = False
+
+    def files(self) -> Iterator[list[tuple[int, bytes]]]:
+        """What ``read`` returns, one file after the other, so that memory holds one of them."""
+        for old in self._files.older():
+            if old.last > self.seen:
+                lines = [(number, line) for number, line in old.lines() if number > self.seen]
+                self.seen = old.last
+                yield lines
+        if lines := self.read():
+            yield lines
 
     def read(self, *, last: int | None = None) -> list[tuple[int, bytes]]:
         """The plays since the last call, with their numbers.
@@ -205,7 +215,7 @@ class NewPlays:
         """
         older = self._files.older()
         first = older[-1].last + 1 if older else 1
-        live = self._live if first == self._first else NewLines(self._files.live)
+        live: NewLines = self._live if first == self._first else NewLines(self._files.live)
         found = [(first - 1 + index, line) for index, line in live.read()]
         if self._files.first() != first:  # the file was full meanwhile
             return self.read(last=last)

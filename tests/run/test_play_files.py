@@ -15,6 +15,7 @@ from legos.errors import CheckpointError
 from legos.run.episodes import EpisodesTail
 from legos.run.folder import RunFolder
 from legos.run.play_files import NewPlays, PlayFiles
+from legos.run.reader import RunReader
 
 SIZE = 3_000  # of a full file: about six plays
 
@@ -49,12 +50,12 @@ def test_plays_keep_their_numbers_in_older_files(folder: RunFolder) -> None:
     tail = EpisodesTail(folder.episodes)
     assert [number for number, _ in tail.read(last=5)] == [20, 21, 22, 23, 24]
     for number in (1, 7, 24, -1, -24):
-        found, play = tail.read_one(number)
-        assert found == number % 25
-        assert play.step == expected[found - 1]
+        play = RunReader(folder).episode(number)
+        assert play.number == number % 25
+        assert play.step == expected[number % 25 - 1]
     for number in (0, 25, -25):
         with pytest.raises(CheckpointError, match=r"has no play .*; it has 1 to 24 \(-1 is the"):
-            tail.read_one(number)
+            RunReader(folder).episode(number)
 
 
 def test_the_oldest_go_first_and_the_newest_stays(folder: RunFolder) -> None:
@@ -64,7 +65,7 @@ def test_the_oldest_go_first_and_the_newest_stays(folder: RunFolder) -> None:
     assert steps_of(folder)[0] == (newest.first + 1) // 2
     assert folder.plays.last() == 24
     with pytest.raises(CheckpointError, match=rf"no play 1; it has {newest.first} to 24"):
-        EpisodesTail(folder.episodes).read_one(1)
+        RunReader(folder).episode(1)
 
 
 def test_a_tail_misses_no_play_and_repeats_none_while_files_get_full(folder: RunFolder) -> None:
@@ -140,5 +141,5 @@ def test_a_damaged_file_is_named_with_the_plays_that_are_lost(folder: RunFolder)
     first.path.write_bytes(first.path.read_bytes()[:-30])
     with pytest.raises(CheckpointError, match=rf"{first.path.name} cannot be read: .*plays 1 to"):
         EpisodesTail(folder.episodes).read()
-    assert EpisodesTail(folder.episodes).read_one(second.first)[0] == second.first
+    assert RunReader(folder).episode(second.first).number == second.first
     assert PlayFiles(folder.episodes).last() == 24

@@ -6,28 +6,16 @@ from pathlib import Path
 import pytest
 from made_records import make_episode
 
+from legos.config.resolve import resolve
 from legos.errors import CheckpointError
 from legos.run.checkpoint import write_checkpoint
-from legos.run.episodes import EpisodesTail
 from legos.run.folder import RunFolder
-from legos.run.metrics import MetricsTail, newest_metrics, read_metrics, read_steps
+from legos.run.metrics import newest_metrics, read_metrics, read_steps
 
 
 def append(path: Path, text: str) -> None:
     with path.open("a") as file:
         file.write(text)
-
-
-def test_a_tail_reads_what_is_new_and_leaves_half_a_line(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    tail = MetricsTail(path)
-    assert tail.read() == read_metrics(path) == []
-    append(path, '{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
-    assert tail.read() == [{"step": 1, "loss": 0.5}]
-    assert tail.read() == []
-    append(path, 'ss": null}\n')
-    assert tail.read() == [{"step": 2, "loss": None}]
-    assert read_metrics(path) == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": None}]
 
 
 def test_evaluations_in_lines_of_their_own_are_no_steps(tmp_path: Path) -> None:
@@ -45,25 +33,32 @@ def test_damage_is_named_by_its_line_and_the_newest_line_is_found_before_it(tmp_
     assert newest_metrics(tmp_path / "none.jsonl") == {}
 
 
+def test_the_newest_line_of_a_long_file_is_found_without_reading_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    append(path, '{"step": 1}\n' + '{"step": 1, "eval/a": 1}\n' * 5_000)
+    assert newest_metrics(path) == {"step": 1}
+    append(path, '{"step": 2, "loss": 1}\n{"step": 3, "lo')
+    assert newest_metrics(path) == {"step": 2, "loss": 1}
+
+
 def test_the_program_of_the_page_reads_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = RunFolder(Path("runs/nim-1"))
-    with run.new_run("seed = 1\n"):
+    with run.new_run(resolve(overrides={"seed": 1}).toml()):
         append(run.metrics, '{"step": 1, "reward_mean": 0.25}\n')
         append(run.evaluations, '{"step": 1, "eval/exploitability": 0.1}\n')
-        run.add_episodes(1, [make_episode({"player": 1.0})] * 4)
+        run.add_episodes(1, [make_episode({"player": reward}) for reward in (1.0, 0.0)])
         write_checkpoint(run.checkpoints, 1, lambda _: {}, keep=1)
     page = (Path(__file__).parents[2] / "docs" / "run" / "runs.md").read_text()
-    code = re.search(r"```python\n(from legos\.run.*?)```", page, re.DOTALL)
+    code = re.search(r"```python\n(from legos import open_run.*?)```", page, re.DOTALL)
     assert code is not None
-    names: dict[str, object] = {}
-    exec(code[1], names)
-    told = capsys.readouterr().out
-    assert told.startswith("0.25 {'step': 1, 'eval/exploitability': 0.1} [(2, StoredEpisode(")
-    assert told.endswith("step-000001\n")
-    assert names["new"] == []
-    plays = EpisodesTail(run.episodes)
-    assert [number for number, _ in plays.read()] == [1, 2, 3, 4]
-    assert plays.read_one(-1)[0] == 4
+    exec(code[1], {})
+    told = capsys.readouterr().out.splitlines()
+    assert told == [
+        "stopped 1 0.25 {'step': array([1])}",
+        "[0.1] {'seed': 1} command line",
+        "1 1 player \x03 [-1.0] [] [None]",
+        "step-000001 {} [] None []",
+    ]

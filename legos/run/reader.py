@@ -1,0 +1,214 @@
+"""Read a run from notebooks and views: each file of its folder as records, also while it runs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+from legos.config.resolve import is_chosen, read_config, settings_of
+from legos.config.toml import read_sources
+from legos.run.checkpoint import checkpoint_steps
+from legos.run.ending import Standing, standing
+from legos.run.episodes import EpisodesTail, StoredEpisode, numbered_episode
+from legos.run.find import find_run
+from legos.run.folder import RUNS, RunFolder
+from legos.run.index import FoundPlays, PlayIndex
+from legos.run.metrics import MetricTable, MetricTail
+from legos.run.play_files import PlayFiles
+from legos.stalls import Stall, read_stalls
+
+__all__ = ["FoundEpisodes", "RunReader", "RunSettings", "StoredCheckpoint", "open_run"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """The settings of a run."""
+
+    values: Mapping[str, object]  # dotted name -> value
+    sources: Mapping[str, str]  # dotted name -> "default", "command line", "arena nim", ...
+
+    @property
+    def chosen(self) -> dict[str, object]:
+        """The settings that the user chose: neither defaults nor recommendations."""
+        return {n: self.values[n] for n, source in self.sources.items() if is_chosen(source)}
+
+    def differences(self, other: "RunSettings") -> dict[str, tuple[object, object]]:
+        """Dotted name -> value here and value there, where they differ; None: it is not set."""
+        names = dict.fromkeys((*self.values, *other.values))
+        pairs = {name: (self.values.get(name), other.values.get(name)) for name in names}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+class StoredCheckpoint(NamedTuple):
+    """A checkpoint of a run."""
+
+    step: int
+    path: Path
+    written_at: float  # Unix time, seconds
+
+
+class FoundEpisodes(Sequence[StoredEpisode]):
+    """Plays of a run, which are read when they are asked for.
+
+    Attributes:
+        numbers: their numbers in the run.
+    """
+
+    def __init__(self, files: PlayFiles, numbers: Sequence[int]) -> None:
+        self.numbers = numbers
+        self._files = files
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, at: int) -> StoredEpisode: ...
+    @overload
+    def __getitem__(self, at: slice) -> "FoundEpisodes": ...
+    def __getitem__(self, at: int | slice) -> "StoredEpisode | FoundEpisodes":
+        """One play; raises ``CheckpointError`` if its file was removed since the search."""
+        if isinstance(at, slice):
+            return FoundEpisodes(self._files, self.numbers[at])
+        return numbered_episode(self._files.live, *self._files.line(self.numbers[at]))
+
+    def __iter__(self) -> Iterator[StoredEpisode]:
+        """The plays, without those whose file was removed since the search."""
+        for number, line in self._files.lines(self.numbers):
+            yield numbered_episode(self._files.live, number, line)
+
+
+class RunReader:
+    """A run as its folder shows it now: each call reads what the run has added, and nothing else.
+
+    It never writes into the folder; the index of the plays is a file beside it.
+
+    Attributes:
+        folder: the places of the run's files.
+        name: name of the folder.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.name = folder.path.resolve().name
+        self._metrics = MetricTail(folder.metrics)
+        self._evaluations = MetricTail(folder.evaluations)
+        self._index: PlayIndex | None = None
+
+    def __repr__(self) -> str:
+        return f"<run {self.name}: {self.state}, {len(self.metrics.rows)} steps>"
+
+    @property
+    def state(self) -> Standing:
+        """Whether it is running, and otherwise how its last process ended."""
+        steps = int(str(self.config.values["loop.steps"]))
+        evaluated = self.evaluations.rows
+        return standing(self.folder, done=bool(evaluated) and evaluated[-1]["step"] == steps)
+
+    @property
+    def config(self) -> RunSettings:
+        """Its settings.
+
+        Raises:
+            CheckpointError: ``config.toml`` was cut, edited or lost.
+            ConfigError: it is of another version.
+        """
+        path = self.folder.settings
+        values = settings_of(read_config(path))
+        sources = read_sources(path.read_text(encoding="utf-8"))
+        known = {name: source for name, source in sources.items() if name in values}
+        return RunSettings(values=values, sources=known)
+
+    @property
+    def metrics(self) -> MetricTable:
+        """The metrics of its steps, those of evaluations included."""
+        return self._metrics.read()
+
+    @property
+    def evaluations(self) -> MetricTable:
+        """The metrics of its evaluations, from step 0."""
+        return self._evaluations.read()
+
+    @property
+    def checkpoints(self) -> list[StoredCheckpoint]:
+        """Its checkpoints, oldest first."""
+        steps = checkpoint_steps(self.folder.checkpoints)
+        return [StoredCheckpoint(s, path, path.stat().st_mtime) for s, path in steps.items()]
+
+    @property
+    def adapters(self) -> dict[int, Path]:
+        """The adapters of its first policy: version -> folder, in ascending order."""
+        return self.folder.adapter_versions
+
+    @property
+    def stalls(self) -> list[Stall]:
+        """The reports of an event loop that did not turn."""
+        return read_stalls(self.folder.stalls)
+
+    @property
+    def failure(self) -> str | None:
+        """The error that ended it; None: none did."""
+        try:
+            return self.folder.failure.read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            return None
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be read so far, one line for each file."""
+        files = (
+            (self.folder.metrics, len(self._metrics.damaged)),
+            (self.folder.evaluations, len(self._evaluations.damaged)),
+            (self.folder.episodes, self._index.damaged if self._index else 0),
+        )
+        return [
+            f"{path.name}: {count} damaged lines are left out" for path, count in files if count
+        ]
+
+    def episodes(self, **wanted: Any) -> FoundEpisodes:
+        """Its plays, oldest first, as ``PlayIndex.search`` finds them.
+
+        Args:
+            wanted: ``role``, ``reward``, ``seat``, ``arena``, ``task``, ``step``, ``evaluation``,
+                ``failure``, ``tokens``, ``text`` and ``order``.
+
+        Raises:
+            CheckpointError: a file of plays cannot be read.
+        """
+        found = self.search(**{"order": "oldest", **wanted}, page=slice(0))
+        return FoundEpisodes(self.folder.plays, found.numbers)
+
+    def episode(self, number: int) -> StoredEpisode:
+        """One play by its number; -1 is the newest; raises ``CheckpointError`` if there is none."""
+        return EpisodesTail(self.folder.episodes).read_one(number)[1]
+
+    def search(self, **wanted: Any) -> FoundPlays:
+        """What the index knows of a page of plays; arguments as for ``PlayIndex.search``."""
+        if self._index is None:
+            self._index = PlayIndex(self.folder)
+        self._index.refresh()
+        return self._index.search(**wanted)
+
+    def close(self) -> None:
+        """Close the index; the next search opens it again."""
+        if self._index is not None:
+            self._index.close()
+            self._index = None
+
+
+def open_run(run: str | Path, parent: Path = RUNS) -> RunReader:
+    """Read a run, also while it goes on: its metrics as columns, its plays, settings and states.
+
+    ::
+
+        run = open_run("nim-1")
+        run.metrics["reward_mean"]                     # NumPy; run.metrics.frame() with pandas
+        run.episodes(role="first", reward=(1.0, None)) # plays, read when they are asked for
+
+    Args:
+        run: its folder, or its name in ``parent``.
+        parent: folder of runs.
+
+    Raises:
+        CheckpointError: there is no such run.
+    """
+    return RunReader(find_run(run, parent))

@@ -1,0 +1,106 @@
+"""What storing plays costs a run, and how fast its plays are indexed and searched.
+
+``uv run python tests/bench/view.py --json`` trains the built-in model on nim for some steps, with
+the plays that a run keeps by default, and repeats these plays until there are as many as in a long
+run.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from legos import open_run
+from legos.cli.process import main
+from legos.run.folder import RunFolder
+from legos.run.index import PlayIndex
+from legos.run.kept import KeptPlays
+from legos.track.jsonl import JsonlTracker
+
+SEARCHES: Mapping[str, dict[str, Any]] = {
+    "newest": {},
+    "text": {"text": "take"},
+    "no text": {"text": "nowhere at all"},
+    "reward": {"role": "first", "reward": (0.5, None), "order": "best"},
+    "step": {"step": (3, 4), "failure": False, "order": "longest"},
+}
+
+
+def timed(cls: type, name: str, spent: list[float]) -> Callable[[], None]:
+    """Count the seconds of a method; returns what ends it."""
+    real = getattr(cls, name)
+
+    def method(*args: Any, **options: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return real(*args, **options)
+        finally:
+            spent.append(time.perf_counter() - started)
+
+    setattr(cls, name, method)
+    return lambda: setattr(cls, name, real)
+
+
+def logging_share(run: Path, steps: int) -> float:
+    """Share of the time of a step that its line of metrics and its plays take."""
+    spent: list[float] = []
+    ends = [timed(KeptPlays, "add_step", spent), timed(JsonlTracker, "log", spent)]
+    try:
+        options = ("--loop.evaluate-every", "0", "--no-track.console")
+        assert main(["train", "--out", str(run), "--steps", str(steps), *options]) == 0
+    finally:
+        for end in ends:
+            end()
+    return sum(spent) / float(open_run(run).metrics["loop/seconds_per_step"][1:].sum())
+
+
+def figures(steps: int, plays: int) -> dict[str, float]:
+    """All figures, in a folder that is removed afterwards."""
+    with tempfile.TemporaryDirectory() as temporary:
+        run = Path(temporary) / "run"
+        share = logging_share(run, steps)
+        folder = RunFolder(run)
+        lines = b"".join(
+            line + b"\n" for _, line in folder.plays.lines(range(1, folder.plays.last() + 1))
+        )
+        size = lines.count(b"\n")
+        for _ in range(plays // size):
+            if folder.plays.append(lines):
+                folder.plays.pack(1 << 40)
+        started = time.process_time()
+        index = PlayIndex(folder)
+        number = index.refresh()
+        indexed = number / (time.process_time() - started)
+        searched: dict[str, float] = {}
+        for name, wanted in SEARCHES.items():
+            started = time.perf_counter()
+            index.search(**wanted)
+            searched[name] = time.perf_counter() - started
+        index.close()
+        return {
+            "plays": number,
+            "bytes_per_play": len(lines) / size,
+            "logging_share": share,
+            "indexed_per_s": indexed,
+            "search_s": max(searched.values()),
+            **{f"search_s/{name}": seconds for name, seconds in searched.items()},
+        }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--plays", type=int, default=100_000)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    output, sys.stdout = sys.stdout, sys.stderr  # what the run prints
+    found = figures(given.steps, given.plays)
+    sys.stdout = output
+    print(json.dumps({"load": os.getloadavg()[0], **found}, indent=None if given.json else 2))

@@ -1,0 +1,164 @@
+"""The index of plays: what is found, in which order, and that it follows the run."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from made_records import make_episode, make_turn
+from msgspec.structs import replace
+
+from legos.records.episode import Episode
+from legos.records.message import Message
+from legos.run.folder import RunFolder
+from legos.run.index import PlayIndex
+
+
+def play(
+    number: int, said: str = "yes", *, seat: str = "bot", reward: float | None = None
+) -> Episode:
+    turn = make_turn(token_ids=[*range(number)])
+    turn = replace(
+        turn,
+        completion=replace(turn.completion, text=said),
+        messages=(Message("user", f"Question {number}?"),),
+    )
+    made = make_episode(
+        {"first": float(number) if reward is None else reward, "second": -1.0},
+        task=f"t{number % 3}",
+        turns={"first": (turn,), "second": (replace(turn, reward=0.5),)},
+        untrained=("second",),
+    )
+    first, second = made.rollouts
+    return replace(made, rollouts=(first, replace(second, seat=seat)))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    return folder
+
+
+def write(folder: RunFolder, *numbers: int, full_at: int = 2_000) -> None:
+    for number in numbers:
+        folder.add_episodes(number, [play(number)], full_at=full_at)
+
+
+def test_plays_are_found_by_what_they_have(folder: RunFolder) -> None:
+    write(folder, 1, 2, 3, 4, 5)
+    failed = replace(play(6), error="ValueError: no Cards", failure="failed", rewards={})
+    folder.add_episodes(6, [failed, replace(play(7), void=True, rewards={})])
+    folder.add_episodes(6, [play(8, "No WAY", seat="policy@3", reward=2.5)], evaluation=True)
+    index = PlayIndex(folder)
+    assert index.refresh() == 8
+
+    def found(**wanted: object) -> list[int]:
+        return [*index.search(**wanted).numbers]  # pyright: ignore[reportArgumentType]
+
+    assert found() == [8, 7, 6, 5, 4, 3, 2, 1]
+    assert found(task="t1", order="oldest") == [1, 4, 7]
+    assert found(step=(2, 3)) == [3, 2]
+    assert found(evaluation=True) == found(seat="policy@3") == [8]
+    assert found(failure=True) == [7, 6]
+    assert found(failure="void") == [7]
+    assert found(failure=False, tokens=(8, None)) == [8, 5, 4]
+    assert found(role="first", reward=3.0) == found(reward=3) == [3]
+    assert found(role="second", reward=-0.5) == [8, 5, 4, 3, 2, 1]
+    assert found(reward=-0.5) == []  # of trained seats
+    assert found(reward=(2.5, 4.0), order="best") == [4, 3, 8]
+    assert found(order="worst")[:2] == [1, 2]
+    assert found(order="longest")[0] == 8
+    assert found(text="no") == [8, 6]
+    assert found(text="question 4?") == [4]
+    assert found(text="nowhere") == []
+    [newest] = index.search(page=slice(1)).plays
+    assert (newest.number, newest.step, newest.evaluation, newest.task) == (8, 6, True, "t2")
+    assert (newest.tokens, newest.turns, newest.failure) == (16, 2, None)
+    assert newest.seats == [("first", "policy", 2.5), ("second", "policy@3", -0.5)]
+    with pytest.raises(ValueError, match="order is 'odd'; expected one of newest"):
+        index.search(order="odd")
+
+
+def test_an_index_reads_only_what_is_new_and_follows_a_resumed_run(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, parsed = PlayIndex(folder), list[int]()
+    add = PlayIndex._add
+    monkeypatch.setattr(
+        PlayIndex, "_add", lambda s, lines: parsed.extend(n for n, _ in lines) or add(s, lines)
+    )
+    assert index.refresh() == 0
+    write(folder, *range(1, 6))
+    assert index.refresh() == 5
+    with folder.episodes.open("a") as file:
+        file.write('{"half')
+    assert index.refresh() == 5
+    index.close()
+    again = PlayIndex(folder)
+    assert again.refresh() == 5
+    assert parsed == [1, 2, 3, 4, 5]
+    folder.plays.rewind(3, evaluated=0)
+    write(folder, *range(4, 9))
+    assert again.refresh() == 8
+    assert [p.step for p in again.search(order="oldest").plays] == [1, 2, 3, 4, 5, 6, 7, 8]
+    again.close()
+    folder.plays.rewind(6, evaluated=0)
+    folder.add_episodes(7, [play(9)], full_at=9**9)
+    folder.add_episodes(7, [play(9)], full_at=9**9)
+    other = PlayIndex(folder)
+    assert other.refresh() == 8
+    assert [p.tokens for p in other.search(page=slice(2)).plays] == [18, 18]
+
+
+def test_damage_of_the_cache_or_of_a_line_costs_no_search(folder: RunFolder) -> None:
+    write(folder, 1)
+    with folder.episodes.open("a") as file:
+        file.write("nonsense\n")
+    write(folder, 3)
+    index = PlayIndex(folder)
+    assert (index.refresh(), index.damaged) == (3, 1)
+    assert [*index.search().numbers] == [3, 1]
+    index.close()
+    [cache] = folder.path.parent.glob(".run.plays.sqlite3")
+    cache.write_bytes(b"nonsense" * 1000)
+    index = PlayIndex(folder)
+    assert (index.refresh(), index.damaged) == (3, 1)
+    index.close()
+    assert {path.name for path in folder.path.iterdir()} <= {"episodes.jsonl", "episodes"}
+
+
+def test_plays_whose_file_was_removed_are_not_found(folder: RunFolder) -> None:
+    write(folder, *range(1, 9))
+    index = PlayIndex(folder)
+    index.refresh()
+    folder.plays.pack(0)
+    index.refresh()
+    [newest] = folder.plays.older()
+    assert [*index.search(order="oldest").numbers] == [*range(newest.first, 9)]
+    assert index.search(text="question", order="oldest").numbers[0] == newest.first
+
+
+def test_a_run_in_a_place_that_cannot_be_written_is_indexed_in_memory(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder, 1, 2)
+    real = sqlite3.connect
+
+    def refused(path: str, **options: object) -> sqlite3.Connection:
+        if path != ":memory:":
+            raise sqlite3.OperationalError("unable to open database file")
+        return real(path, **options)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+    monkeypatch.setattr(sqlite3, "connect", refused)
+    index = PlayIndex(folder)
+    assert index.refresh() == 2
+    assert [path.name for path in folder.path.parent.iterdir()] == ["run"]
+
+
+def test_two_views_at_once_index_each_play_once(folder: RunFolder) -> None:
+    one, two = PlayIndex(folder), PlayIndex(folder)
+    for number in range(1, 9):
+        write(folder, number)
+        assert (one if number % 2 else two).refresh() == number
+    assert one.refresh() == two.refresh() == 8
+    assert [*one.search().numbers] == [*two.search().numbers] == [*range(8, 0, -1)]
