@@ -179,7 +179,8 @@ def test_an_arena_of_ones_own_is_evaluated_by_the_same_plays(
     assert (lines[-1]["discarded/evaluation_tokens"] or 0) > 40
     plays = [json.loads(line) for line in (guessed / "episodes.jsonl").read_text().splitlines()]
     kept = Counter((play["step"], "evaluation" in play) for play in plays)
-    assert kept == {(0, True): 8, (1, False): 8, (2, False): 8, (2, True): 8}
+    assert kept.keys() == {(0, True), (1, False), (2, False), (2, True)}
+    assert kept[0, True] == kept[2, True] == 21
 
 
 def test_options_of_the_arena_and_of_the_evaluation_take_the_place_of_the_runs(

@@ -92,7 +92,7 @@ def test_a_row_of_another_form_is_named(row: Any, message: str, tmp_path: Path) 
 
 def test_the_best_plays_of_a_run_are_imitated_token_by_token(tmp_path: Path) -> None:
     run = tmp_path / "nim"
-    kept = ("--loop.episodes-kept-per-step", "50", "--loop.evaluate-every", "0")
+    kept = ("--loop.plays-kept", "1", "--loop.evaluate-every", "0")
     assert main(["train", "--out", str(run), "--steps", "2", "--deterministic", *NIM, *kept]) == 0
     plays = [play for _, play in EpisodesTail(run / "episodes.jsonl").read()]
     trained = [play for play in plays if play.evaluation is not True]
