@@ -30,17 +30,8 @@ GROUP = "legos.arenas"
 WORLDS = "legos.worlds"
 """Entry-point group: scheme -> function that makes the class of the arena SCHEME:NAME."""
 
-TOLD: Mapping[str, object] = {
-    "play.rules": True,
-    "play.restrict_choices": True,
-    "training.warmup_steps": 5,
-}
-"""Settings of games for models that do not know them.
-
-Their moves are single tokens after few positions, which the first update of AdamW, the sign of the
-gradient, moves together: in kuhn, more than half of the moves sampled before it were out
-of the trust region after it, and the next three steps were left out.
-"""
+TOLD: Mapping[str, object] = {"play.rules": True, "play.restrict_choices": True}
+"""Settings of games for models that do not know them."""
 
 ANCHOR = "training.ema_kl_coef"
 ANCHORED = (ANCHOR, "training.ema_decay", "training.kl_estimator")

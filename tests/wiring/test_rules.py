@@ -61,8 +61,6 @@ def test_a_chat_model_gets_what_keeps_a_game_mixed_and_no_rate_of_the_builtin_on
     kuhn, nim = advice("kuhn", "org/chat-model"), advice("nim", "org/chat-model")
     assert kuhn["training.ema_kl_coef"] == Kuhn.recommended["training.ema_kl_coef"]
     assert "training.learning_rate" not in kuhn
-    assert kuhn["training.warmup_steps"] == 5
-    assert "training.warmup_steps" not in advice("sums", "org/chat-model")
     end = Kuhn.recommended["training.entropy_coef_end"]
     assert kuhn["training.entropy_coef"] == kuhn["training.entropy_coef_end"] == end
     assert not {"training.ema_kl_coef", "training.entropy_coef"} & nim.keys()
