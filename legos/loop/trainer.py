@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,9 +17,8 @@ from legos.loop.alarm_log import AlarmLog
 from legos.loop.by_arena import play_metrics
 from legos.loop.ledger import Ledger
 from legos.loop.select import KEEP_ALL, Selection, only
-from legos.loop.step_size import StepSize
 from legos.loop.trained import PolicyPass
-from legos.losses.metrics import CLIPPED, skip_reason, step_metrics
+from legos.losses.metrics import skip_reason, step_metrics
 from legos.losses.normalisation import LossNormalisation, normalisation_weights
 from legos.losses.objective import Objective
 from legos.protocols import Backend, Publisher
@@ -121,7 +119,6 @@ class PolicyTrainer:
         self.mixed = False
         self.references = references
         self.alarms = AlarmLog()
-        self._sizes = {name: StepSize() for name in self.policies}
 
     @property
     def version(self) -> int:
@@ -223,14 +220,9 @@ class PolicyTrainer:
                 PolicyPass(policy, before[policy], objective, of_policy, found, metrics, reason)
             )
         for part in parts:  # after all passes: if one fails, no policy has changed
-            size = self._sizes[part.policy]
             if part.reason is None:
                 update = settings.update(self.step, self.num_steps)
-                update = replace(update, learning_rate=size.share * update.learning_rate)
                 yield self.backend.optim_step(update, policy=part.policy)
-                size.applied(part.metrics["clip_fraction"], settings.skip_threshold)
-            elif part.reason == CLIPPED:
-                size.left_out(before[part.policy])
         for part in parts:
             self._book(part)
         self.step += 1
@@ -259,17 +251,13 @@ class PolicyTrainer:
 
     def state(self) -> dict[str, Any]:
         """The state outside the backend that a resumed run needs, as JSON values."""
-        sizes = {name: size.state() for name, size in self._sizes.items()}
-        at = {"step": self.step, "num_steps": self.num_steps}
-        return {**at, "ledger": self.ledger.state(), "step_sizes": sizes}
+        return {"step": self.step, "num_steps": self.num_steps, "ledger": self.ledger.state()}
 
     def restore(self, folder: Path, state: Mapping[str, Any]) -> None:
         """Restore what ``save`` wrote and returned."""
         self.backend.restore(folder)
         self.step, self.num_steps = state["step"], state["num_steps"]
         self.ledger.restore(state["ledger"])
-        for name, size in state.get("step_sizes", {}).items():  # older checkpoints have none
-            self._sizes[name].restore(size)
 
     def _by_policy(
         self, samples: Sequence[Sample], left_out: Mapping[str, int]
@@ -323,7 +311,6 @@ class PolicyTrainer:
             if part is not None:
                 metrics |= {f"{prefix}{key}": value for key, value in part.metrics.items()}
                 metrics[f"{prefix}applied"] = int(part.reason is None)
-                metrics[f"{prefix}learning_rate_share"] = self._sizes[name].share
             metrics[f"{prefix}policy_version"] = version
         metrics |= {
             "advantage_mean": float(advantages.mean()),

@@ -7,10 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["CLIPPED", "SKIPPED", "SUMS", "skip_reason", "step_metrics", "token_sums"]
+__all__ = ["SKIPPED", "SUMS", "skip_reason", "step_metrics", "token_sums"]
 
-CLIPPED = "clip_skip"
-SKIPPED = ("non_finite", CLIPPED)  # the reasons of ``skip_reason``
+SKIPPED = ("non_finite", "clip_skip")  # the reasons of ``skip_reason``
 # Sums over chosen tokens that `token_loss` returns with the loss, in this order.
 SUMS = (
     "tokens",
@@ -116,4 +115,4 @@ def skip_reason(metrics: Mapping[str, float], *, clip_skip_threshold: float) -> 
     """
     if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
         return "non_finite"
-    return CLIPPED if metrics["clip_fraction"] > clip_skip_threshold else None
+    return "clip_skip" if metrics["clip_fraction"] > clip_skip_threshold else None
