@@ -20,6 +20,7 @@ from legos.page.overview import overview
 from legos.page.plays import plays_router
 from legos.page.run_view import RunView
 from legos.page.shown import ShownRuns
+from legos.page.timeline import timeline
 from legos.server.options import ServerOptions
 from legos.server.problems import Problem, handle
 
@@ -92,6 +93,13 @@ def _run_router(runs: ShownRuns) -> APIRouter:
     @router.get("/health")
     def of_health(run: str) -> Response:
         return _whole(runs.get(run), health)
+
+    @router.get("/timeline")
+    def of_time(run: str, steps: Annotated[int, Query(ge=1, le=2000)] = 40) -> Response:
+        view = runs.get(run)
+        with view.lock:
+            view.read().plays.read()
+            return answer(timeline(view, steps=steps))
 
     return router
 

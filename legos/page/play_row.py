@@ -31,6 +31,8 @@ class Row(Struct, frozen=True, gc=False):
     seats: dict[str, str]  # role -> who sat there
     turns: int
     tokens: int  # that were sampled
+    started: float  # first question, seconds since 1970; 0: unknown
+    ended: float  # last answer
     failure: str | None
     asked: str  # the first question
     answer: str  # the last one
@@ -120,6 +122,8 @@ def row_of(number: int, episode: StoredEpisode) -> Row:
         seats={seat.role: seat.seat for seat in episode.seats},
         turns=len(turns),
         tokens=sum(len(turn.token_ids) for turn in turns),
+        started=min((turn.asked_at for turn in turns), default=0.0),
+        ended=max((turn.answered_at for turn in turns), default=0.0),
         failure=_failure(episode),
         asked=turns[0].asked[:_SHOWN] if turns else "",
         answer=said[:_SHOWN],

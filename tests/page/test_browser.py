@@ -187,6 +187,24 @@ def test_health_shows_alarms_and_lost_tokens(page: Any) -> None:
     assert "Every step was applied." in page.inner_text("main")
 
 
+def test_the_policy_of_nim_is_drawn_over_the_steps(page: Any) -> None:
+    page.goto("/#/policy?run=nim-0")
+    page.wait_for_selector("svg.probabilities")
+    assert page.locator(".positions circle.stone").count() > 0
+    assert page.locator("line.optimal").count() > 0
+    page.goto("/#/policy?run=countdown-1")
+    page.wait_for_selector(".tasks table")
+    assert {"step 0", "step 15"} <= set(texts(page, ".tasks a"))
+
+
+def test_the_timeline_has_lanes_and_plays(page: Any) -> None:
+    page.goto("/#/timeline?run=nim-0&steps=10")
+    page.wait_for_selector("svg.lanes")
+    assert page.locator("rect.lane-trainer[height='26']").count() == 6
+    page.locator("svg.lanes a").first.click()
+    page.wait_for_selector(".dialogue .turn")
+
+
 def test_a_run_that_is_moved_while_it_is_shown_is_reported(page: Any, runs: Path) -> None:
     made_run(runs / "gone", steps=2)
     page.goto("/#/health?run=gone")

@@ -8,8 +8,9 @@ import * as health from "./views/health.js";
 import * as overview from "./views/overview.js";
 import * as plays from "./views/plays.js";
 import * as policy from "./views/policy.js";
+import * as timeline from "./views/timeline.js";
 
-const VIEWS = { overview, plays, curves, health, policy };
+const VIEWS = { overview, plays, curves, health, policy, timeline };
 const EVERY_MS = 3000; // between two looks at the files
 const main = document.getElementById("main");
 const live = document.getElementById("live");
@@ -90,7 +91,7 @@ function askForKey() {
 }
 
 const KEYS = [
-  ["1 to 5", "overview, plays, curves, health, policy"],
+  ["1 to 6", "overview, plays, curves, health, policy, timeline"],
   ["/", "search"],
   ["j k", "next and previous row"],
   ["Enter", "open the row"],

@@ -130,7 +130,7 @@ function rowsOf(run, values, now, offset) {
 function oneRow(run, row) {
   const { parameters } = route();
   const place = address("plays", { ...Object.fromEntries(parameters), run, play: row.number });
-  return h("tr", { tabindex: 0, data: { play: row.number }, onclick: () => (location.hash = place) },
+  return h("tr", { id: `play-${row.number}`, tabindex: 0, data: { play: row.number }, onclick: () => (location.hash = place) },
     h("td.num", {}, h("a", { href: place, tabindex: -1 }, row.number)),
     h("td.num", {}, row.step ?? "", row.evaluation ? h("span.tag", { title: "played by an evaluation" }, "eval") : null),
     h("td.cut", { title: row.asked }, row.asked || row.task),
