@@ -179,7 +179,9 @@ def test_answers_are_split_into_their_tokens(runs: Path) -> None:
     tokenizer = load_tokenizer(builtin_path())
     episode = add_play(folder, 1, "Nim: 3")
     turn = episode.rollouts[0].turns[0]
-    said = replace(turn.completion, token_ids=tokenizer.encode("Nim: 3"), logprobs=(), versions=())
+    ids = tokenizer.encode("Nim: 3")
+    zeros = {"logprobs": (0.0,) * len(ids), "versions": (0,) * len(ids)}
+    said = replace(turn.completion, token_ids=ids, **zeros)
     again = replace(episode.rollouts[0], turns=(replace(turn, completion=said),))
     folder.add_episodes(1, [replace(episode, rollouts=(again,))])
     found = answered(page_of(folder.path), "plays/2/pieces", run="one")

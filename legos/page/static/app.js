@@ -130,7 +130,9 @@ function switchTheme() {
 function key(event) {
   if (event.metaKey || event.ctrlKey || event.altKey || dialog.open) return;
   if (/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) {
-    if (event.key === "Escape") event.target.blur();
+    if (event.key !== "Escape") return;
+    event.target.blur();
+    event.preventDefault(); // a browser would empty the field
     return;
   }
   const views = Object.keys(VIEWS);
