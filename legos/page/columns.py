@@ -42,7 +42,6 @@ class Columns:
 
     def _reset(self) -> None:
         self._lines = NewLines(self._path)
-        self._size = 0
         self.steps = array("q")
         self.values: dict[str, array[float]] = {}
         self.newest: Metrics = {}
@@ -51,18 +50,14 @@ class Columns:
     def read(self) -> bool:
         """Read what is new; returns False where the file was rewritten, and is read from anew."""
         try:
-            size = self._path.stat().st_size
-        except OSError:
-            size = 0
-        same = size >= self._size
-        if not same:
-            self._reset()
-        self._size = size
-        try:
             lines = self._lines.read()
+            same = not self._lines.rewritten
+            if not same:
+                self._reset()
+                lines = self._lines.read()
         except CheckpointError as error:
             self.problem = str(error)
-            return same
+            return True
         self.problem = None
         for number, data in lines:
             values = parse_line(data)

@@ -4,11 +4,11 @@ from collections import defaultdict
 from time import monotonic
 
 from legos.errors import CheckpointError
-from legos.files.lines import NewLines
 from legos.page.play_row import SORTS, PlayQuery, Row, row_of
 from legos.page.policy import Positions
 from legos.run.episodes import StoredEpisode, parse_episode
 from legos.run.folder import RunFolder
+from legos.run.play_files import NewPlays
 
 __all__ = ["PlayTable"]
 
@@ -40,8 +40,7 @@ class PlayTable:
         self._reset()
 
     def _reset(self) -> None:
-        self._lines = NewLines(self._path)
-        self._size = 0
+        self._new = NewPlays(self._path)
         self._rows: dict[int, Row] = {}
         self._groups: defaultdict[object, list[int]] = defaultdict(list)
         self._tasks: defaultdict[object, list[int]] = defaultdict(list)
@@ -59,14 +58,11 @@ class PlayTable:
     def read(self, seconds: float = _READ_S) -> None:
         """Read what is new, for so many seconds at most."""
         try:
-            size = self._path.stat().st_size
-        except OSError:
-            size = 0
-        if size < self._size:  # a resumed run has removed plays
-            self._reset()
-        self._size = size
-        try:
-            self._pending += self._lines.read()
+            found = self._new.read()
+            if self._new.rewritten:  # a resumed run has removed plays
+                self._reset()
+                found = self._new.read()
+            self._pending += found
             self.problem = None
         except CheckpointError as error:
             self.problem = str(error)

@@ -101,6 +101,19 @@ def test_new_plays_are_seen_and_removed_ones_are_forgotten(
     assert numbers(page) == [1]
 
 
+def test_older_plays_are_read_from_their_compressed_files(
+    folder: RunFolder, page: TestClient
+) -> None:
+    assert numbers(page)[0] == 5
+    folder.plays.append(b"", full_at=1)
+    folder.plays.pack(1 << 20)
+    add_play(folder, 3, "a new file")
+    assert not folder.episodes.read_bytes().count(b"red fish")
+    assert numbers(page) == numbers(page_of(folder.path)) == [6, 5, 4, 3, 2, 1]
+    assert answered(page, "plays/2", run="one")["turns"][0]["said"] == "red fish"
+    assert answered(page, "plays/6", run="one")["turns"][0]["said"] == "a new file"
+
+
 def test_a_play_has_what_is_known_of_each_token(page: TestClient) -> None:
     play = answered(page, "plays/3", run="one")
     [turn] = play["turns"]
