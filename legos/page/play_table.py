@@ -13,6 +13,7 @@ from legos.run.play_files import NewPlays
 __all__ = ["PlayTable"]
 
 _READ_S = 0.25  # seconds that one request reads for
+_AT_FIRST = 500  # plays that the first request reads at most
 
 
 class _Named:
@@ -40,7 +41,8 @@ class PlayTable:
         self._reset()
 
     def _reset(self) -> None:
-        self._new = NewPlays(self._path)
+        self._new: NewPlays | None = None  # None: only the newest plays were read, or none
+        self._begun = False
         self._rows: dict[int, Row] = {}
         self._groups: defaultdict[object, list[int]] = defaultdict(list)
         self._tasks: defaultdict[object, list[int]] = defaultdict(list)
@@ -52,27 +54,38 @@ class PlayTable:
 
     @property
     def waiting(self) -> int:
-        """Number of plays that are still to be read."""
-        return len(self._pending)
+        """Number of plays that are known to be still unread; at least 1 where there may be more."""
+        return len(self._pending) + (self._new is None and len(self._rows) >= _AT_FIRST)
 
     def read(self, seconds: float = _READ_S) -> None:
         """Read what is new, for so many seconds at most."""
         try:
-            found = self._new.read()
-            if self._new.rewritten:  # a resumed run has removed plays
-                self._reset()
-                found = self._new.read()
-            self._pending += found
+            self._pending += self._newly_written()
             self.problem = None
         except CheckpointError as error:
             self.problem = str(error)
         until = monotonic() + seconds
         while self._pending and monotonic() < until:
             number, line = self._pending.pop()
+            if number in self._rows or number in self.damaged:
+                continue
             try:
                 self._add(number, parse_episode(line))
             except (ValueError, RecursionError):
                 self.damaged.append(number)
+
+    def _newly_written(self) -> list[tuple[int, bytes]]:
+        """Lines that were not read yet; at first only the newest, so that some are soon shown."""
+        if self._new is None and not self._begun:
+            self._begun = True
+            return NewPlays(self._path).read(last=_AT_FIRST)
+        self._new = self._new or NewPlays(self._path)
+        found = self._new.read()
+        if self._new.rewritten:  # a resumed run has removed plays
+            self._reset()
+            self._begun, self._new = True, NewPlays(self._path)
+            found = self._new.read()
+        return found
 
     def _add(self, number: int, episode: StoredEpisode) -> None:
         row = row_of(number, episode)
