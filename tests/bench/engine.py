@@ -46,6 +46,11 @@ RATIOS: Mapping[str, Ratio] = {
         "prompt tokens computed in a conversation, per new prompt token", 1.1, at_most=True
     ),
     "adapters4_vs_1": Ratio("speed with four adapters in one batch, against one", 0.8),
+    "rows_admitted_vs_reserved": Ratio(
+        "rows decoded at once, of answers that take a quarter of max_tokens, against those that "
+        "fit if each held max_tokens",
+        2.5,
+    ),
     "decode_ahead": Ratio(
         "speed with every step launched before the last one is read, against reading each at "
         "once; a gain on a GPU, a loss on a CPU, where it is off by default",
@@ -70,11 +75,13 @@ def bench_engine(work: Workload) -> Mapping[str, Any]:
         model = write_bench_model("5m", Path(folder) / "model")
         plain = _against_bare(model, limits, work.part(0.25), tokens)
         ahead = _ahead(model, limits, work.part(0.15), tokens)
+        admitted = _admitted(model, work)
         with closing(EngineBench(model, limits)) as bench:
             return {
                 **plain,
                 "ratios": {
                     "decode_ahead": ahead,
+                    "rows_admitted_vs_reserved": admitted,
                     "engine_vs_bare": plain["bare_s"] / plain["engine_s"],
                     "group_prefill_share": _group_share(bench),
                     "multiturn_prefill_share": _multiturn_share(bench),
@@ -114,6 +121,25 @@ def _ahead(model: Path, limits: EngineLimits, work: Workload, tokens: int) -> fl
         requests = numbered_requests(on.prompts(limits.max_rows, 8, seed=5), 2 * tokens, BASE)
         on_s, off_s = medians(work.in_turn(lambda: on.run(requests), lambda: off.run(requests)))
     return off_s / on_s
+
+
+def _admitted(model: Path, work: Workload) -> float:
+    """Rows decoded at once in a small cache, against those that fit with all their tokens."""
+    reserved, most = work.size((8, 1024), (4, 1024))
+    with closing(EngineBench(model, EngineLimits())) as bench:
+        engine: Any = bench.engine
+        token_bytes = engine.capabilities.sizes.token_bytes
+    limits = EngineLimits(cache_bytes=reserved * (8 + most) * token_bytes)
+    with closing(EngineBench(model, limits)) as bench:
+        rows: list[float] = []
+
+        def ended(tokens: Sequence[int]) -> bool:
+            rows.append(bench.engine.stats()["rows_decoding"])
+            return len(tokens) >= most // 4
+
+        requests = numbered_requests(bench.prompts(3 * reserved, 8, seed=6), most, BASE)
+        bench.run([replace(request, stops=ended) for request in requests])
+    return statistics.mean(rows) / reserved
 
 
 def _computed(bench: EngineBench) -> float:

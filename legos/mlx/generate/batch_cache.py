@@ -22,7 +22,9 @@ __all__ = [
     "set_growth",
 ]
 
-GROWTH = 16  # tokens; the space for keys and values grows by multiples of it
+GROWTH, MOST_GROWTH = 16, 64
+"""Tokens: the space for keys and values grows by multiples of the first, and by no more than the
+second; the copies for it are small beside all that attention reads in as many steps."""
 
 
 def evaluate(cache: Sequence[Any]) -> None:
@@ -35,8 +37,8 @@ def evaluate(cache: Sequence[Any]) -> None:
 
 
 def growth(tokens: int) -> int:
-    """By how many tokens full rows grow where so many still come: at most by mlx-lm's 256."""
-    return min(-(-tokens // GROWTH) * GROWTH, BatchKVCache.step)
+    """By how many tokens full rows grow where so many still come; mlx-lm's caches grow by 256."""
+    return min(-(-tokens // GROWTH) * GROWTH, MOST_GROWTH)
 
 
 def is_full(cache: Sequence[Any]) -> bool:
@@ -46,7 +48,7 @@ def is_full(cache: Sequence[Any]) -> bool:
 
 
 def set_growth(cache: Sequence[Any], tokens: int) -> None:
-    """Let full rows grow by the tokens that still come, instead of by 256."""
+    """Let full rows grow where so many tokens still come."""
     for part in parts(cache):
         if is_plain(part):
             part.step = growth(tokens)

@@ -62,6 +62,17 @@ class DecodingRows:
         """Number of rows that may join."""
         return max(self._max_rows - len(self._sequences), 0)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row whose tokens are read; 0 without rows."""
+        firsts = (sequences[0] for sequences in self._sequences)
+        return max((len(m.request.prompt_ids) + len(m.tokens) for m in firsts), default=0)
+
+    @property
+    def sequences(self) -> set[SequenceState]:
+        """All sequences that are decoded."""
+        return {one for sequences in self._sequences for one in sequences}
+
     def listed(self) -> list[Row]:
         """Every row in the sampler's format, without a key, which would copy all its tokens."""
         return [(None, sequences, index) for index, sequences in enumerate(self._sequences)]

@@ -201,6 +201,7 @@ class Scheduler:
         """
         began = self._clock()
         self.budget.limit = self._cache_bytes.value
+        self._put_back(results)
         if self._rows:
             self._decode(results)
         known = self.waiting.known(self.sampler)
@@ -255,6 +256,15 @@ class Scheduler:
         step, self._unread = self._unread, None
         if step is not None:
             self._read(step, results)
+
+    def _put_back(self, results: list[Outcome]) -> None:
+        """Let the youngest sequences wait where the next token of all rows does not fit."""
+        self.budget.longest_row = self._rows.longest + 1 + (self._unread is not None)
+        if self.budget.taken > self.budget.limit:
+            self.collect(results)
+            late = self.budget.excess(self._rows.sequences)
+            self._rows.remove(late)
+            self._wait([(0, late)])
 
     def _decode(self, results: list[Outcome]) -> None:
         """Launch one more step of every row, and read the last step that can be read."""

@@ -100,3 +100,51 @@ def test_a_prompt_is_computed_once_where_its_samples_must_wait_for_room(
     one.finish()
     assert sorted(one.answers) == list(range(9))
     assert one.engine.stats()["prefill_tokens_total"] - before == 20
+
+
+def test_rows_are_admitted_by_what_they_are_expected_to_hold(
+    room: Callable[..., EngineRoom],
+) -> None:
+    """Answers of a quarter of max_tokens; 4 rows would fit if each held all of them."""
+    most = 800
+    sizes = room().engine._scheduler.capabilities.sizes
+    one = room(cache_bytes=4 * (4 + most) * sizes.token_bytes)
+    asked = {
+        n: Request(
+            prompt_ids=(3, 4, 5, n),
+            max_tokens=most,
+            seed=n,
+            stops=lambda tokens: len(tokens) >= most // 4,
+        )
+        for n in range(6, 18)
+    }
+    one.submit(asked)
+    rows: list[int] = []
+    while one.worker.tick():
+        rows.append(len(one.engine._scheduler._rows))
+    assert sorted(one.answers) == sorted(asked)
+    assert sum(rows) / len(rows) >= 2.5 * 4
+
+
+def test_rows_that_outgrow_the_memory_wait_and_change_no_draw(
+    room: Callable[..., EngineRoom],
+) -> None:
+    large = room()
+    need = large.engine._scheduler.capabilities.cache_bytes
+    small = room(cache_bytes=need(4, 84, 80))
+    asked = {n: Request(prompt_ids=(3, 4, 5, n), max_tokens=80, seed=n) for n in range(6, 14)}
+    large.submit(asked)
+    large.finish()
+    small.submit(asked)
+    scheduler = small.engine._scheduler
+    most = 0
+    while small.worker.tick():
+        held = sum(layer.nbytes for layer in scheduler._rows.cache)
+        assert held <= scheduler.budget.taken <= scheduler.budget.limit
+        most = max(most, len(scheduler._rows))
+    assert most > 4
+    assert small.engine.stats()["prefill_tokens_total"] > 4 * len(asked)  # some started again
+    for number in asked:
+        found, expected = small.answer(number), large.answer(number)
+        assert found.token_ids == expected.token_ids
+        assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
