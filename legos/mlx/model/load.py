@@ -17,6 +17,7 @@ from legos.mlx.model.patched import patch
 from legos.weights.model_folder import WAY_OUT, quantised_by
 
 __all__ = [
+    "BY_TOKEN",
     "REFUSED",
     "base_arrays",
     "load_tree",
@@ -26,7 +27,10 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 REFUSED = {"phi3small": "mlx-lm's code for it corrupts the memory of the process"}
-_BY_TOKEN = ("embed_tokens", "wte", "embed_in", "embeddings", "tok_embeddings", "lm_head")
+BY_TOKEN = frozenset(
+    ("embed_tokens", "wte", "embed_in", "embeddings", "tok_embeddings", "lm_head")
+)
+"""Names of the modules that have a row for each token."""
 
 
 def load_tree(folder: Path, *, share: dict[str, mx.array] | None = None) -> nn.Module:
@@ -130,6 +134,6 @@ def num_token_ids(model: nn.Module) -> int:
     rows = [
         module["weight"].shape[0]
         for name, module in model.named_modules()
-        if name.rpartition(".")[2] in _BY_TOKEN and "weight" in module
+        if name.rpartition(".")[2] in BY_TOKEN and "weight" in module
     ]
     return min(rows, default=1 << 31)

@@ -20,6 +20,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from legos.errors import TrainerError
 from legos.mlx.model.float32 import LARGEST_GAP, in_float32
 from legos.mlx.model.forward import WAY_OUT, CausalModel, architecture
+from legos.mlx.model.load import BY_TOKEN
 from legos.mlx.model.lora import adapted_layers
 from legos.mlx.model.machine import on_metal
 from legos.mlx.train.prefix_sharing.kv import run_pass
@@ -73,6 +74,7 @@ def check_gradients(model: nn.Module, forward: CausalModel, *, checkpointing: bo
         TrainerError: the gradient cannot be computed, or changes with gradient checkpointing.
     """
     name = architecture(model)
+    _check_tied(name, model, forward)
 
     def row(number: int) -> list[mx.array]:
         tokens = np.concatenate([_TRIE.segments[one].tokens for one in _TRIE.path(number)])
@@ -106,6 +108,24 @@ def check_gradients(model: nn.Module, forward: CausalModel, *, checkpointing: bo
                 f"{gap:.2g} of its norm; set training.gradient_checkpointing to false"
             )
     return found is not None
+
+
+def _check_tied(name: str, model: nn.Module, forward: CausalModel) -> None:
+    """Refuse a trained embedding that is the output head too: it would get no gradient as head.
+
+    Raises:
+        TrainerError: there is one.
+    """
+    if forward.head_module is not None or forward.trunk is model:
+        return
+    arrays: Any = tree_flatten(model.trainable_parameters())
+    for key, _ in arrays:
+        if BY_TOKEN.intersection(key.split(".")):
+            raise TrainerError(
+                f"{name}: {key} is trained, but the embedding is the output head as well, which "
+                "gets no gradient; freeze it and train LoRA on the layers, or take a model whose "
+                "head is not tied to its embedding"
+            )
 
 
 def _last_of_every_kind(model: nn.Module) -> list[nn.Module]:

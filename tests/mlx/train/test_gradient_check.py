@@ -60,6 +60,16 @@ def test_lora_on_the_head_alone_is_trained() -> None:
     assert check_gradients(tree, CausalModel(tree), checkpointing=True)
 
 
+def test_a_trained_embedding_that_is_the_head_as_well_is_refused() -> None:
+    """Its gradient as the head is not computed where the head runs in chunks."""
+    tree = small_model("llama", tie_word_embeddings=True)
+    add_lora(tree, lora_shape(tree, rank=2, alpha=4.0, num_layers=1, head=False), seed=0)
+    check_gradients(tree, CausalModel(tree), checkpointing=False)
+    tree["model"]["embed_tokens"].unfreeze()
+    with pytest.raises(TrainerError, match=r"llama: model.embed_tokens.weight is trained, but the"):
+        check_gradients(tree, CausalModel(tree), checkpointing=False)
+
+
 @pytest.mark.parametrize("architecture", ["phi", "stablelm", "rwkv7"])
 def test_a_trunk_that_asks_for_a_cache_is_trained(architecture: str) -> None:
     shares(architecture)
