@@ -35,7 +35,7 @@ def stop_test(
         while start > 0 and needed > 0:
             start -= 1
             needed -= not is_empty(tokens[start])
-        end = decode(tokens[start:])
+        end = decode(tuple(tokens[start:]))
         return any(text in end for text in stop)
 
     return stopped

@@ -59,7 +59,7 @@ class Request(PlainRequest, frozen=True, kw_only=True):
     """
 
     choices: ChoiceNode | None = None  # the prefix tree of ``choice_texts``
-    stops: Callable[[tuple[int, ...]], bool] | None = None  # tests for ``stop`` after each token
+    stops: Callable[[Sequence[int]], bool] | None = None  # tests for ``stop`` after each token
     grammar: Grammar | None = None  # the grammar of ``json_schema``
 
 

@@ -93,7 +93,7 @@ class PrefillQueue:
     def add(self, sequence: SequenceState) -> None:
         """Queue a sequence under its tokens, and release the bytes that it has reserved."""
         self.budget.give_back(sequence)
-        key = (sequence.live, sequence.request.prompt_ids + sequence.tokens)
+        key = (sequence.live, (*sequence.request.prompt_ids, *sequence.tokens))
         at_once = sequence.last_draw and len(key[1]) <= self.chunk_tokens
         held = self._last if at_once and key not in self._longer else self._longer
         held.setdefault(key, []).append(sequence)

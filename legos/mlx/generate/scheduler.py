@@ -295,7 +295,7 @@ class Scheduler:
             results: the results are appended.
             following: the next step, if it has been launched; it loses the rows that have ended.
         """
-        before = [sequences[0].tokens for _, sequences, _ in step.rows]
+        before = [len(sequences[0].tokens) for _, sequences, _ in step.rows]
         drawn = self.sampler.read(step.draws)
         forks = self._advance(step.rows, step.versions, drawn, results)
         on = {index for index, _ in forks}
@@ -303,8 +303,9 @@ class Scheduler:
         for _, sequences, index in step.rows:
             first = sequences[0]
             if index not in on and first.failure is None:
-                cached = before[index] if following is None else first.tokens
-                ended.append(((first.epoch, first.request.prompt_ids + cached), sequences, index))
+                cached = first.tokens[: before[index] if following is None else None]
+                tokens = (*first.request.prompt_ids, *cached)
+                ended.append(((first.epoch, tokens), sequences, index))
         self._keep(ended, self._rows.cache)
         if following is not None and 0 < len(forks) < len(step.rows):
             following.keep([index for index, _ in forks])

@@ -25,7 +25,7 @@ class SequenceState:
     number: int
     request: Request
     deliver: Deliver
-    tokens: tuple[int, ...] = ()
+    tokens: list[int] = field(init=False)  # sampled so far
     logprobs: list[float] = field(init=False)
     versions: list[int] = field(init=False)
     legal: list[tuple[int, ...]] = field(init=False)
@@ -49,7 +49,7 @@ class SequenceState:
     def __post_init__(self) -> None:
         """Start before the first token."""
         # `field(default_factory=list[float])` would take ten times as long, for every request.
-        self.logprobs, self.versions, self.legal = [], [], []
+        self.tokens, self.logprobs, self.versions, self.legal = [], [], [], []
         self.raw_logprobs, self.alternatives = [], []
         self.node = self.request.choices
         self.setting = self._setting()
@@ -121,7 +121,7 @@ class SequenceState:
         if self.failure is not None:
             raise self.failure
         request = self.request
-        self.tokens += (token,)
+        self.tokens.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)
         if self._seen is not None:
@@ -147,7 +147,7 @@ class SequenceState:
     def generated(self, finish_reason: FinishReason) -> Generated:
         """The completion, as a record."""
         return Generated(
-            token_ids=self.tokens,
+            token_ids=tuple(self.tokens),
             logprobs=tuple(self.logprobs),
             versions=tuple(self.versions),
             raw_logprobs=tuple(self.raw_logprobs),
@@ -162,7 +162,7 @@ class SequenceState:
         if start == self._reported:
             return None
         return Progress(
-            token_ids=self.tokens[start:],
+            token_ids=tuple(self.tokens[start:]),
             logprobs=tuple(self.logprobs[start:]),
             versions=tuple(self.versions[start:]),
             raw_logprobs=tuple(self.raw_logprobs[start:]),

@@ -175,7 +175,7 @@ def test_completions_end_as_they_should(room: Callable[..., Any]) -> None:
     assert len(set(free)) == 10
     ends = Request(prompt_ids=(4, 4), max_tokens=10, seed=3, end_ids=(free[3],))
     stops = Request(
-        prompt_ids=(4, 4), max_tokens=10, seed=3, stops=lambda tokens: tokens == free[:5]
+        prompt_ids=(4, 4), max_tokens=10, seed=3, stops=lambda tokens: tuple(tokens) == free[:5]
     )
     last = Request(prompt_ids=(4, 4), max_tokens=4, seed=3, end_ids=(free[3],))
     ended, stopped, at_last, cut = one.ask(

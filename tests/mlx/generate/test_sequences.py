@@ -347,3 +347,11 @@ def test_progress_is_what_came_since_the_last_time() -> None:
         finish_reason="length",
         raw_logprobs=(-0.5, -0.5, -0.25),
     )
+
+
+def test_a_token_is_appended_and_none_is_copied() -> None:
+    sequence = SequenceState(0, ask(max_tokens=3), lambda _: None)
+    before = sequence.tokens
+    assert [sequence.add(token, -1.0, 0) for token in (5, 6, 7)] == [None, None, "length"]
+    assert sequence.tokens is before
+    assert sequence.generated("length").token_ids == (5, 6, 7)
