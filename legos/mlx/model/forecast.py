@@ -28,6 +28,7 @@ from legos.mlx.model.machine import NEGLIGIBLE, cache_sizes, num_bytes
 from legos.records.limits import EngineLimits, TrainingSize
 
 __all__ = [
+    "COPIED",
     "Sizes",
     "cache_leaves",
     "chunk_positions",
@@ -49,6 +50,7 @@ CHECKPOINTED = (2.6, 0.7, 2.2, 3.2)
 INPUTS = 6.0  # hidden states that a checkpointed layer keeps
 TRANSIENT = 0.6  # further outputs of one layer, where each keeps its own
 CARRIED = 0.5  # share of the longest row that other passes continue
+COPIED = 1.4  # copies of the keys and values of a prefix for each row that continues it
 STATES = 4.0  # copies of a recurrent state for each token
 PREFILL, SCORES = 2.4, 0.68  # float32 copies of a layer's outputs and scores, of any type
 GROWING = 2  # layers whose old and new keys and values are held while the cache grows
@@ -78,6 +80,7 @@ class Sizes:
     inputs: int  # numbers that its linear modules take for a token
     lora: int  # numbers of LoRA of rank 1 in the widest layer
     token_bytes: int  # keys and values of one token in the layers that keep every token
+    key_bytes: int  # the same in all layers with keys and values, as training copies them
     row_bytes: int  # states and full sliding windows of one row
     state_bytes: int  # the states alone
 
@@ -98,6 +101,7 @@ class Sizes:
             leaves = []
         states = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, ArraysCache))
         windows = [leaf for leaf in leaves if isinstance(leaf, RotatingKVCache)]
+        plain = sum(_token_bytes(leaf) for leaf in leaves if isinstance(leaf, KVCache))
         return cls(
             weights=num_bytes(tree.parameters()),
             item=min(array.dtype.size for array in floats),
@@ -108,7 +112,8 @@ class Sizes:
             outputs=widest[0],
             inputs=widest[1],
             lora=widest[2],
-            token_bytes=sum(_token_bytes(leaf) for leaf in leaves if isinstance(leaf, KVCache)),
+            token_bytes=plain,
+            key_bytes=plain + sum(map(_token_bytes, windows)),
             row_bytes=states + sum(leaf.max_size * _token_bytes(leaf) for leaf in windows),
             state_bytes=states,
         )

@@ -27,9 +27,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 REFUSED = {"phi3small": "mlx-lm's code for it corrupts the memory of the process"}
-BY_TOKEN = frozenset(
-    ("embed_tokens", "wte", "embed_in", "embeddings", "tok_embeddings", "lm_head")
-)
+BY_TOKEN = frozenset(("embed_tokens", "wte", "embed_in", "embeddings", "tok_embeddings", "lm_head"))
 """Names of the modules that have a row for each token."""
 
 

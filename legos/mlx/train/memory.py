@@ -6,7 +6,7 @@ resumed run makes the same passes and rounds alike.
 
 from dataclasses import dataclass
 
-from legos.mlx.model.forecast import Sizes, halved, pass_bytes
+from legos.mlx.model.forecast import COPIED, Sizes, halved, pass_bytes
 from legos.records.limits import TrainingSize
 from legos.records.step import MICRO_BATCH_TOKENS
 
@@ -57,6 +57,11 @@ class MemoryPlan:
         """The requested number of tokens, halved until it fits, but at least the longest row."""
         least = min(self.longest, self.row_limit or self.longest)
         return halved(asked, least, lambda tokens: self.peak_bytes(tokens) <= self.ceiling_bytes)
+
+    def max_keys(self, tokens: int) -> int:
+        """Tokens of prefixes whose keys and values rows may copy, next to so many own tokens."""
+        left = max(self.ceiling_bytes - self.peak_bytes(tokens), 0)
+        return int(left / (self.factor * COPIED * max(self.sizes.key_bytes, 1)))
 
     @property
     def row_limit(self) -> int | None:

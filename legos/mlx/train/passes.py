@@ -4,7 +4,7 @@ P logit positions, V vocabulary, H hidden size.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -79,22 +79,23 @@ class PassGradients:
     ) -> StepResult:
         """Compute some passes.
 
-        A prefix that several passes continue is computed before them, without gradient. Each pass
-        gives the cotangent of the prefix's outputs; one backward pass through the prefix then takes
-        the sum of the cotangents of all passes.
+        A prefix that several passes continue is computed before the first of them, without
+        gradient. Each pass gives the cotangent of the prefix's outputs; after the last one, one
+        backward pass through the prefix takes the sum of the cotangents of all passes. Passes are
+        in depth-first order, so no more than the prefixes of about one row are held at a time.
 
         Args:
             passes: the passes.
             before_pass: called before each; may raise an error, after which nothing has changed.
             before_prefix: the same before each computation of a carried prefix.
         """
-        carried = sorted({number for one in passes for number in one.carried})
-        self._carry(carried, before_prefix)
+        last = {number: index for index, one in enumerate(passes) for number in one.carried}
         loss, sums = 0.0, np.zeros(len(SUMS))
         gradients: Any = tree_map(mx.zeros_like, self.runner.model.trainable_parameters())
         of_tokens = np.zeros((2, self._ends[-1]), np.float32)
         cotangents: dict[int, Any] = {}
-        for one in passes:
+        for index, one in enumerate(passes):
+            self._carry(one.carried, before_prefix)
             before_pass()
             batch, indices = pass_batch(self.step, self.rows, self.trie, one)
             value, counted, reported, found, back = self._of_pass(one, batch)
@@ -105,13 +106,16 @@ class PassGradients:
             loss += float(np.array(value))
             sums += np.array(counted, np.float64)
             self._put(of_tokens, batch, indices, reported)
-        for number in reversed(carried if self.step.backward else ()):
-            before_prefix()
-            one = pass_of_carried(self.trie, number)
-            found, back = self._back(one, cotangents.pop(number))
-            gradients = tree_map(mx.add, gradients, found)
-            _add(cotangents, one, back)
-            mx.eval(gradients, list(cotangents.values()))
+            for number in sorted((n for n in one.carried if last[n] == index), reverse=True):
+                if self.step.backward:
+                    before_prefix()
+                    prefix = pass_of_carried(self.trie, number)
+                    found, back = self._back(prefix, cotangents.pop(number))
+                    gradients = tree_map(mx.add, gradients, found)
+                    _add(cotangents, prefix, back)
+                    mx.eval(gradients, list(cotangents.values()))
+                for policy in (self.policy, *self.others.values()):
+                    del policy.outputs[number]
         logprobs, entropies = of_tokens
         return StepResult(
             loss=loss, sums=sums, gradients=gradients, logprobs=logprobs, entropies=entropies
@@ -125,11 +129,13 @@ class PassGradients:
         places = (starts[:, None] + np.arange(batch.mask.shape[1]))[batch.mask]
         of_tokens[:, places] = np.array(found)[:, batch.mask]
 
-    def _carry(self, carried: Sequence[int], before: Callable[[], None] = do_nothing) -> None:
+    def _carry(self, carried: Iterable[int], before: Callable[[], None]) -> None:
         """Compute the outputs of carried segments, parents first, under every policy."""
         for policy in (self.policy, *self.others.values()):
             with policy.within():
                 for number in carried:
+                    if number in policy.outputs:
+                        continue
                     before()
                     one = pass_of_carried(self.trie, number)
                     policy.outputs[number] = self._outputs(one, _given(one, policy))

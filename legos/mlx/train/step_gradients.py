@@ -39,7 +39,7 @@ __all__ = ["StepGradients"]
 logger = logging.getLogger(__name__)
 LONGER = 1.25  # memory is planned again for rows longer than the planned ones by this factor
 RELEASED = 0.9  # and where less than this share of the planned bytes is held
-NO_LIMIT = 2**31 - 1  # tokens of a row that always fits
+NO_LIMIT = 2**31 - 1  # tokens that always fit
 LEAST, RECOVERY = 64, 32  # tokens of a pass after faults, steps until it may be twice as large
 T = TypeVar("T")
 
@@ -174,7 +174,7 @@ class StepGradients:
                     f"no sample of this step fits into memory: {plan.describe(plan.longest)}"
                 )
             work = self._prepared(step, objective, policy, policies)
-        passes, rounds = self._own(work.trie, plan.max_tokens(self._tokens.value))
+        passes, rounds = self._own(work.trie, plan)
 
         def agreed() -> None:  # all processes ask before each pass
             if not self._group.smallest(not stop()):
@@ -254,12 +254,15 @@ class StepGradients:
         self.row_limit = None if limit == NO_LIMIT else limit
         return self.row_limit
 
-    def _own(self, trie: Trie, budget: int) -> tuple[list[Pass], int]:
+    def _own(self, trie: Trie, plan: MemoryPlan) -> tuple[list[Pass], int]:
         """The passes that this process computes, and the largest number of a process."""
         rank, size = self._group.rank, self._group.size
+        tokens = plan.max_tokens(self._tokens.value)
+        keys = min(plan.max_keys(tokens), NO_LIMIT)
         if size > 1:
-            budget = self._group.smallest(min(budget, -(-trie.num_tokens // size)))
-        passes = plan_passes(trie, max_tokens=budget)
+            tokens = self._group.smallest(min(tokens, -(-trie.num_tokens // size)))
+            keys = self._group.smallest(keys)
+        passes = plan_passes(trie, max_tokens=tokens, max_keys=keys)
         return passes[rank::size], -(-len(passes) // size)
 
 

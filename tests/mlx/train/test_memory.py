@@ -23,6 +23,7 @@ from legos.fakes import make_sample
 from legos.losses.metrics import SUMS
 from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
+from legos.mlx.checks.small_models import small_model
 from legos.mlx.model.forecast import Sizes
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_shape
@@ -51,6 +52,7 @@ SIZES = Sizes(
     inputs=0,
     lora=0,
     token_bytes=0,
+    key_bytes=0,
     row_bytes=0,
     state_bytes=0,
 )
@@ -136,6 +138,33 @@ def test_carried_prefixes_keep_no_activations_of_layers_without_lora(tmp_path: P
         gradients = StepGradients(tree, max_tokens=max_tokens)
         peaks.append(peak_bytes(lambda g=gradients: g.of_step(step, Objective(), {})))
     assert peaks[0] < peaks[1]
+
+
+@pytest.mark.parametrize(("checkpointing", "room"), [(False, 50 << 20), (True, 30 << 20)])
+def test_copies_of_a_long_prompt_for_many_short_answers_stay_below_the_ceiling(
+    checkpointing: bool, room: int
+) -> None:
+    """Every row gets the keys and values of its prompt, so few rows are computed at once."""
+    tree = small_model("llama", hidden_size=64, num_attention_heads=4, num_key_value_heads=4)
+    add_lora(tree, lora_shape(tree, rank=4, alpha=8.0, num_layers=8, head=False), seed=0)
+    tokens = np.random.default_rng(0).integers(1, 40, 600 + 64 * 4).tolist()
+    samples = [
+        make_sample(tokens[:600] + tokens[end - 4 : end], positions=range(600, 604))
+        for end in range(604, 860, 4)
+    ]
+    found: list[StepResult] = []
+    for ceiling in (1 << 40, mx.get_active_memory() + room):
+        gradients = StepGradients(
+            tree, max_tokens=512, checkpointing=checkpointing, ceiling_bytes=ceiling
+        )
+        before = mx.get_active_memory()
+        found.append(gradients.of_step(whole(samples), KEEP, {}))
+        assert gradients.row_limit is None
+    assert (found[0].peak_bytes or 0) - before > room
+    assert (found[1].peak_bytes or 0) - before < room
+    assert found[1].logprobs == pytest.approx(found[0].logprobs, abs=1e-5)
+    for name, array in found[0].gradients.items():
+        assert np.array(found[1].gradients[name]) == pytest.approx(np.array(array), abs=1e-6)
 
 
 def whole(samples: Sequence[Sample]) -> StepSamples:

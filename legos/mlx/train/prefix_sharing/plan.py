@@ -51,7 +51,7 @@ class Pass:
         return sum(block.num_tokens for block in self.blocks)
 
 
-def plan_passes(trie: Trie, *, max_tokens: int) -> list[Pass]:
+def plan_passes(trie: Trie, *, max_tokens: int, max_keys: int | None = None) -> list[Pass]:
     """Split the step's segments into passes of at most ``max_tokens`` padded tokens.
 
     Rows with a common prefix stay together as far as the budget allows. A prefix that several
@@ -61,12 +61,14 @@ def plan_passes(trie: Trie, *, max_tokens: int) -> list[Pass]:
     Args:
         trie: segments and rows of the step.
         max_tokens: budget of padded tokens, shared ones counted once.
+        max_keys: budget of prefix tokens whose keys and values are copied, once for each row that
+            continues them; a pass of a single row may exceed it. None: no limit.
     """
     ends = set(trie.row_segment)
     targets = [segment for segment in _depth_first(trie) if segment in ends]
     carried: set[int] = set()
     while True:
-        parts = _partition(trie, targets, carried, max_tokens)
+        parts = _partition(trie, targets, carried, max_tokens, max_keys)
         uses = Counter(number for part in parts for number in _needed(trie, part, carried))
         repeated = {number for number, count in uses.items() if count > 1}
         if not repeated:
@@ -81,13 +83,17 @@ def pass_of_carried(trie: Trie, segment: int) -> Pass:
 
 
 def _partition(
-    trie: Trie, targets: Sequence[int], carried: set[int], max_tokens: int
+    trie: Trie,
+    targets: Sequence[int],
+    carried: set[int],
+    max_tokens: int,
+    max_keys: int | None,
 ) -> list[Sequence[int]]:
     """Split the targets, in order, into parts that each fit into one pass."""
     parts: list[Sequence[int]] = []
     first = 0
     while first < len(targets):
-        count = _fitting(trie, targets[first:], carried, max_tokens)
+        count = _fitting(trie, targets[first:], carried, max_tokens, max_keys)
         parts.append(targets[first : first + count])
         first += count
     return parts
@@ -124,11 +130,20 @@ def _depth_first(trie: Trie) -> list[int]:
     return ordered
 
 
-def _fitting(trie: Trie, targets: Sequence[int], carried: set[int], max_tokens: int) -> int:
+def _fitting(
+    trie: Trie,
+    targets: Sequence[int],
+    carried: set[int],
+    max_tokens: int,
+    max_keys: int | None,
+) -> int:
     """The number of first targets that fit into one pass, at least one."""
 
     def fits(count: int) -> bool:
         levels = _levels(trie, _needed(trie, targets[:count], carried))
+        keys = [len(level) * max(trie.segments[n].start for n in level) for level in levels]
+        if max_keys is not None and sum(keys) > max_keys:
+            return False
         lengths = [[len(trie.segments[number].tokens) for number in level] for level in levels]
         return (
             sum(rows * length for level in lengths for rows, length in _cuts(level)) <= max_tokens
