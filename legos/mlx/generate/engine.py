@@ -31,7 +31,7 @@ from legos.mlx.generate.scheduler import Outcome, Scheduler
 from legos.mlx.generate.score import Score
 from legos.mlx.generate.sequences import SequenceState
 from legos.mlx.model.faults import clear_device, explained, is_fault
-from legos.mlx.model.worker import InlineWorker, Worker
+from legos.mlx.model.worker import CLOSE_S, InlineWorker, Worker
 from legos.protocols import Deliver
 from legos.records.limits import EngineLimits
 from legos.records.names import POLICY, adapter_name
@@ -199,7 +199,10 @@ class MlxEngine:
         """Stop; every waiting request is answered with ``EngineError``. Safe to call twice."""
         if not self._closed:
             self._closed = True
-            self._worker.call(self._end).result()
+            try:
+                self._worker.call(self._end).result(CLOSE_S)
+            except TimeoutError:
+                self._give_up()
             self._worker.close()
 
     def _tokens_drawn(self, adapter: str) -> int:
@@ -325,6 +328,15 @@ class MlxEngine:
         deliver_all(claimed)
         if self._scheduler.adapters.retired:
             self._scheduler.tidy(self._inside)
+
+    def _give_up(self) -> None:
+        """On the closing thread: answer all requests, whose step never ends."""
+        self._worker.abandon()
+        closed, inside = EngineError("the engine was closed; its step does not end"), self._inside
+        self._inside = set()  # so the step delivers nothing if it ends after all
+        self._scheduler.scores.fail(closed)
+        deliver_all([(sequence, closed) for sequence in inside])
+        refuse_all(self._inbox, "the engine was closed")
 
     def _end(self) -> None:
         """Answer all requests, inside or still queued, with an error."""

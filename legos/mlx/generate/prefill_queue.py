@@ -225,8 +225,8 @@ class PrefillQueue:
     def _all(self) -> Iterator[Sequences]:
         yield self._last
         yield self._longer
-        if self._underway is not None:
-            yield self._underway.waiting
+        if (underway := self._underway) is not None:  # read once; another thread may ask
+            yield underway.waiting
 
 
 def _length(key: Key) -> int:

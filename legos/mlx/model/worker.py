@@ -22,12 +22,13 @@ import mlx.core as mx
 
 from legos.errors import EngineError
 
-__all__ = ["InlineWorker", "ThreadWorker", "Worker", "answer"]
+__all__ = ["CLOSE_S", "InlineWorker", "ThreadWorker", "Worker", "answer"]
 
 T = TypeVar("T")
 Tick = Callable[[], bool]
 Call = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
 CALLS_SHARE = 0.5  # time for calls / time of a tick: a third each for calls, decoding and scores
+CLOSE_S = 120.0  # for the call in flight to return; a device that hangs never does
 logger = logging.getLogger(__name__)
 
 
@@ -89,10 +90,16 @@ class ThreadWorker:
         self._refuse()
 
     def close(self) -> None:
-        """Stop after the current call, and wait for the thread; later calls raise an error."""
+        """Stop after the current call, and wait for it; later calls raise an error.
+
+        A call that never returns is given up: its thread ends with the process.
+        """
         self._stop()
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(CLOSE_S)
+            if self._thread.is_alive():
+                logger.error("%s does not end; its call is given up", self._thread.name)
+                self._refuse()
 
     def _stop(self) -> None:
         """Tell the thread to end after its current call or tick."""
