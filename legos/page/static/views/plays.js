@@ -20,8 +20,7 @@ export async function draw(root, parameters, options) {
     return;
   }
   const mode = parameters.has("play") ? "play" : "table";
-  if (options.state.mode !== mode) options.state.stamp = null;
-  options.state.mode = mode;
+  if (options.state.mode !== mode) Object.assign(options.state, { mode, root: null, stamp: null });
   if (mode === "play") await play.draw(root, run, parameters, options);
   else await table(root, run, runs, parameters, options);
 }
