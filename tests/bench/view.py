@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path[0] = str(Path(__file__).parents[1])  # the folder of this file has another arenas
 
 from legos import open_run
 from legos.cli.process import main
@@ -26,7 +26,7 @@ from legos.track.jsonl import JsonlTracker
 
 SEARCHES: Mapping[str, dict[str, Any]] = {
     "newest": {},
-    "text": {"text": "take"},
+    "text": {"text": "objects"},
     "no text": {"text": "nowhere at all"},
     "reward": {"role": "first", "reward": (0.5, None), "order": "best"},
     "step": {"step": (3, 4), "failure": False, "order": "longest"},
