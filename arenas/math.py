@@ -100,7 +100,7 @@ def _say_what_is_missing() -> None:
     if find_spec("math_verify") is None:
         logger.warning(
             "math-verify is not installed, so only answers that are numbers are compared by value, "
-            "others by their text; install it with: uv pip install 'legos[math]'"
+            "others by their text; install it with: uv pip install math-verify"
         )
 
 

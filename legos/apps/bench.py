@@ -3,7 +3,6 @@
 import platform
 import tempfile
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from legos.apps.markdown import table_head, table_line
 from legos.bench.models import write_bench_model
 from legos.bench.speed import Line, measure
 from legos.errors import ConfigError
+from legos.installed import own_version
 from legos.mac import mac_facts
 from legos.machine import blas_hint, quiet_collector
 from legos.weights.adapter import model_name
@@ -45,7 +45,7 @@ def bench(
     quiet_collector()  # as runs and servers do
     facts = find_device().facts()
     machine = {
-        "legos": version("legos"),
+        "legos": own_version(),
         "machine": f"{mac_facts().get('chip') or platform.machine()}",
         **facts,
     }

@@ -6,7 +6,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from legos.bench.models import write_bench_model
 from legos.checks.device import Check, run_checks
 from legos.config.resolve import resolve
 from legos.errors import LegosError
+from legos.installed import own_version
 from legos.mac import mac_facts
 from legos.machine import blas, blas_hint
 from legos.run.folder import RUNS
@@ -100,7 +100,7 @@ def try_architectures(
 def _facts() -> dict[str, Any]:
     disk = RUNS if RUNS.is_dir() else Path()
     return {
-        "legos": version("legos"),
+        "legos": own_version(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": os.cpu_count(),

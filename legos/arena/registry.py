@@ -13,6 +13,7 @@ from legos.arena.arena import Arena, GameArena
 from legos.arena.game import Game
 from legos.builtin import BUILTIN, is_builtin
 from legos.errors import ArenaError, did_you_mean
+from legos.installed import adding
 
 __all__ = [
     "GROUP",
@@ -113,7 +114,7 @@ def _of_world(scheme: str, game: str) -> type:
     except ModuleNotFoundError as error:
         raise ArenaError(
             f"{scheme}:{game} cannot be loaded: no module {error.name!r}; check the name, and "
-            f"install the world with: uv pip install 'legos[{scheme}]'"
+            f"add the world: {adding(scheme)}"
         ) from error
     except (Exception, SystemExit) as error:  # the world's own code may raise anything
         raise ArenaError(f"{scheme} has no game {game!r}: {_reason(error)[:250]}") from error

@@ -10,12 +10,11 @@ from typing import Any, cast
 
 from legos.arena.checks import is_token_ids
 from legos.errors import ArenaError
+from legos.installed import adding
 from legos.records.episode import Task
 from legos.records.numbers import shown
 
 __all__ = ["hold_out", "read_tasks"]
-
-INSTALL = "install it with: uv pip install 'legos[datasets]'"
 
 
 def read_tasks(
@@ -175,4 +174,6 @@ def _package(module: str, what: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise ArenaError(f"{what} needs {module.partition('.')[0]}; {INSTALL}") from error
+        raise ArenaError(
+            f"{what} needs {module.partition('.')[0]}; add it: {adding('datasets')}"
+        ) from error

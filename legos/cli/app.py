@@ -4,7 +4,6 @@ import logging
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from importlib.metadata import version
 from pathlib import Path
 
 from cyclopts import App, CycloptsError
@@ -27,6 +26,7 @@ from legos.cli.view import view
 from legos.cli.watch import watch
 from legos.config.removed import why_removed
 from legos.errors import ConfigError, LegosError
+from legos.installed import own_version
 
 __all__ = ["app", "run"]
 
@@ -52,7 +52,7 @@ def _make_app(*, brief: bool) -> App:
         name="legos",
         help="Train language models by self-play, with LoRA, on one machine.",
         help_epilogue=f"{_DEBUG} with any command shows where an error comes from.",
-        version=lambda: version("legos"),
+        version=own_version,
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )

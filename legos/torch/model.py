@@ -22,6 +22,7 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 
 from legos.device.leader import check_same
 from legos.errors import ModelError, TrainerError
+from legos.installed import adding
 from legos.torch.ranks import Ranks
 from legos.weights.model_folder import WAY_OUT, quantised_by
 
@@ -213,7 +214,7 @@ def _four_bits(folder: Path, config: Mapping[str, Any], ranks: Ranks | None) -> 
     if lacking:
         raise ModelError(
             f"{folder} holds weights in 4 bits, which need {' and '.join(lacking)}: "
-            "pip install 'legos[qlora]'"
+            f"{adding('qlora')}"
         )
     return True
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from legos.device import Device, ModelHandle
 from legos.errors import ModelError, did_you_mean
+from legos.installed import adding
 
 if TYPE_CHECKING:
     from legos.mlx.checks.device import MlxChecks
@@ -47,8 +48,8 @@ def torch_device() -> "TorchDevice":
     """
     if find_spec("torch") is None:
         raise ModelError(
-            "torch is not installed; install the extra torch (pip install 'legos[torch]'), or "
-            "train with --device mlx"
+            f"torch is not installed; add the extra torch ({adding('torch')}), or train with "
+            "--device mlx"
         )
     from legos.torch.device import TorchDevice
 

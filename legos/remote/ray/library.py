@@ -5,6 +5,7 @@ from importlib import import_module
 from typing import Any
 
 from legos.errors import ConfigError
+from legos.installed import adding
 
 __all__ = ["RayActorError", "RayError", "RayTaskError", "cause_of", "first_line", "ray"]
 
@@ -15,7 +16,7 @@ try:
     _exceptions: Any = import_module("ray.exceptions")
 except ModuleNotFoundError as missing:
     raise ConfigError(
-        "ray is not installed; install the extra ray (pip install 'legos[ray]'), or leave --ray out"
+        f"ray is not installed; add the extra ray ({adding('ray')}), or leave --ray out"
     ) from missing
 
 RayError: type[Exception] = _exceptions.RayError

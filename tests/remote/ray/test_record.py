@@ -52,7 +52,7 @@ def test_without_ray_the_extra_is_named_before_anything_is_written(
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.chdir(tmp_path)
     assert main(["train", "--ray", "local", "--steps", "1"]) != 0
-    assert "install the extra ray (pip install 'legos[ray]')" in capsys.readouterr().err
+    assert "add the extra ray (uv sync --inexact --extra ray)" in capsys.readouterr().err
     assert not [*tmp_path.rglob("config.toml")]
 
 
