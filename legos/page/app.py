@@ -12,6 +12,7 @@ from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from legos.errors import LegosError
+from legos.installed import adding
 from legos.page.access import PageAccess
 from legos.page.answers import answer
 from legos.page.curves import AXES, config_diff, metric_names, series
@@ -27,10 +28,7 @@ from legos.server.problems import Problem, handle
 __all__ = ["make_page"]
 
 _ERRORS = (RequestValidationError, HTTPException, LegosError, Exception)
-_PLOTLY = (
-    "plotly is not installed, which draws the curves; add it with: uv pip install 'legos[view]' "
-    "(or uv sync --extra view)"
-)
+_PLOTLY = f"plotly is not installed, which draws the curves; add it: {adding('view')}"
 _MOST_CURVES = 400
 Names = Annotated[list[str], Query(max_length=200)]
 
