@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from short_runs import NIM
 
 pytestmark = [pytest.mark.optional, pytest.mark.slow]
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or "chromium"
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 HOSTILE = "<img src=x onerror=\"document.title='taken'\"><b>bold</b>"
 
 
@@ -41,10 +42,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.fixture(scope="module")
-def url(runs: Path) -> Iterator[str]:
-    """The address of the page."""
-    command = [sys.executable, "-m", "legos", "view", str(runs), "--port", "0"]
+@contextmanager
+def served(runs: Path, *options: str) -> Iterator[str]:
+    """The address of the page of some runs."""
+    command = [sys.executable, "-m", "legos", "view", str(runs), "--port", "0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         found = re.search(r"http://\S+", process.stdout.readline())
@@ -55,9 +56,18 @@ def url(runs: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
+def url(runs: Path) -> Iterator[str]:
+    """The address of the page of all runs."""
+    with served(runs) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium."""
     sync_api = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium on PATH")
     with sync_api.sync_playwright() as play:
         made = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield made
@@ -226,6 +236,21 @@ def test_a_run_that_is_moved_while_it_is_shown_is_reported(page: Any, runs: Path
     shutil.move(runs / "gone", runs.parent / "gone")
     page.wait_for_selector("#live:has-text('there is no run')")
     assert "2 steps" in page.inner_text("main")
+
+
+def test_a_page_for_others_asks_for_its_key(browser: Any, runs: Path) -> None:
+    with served(runs / "bad", "--host", "0.0.0.0", "--api-key", "s3cret") as url:
+        page = browser.new_page()
+        page.goto(url.replace("0.0.0.0", "127.0.0.1"))
+        for key in ("wrong", "s3cret"):
+            page.wait_for_selector("dialog[open]")
+            assert page.locator(".card").count() == 0
+            page.fill("#key", key)
+            with page.expect_response("**/api/runs*") as asked:
+                page.keyboard.press("Enter")
+            assert asked.value.status == (200 if key == "s3cret" else 401)
+        assert texts(page, ".card .name") == ["bad"]
+        page.close()
 
 
 def test_the_page_is_dark_and_narrow_where_it_is_asked_for(browser: Any, url: str) -> None:
