@@ -60,7 +60,7 @@ def test_a_model_too_large_is_refused_with_what_would_fit(
     short = fits.check_training(folder, TrainingSize(limit_bytes=int(0.6 * 2**30)))
     assert short is not None
     found = re.search(
-        r" (\d+) tokens at once in rows of \1 take .*; rows of up to \1 tokens", short
+        r" 256 tokens at once in rows of (\d+) take .*; rows of up to \1 tokens", short
     )
     assert found is not None
     assert 256 <= int(found[1]) < 512

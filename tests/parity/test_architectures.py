@@ -13,6 +13,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
 from legos.errors import EngineError
+from legos.mlx.generate.batch_cache import GROWTH, set_growth
 from legos.mlx.generate.capabilities import Capabilities, probe
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.model.forecast import Sizes
@@ -43,6 +44,7 @@ class Rows:
         batch = PromptProcessingBatch(
             model, list(range(len(lengths))), caches, prefill_step_size=chunk
         )
+        set_growth(batch.prompt_cache, GROWTH)
         batch.prompt([row[:-1] for row in self.tokens])
         self.cache: list[Any] = batch.prompt_cache
         self.logprobs = self._forward()
