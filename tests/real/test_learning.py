@@ -14,7 +14,7 @@ from legos.run.metrics import read_metrics
 
 pytestmark = [pytest.mark.real, pytest.mark.learning, pytest.mark.timeout(7200)]
 
-CORRECT = "eval/reward_part_player/correct"
+CORRECT, FORMAT = (f"eval/reward_part_player/{part}" for part in ("correct", "format"))
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_nim_up_to_seven_by_chat(seed: str, model: str, tmp_path: Path) -> None:
     train = ("train", "--model", model, "--arena", "nim", "--play.options.largest", "7")
     first, last = evaluated(tmp_path / "run", *train, "--steps", "30", "--seed", seed)
     assert first["eval/optimal_move_rate"] <= 0.45
-    assert last["eval/optimal_move_rate"] >= 0.75
+    assert last["eval/optimal_move_rate"] >= 0.6
 
 
 @pytest.mark.parametrize("seed", ["0", "1", "2"])
@@ -54,7 +54,7 @@ def test_kuhn_by_chat(seed: str, model: str, tmp_path: Path) -> None:
     train = ("train", "--model", model, "--arena", "kuhn", "--steps", "40", "--seed", seed)
     first, last = evaluated(tmp_path / "run", *train)
     assert first["eval/exploitability"] >= 0.7
-    assert last["eval/exploitability"] <= 0.45
+    assert last["eval/exploitability"] <= 0.4
 
 
 @pytest.mark.parametrize("seed", ["0", "1", "2"])
@@ -65,5 +65,5 @@ def test_countdown_after_imitation_of_its_form(seed: str, model: str, tmp_path: 
     evaluated(base, "imitate", rows, "--model", model)
     train = ("train", "--adapter", str(base), "--arena", "countdown", *two)
     first, last = evaluated(tmp_path / "run", *train, "--steps", "15", "--seed", seed)
-    assert first[CORRECT] <= 0.15
-    assert last[CORRECT] >= 0.2
+    assert first[FORMAT] <= 0.75
+    assert last[FORMAT] >= 0.8
