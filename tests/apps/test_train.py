@@ -189,7 +189,7 @@ def test_the_plan_of_the_memory_is_printed_before_the_first_step(
     assert found
     assert "step 1/2" not in before
     plan = after.splitlines()[0]
-    assert "2048 of 2048 tokens at once" in plan
+    assert "1024 of 1024 tokens at once" in plan
     assert plan.endswith(" of 1.50 GiB at the most")
     assert after.count("training memory") == 0
     assert "step 2/2" in after

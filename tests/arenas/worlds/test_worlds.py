@@ -15,6 +15,7 @@ from legos.arena.registry import find_arena
 from legos.errors import ArenaError
 from legos.fakes import Asked, ScriptedClient
 from legos.games.exact import GameTree, nash_conv, uniform_policy
+from legos.installed import adding
 from legos.play.step import play_all
 from legos.records.episode import Episode
 
@@ -140,5 +141,5 @@ def test_a_world_that_is_not_installed_names_its_extra(
     for loaded in list(sys.modules):  # also where the package is installed
         if f"{loaded}.".startswith((f"{module}.", f"arenas.worlds.{extra}.")):
             monkeypatch.delitem(sys.modules, loaded)
-    with pytest.raises(ArenaError, match=rf"no module '{module}'.*uv pip install 'legos\[{extra}"):
+    with pytest.raises(ArenaError, match=rf"no module '{module}'.*{re.escape(adding(extra))}"):
         find_arena(name)
