@@ -148,7 +148,7 @@ def test_other_quantisations_are_refused(
 
 def test_packages_that_are_missing_are_named(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("legos.torch.model.find_spec", lambda name: name == "accelerate" or None)
-    with pytest.raises(ModelError, match=r"need bitsandbytes: pip install 'legos\[qlora\]'"):
+    with pytest.raises(ModelError, match="need bitsandbytes: uv sync --inexact --extra qlora"):
         load(packed)
 
 
