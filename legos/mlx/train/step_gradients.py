@@ -242,7 +242,9 @@ class StepGradients:
         elif not RELEASED * plan.held_bytes <= held <= plan.held_bytes:
             plan = replace(plan, held_bytes=held)
         self.memory = plan
-        decided = plan.max_tokens(self._tokens.value), plan.row_limit
+        # Held bytes differ a little from step to step, and so does the longest row that fits.
+        limit = plan.row_limit and plan.row_limit.bit_length()
+        decided = plan.max_tokens(self._tokens.value), limit
         if decided != self._told:
             self._told = decided
             self._report(plan.describe(self._tokens.value))
