@@ -41,6 +41,10 @@ def crash() -> None:
     ctypes.string_at(0)
 
 
+def leave() -> None:
+    raise SystemExit(0)
+
+
 def kill_itself() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
