@@ -4,27 +4,21 @@ import { get } from "../api.js";
 import { sparkline, strip } from "../charts.js";
 import { h, show } from "../dom.js";
 import { count, number, plural } from "../format.js";
-import { address } from "../route.js";
+import { chosenRun, isNew, runField } from "./one_run.js";
 
 export const title = "Health";
 
-export async function draw(root, parameters, { again, state, valid }) {
-  const runs = (await get("runs")).values.runs.map((run) => run.name);
-  const run = parameters.get("run") ?? runs[0];
-  if (!run) {
-    if (valid()) show(root, h("div.empty", {}, h("p", {}, "No run yet.")));
-    return;
-  }
+export async function draw(root, parameters, options) {
+  const { run, runs } = await chosenRun(root, parameters, options.valid);
+  if (!run) return;
   const { values, text } = await get("health", { run });
   const stamp = text + run + runs.join();
-  if (!valid() || (again && state.stamp === stamp)) return;
-  state.stamp = stamp;
+  if (!isNew(stamp, values, options)) return;
   show(
     root,
     h("div.head", {},
       h("h1", {}, "Health"),
-      h("select", { id: "run", "aria-label": "Run", value: run, onchange: (event) => (location.hash = address("health", { run: event.target.value })) },
-        runs.map((name) => h("option", { value: name }, name))),
+      runField("health", run, runs),
       h("span.muted", {}, plural(values.steps, "step"))),
     values.failure ? h("div.notice.error", {}, h("b", {}, "The run has failed. "), h("pre", {}, values.failure)) : null,
     values.problems.map((each) => h("div.notice.warning", {}, each)),

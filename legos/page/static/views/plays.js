@@ -5,6 +5,7 @@ import { rewards } from "../chips.js";
 import { h, show } from "../dom.js";
 import { count, number, plural } from "../format.js";
 import { address, change, route } from "../route.js";
+import { chosenRun, isNew, runField } from "./one_run.js";
 import * as play from "./play.js";
 
 export const title = "Plays";
@@ -12,13 +13,8 @@ const PAGE = 50;
 const FILTERS = ["text", "arena", "task", "role", "seat", "kind", "failed", "reward_min", "reward_max", "step_min", "step_max", "sort", "descending"];
 
 export async function draw(root, parameters, options) {
-  const { values } = await get("runs");
-  const runs = values.runs.map((run) => run.name);
-  const run = parameters.get("run") ?? runs[0];
-  if (!run) {
-    if (options.valid()) show(root, h("div.empty", {}, h("p", {}, "No run, so no play yet.")));
-    return;
-  }
+  const { run, runs } = await chosenRun(root, parameters, options.valid, "No run, so no play yet.");
+  if (!run) return;
   const mode = parameters.has("play") ? "play" : "table";
   if (options.state.mode !== mode) Object.assign(options.state, { mode, root: null, stamp: null });
   if (mode === "play") await play.draw(root, run, parameters, options);
@@ -29,15 +25,13 @@ export function key(event, state) {
   return state.mode === "play" ? play.key(event, state) : tableKey(event);
 }
 
-async function table(root, run, runs, parameters, { again, state, valid }) {
+async function table(root, run, runs, parameters, options) {
+  const { state } = options;
   const query = Object.fromEntries(FILTERS.map((name) => [name, parameters.get(name)]));
   const offset = Number(parameters.get("offset") ?? 0);
   const { values, text } = await get("plays", { run, ...query, offset, limit: PAGE });
   const stamp = text + parameters.toString() + runs.join();
-  if (!valid()) return;
-  if (values.waiting) setTimeout(() => window.dispatchEvent(new Event("hashchange")), 30);
-  if (again && state.stamp === stamp) return;
-  state.stamp = stamp;
+  if (!isNew(stamp, values, options)) return;
   const page = state.root === root && state.run === run ? state.parts : frame(root, run, runs, parameters, state);
   page.fill(values, parameters, offset);
 }
@@ -60,8 +54,7 @@ function frame(root, run, runs, parameters, state) {
     root,
     h("div.head", {},
       h("h1", {}, "Plays"),
-      h("select", { id: "run", "aria-label": "Run", value: run, onchange: (event) => (location.hash = address("plays", { run: event.target.value })) },
-        runs.map((name) => h("option", { value: name }, name))),
+      runField("plays", run, runs),
       facts,
       h("span.grow"),
       h("input.wide", { type: "search", id: "search", placeholder: "Search questions and answers  ( / )", "aria-label": "Search", value: parameters.get("text") ?? "", oninput: set("text") })),

@@ -6,30 +6,23 @@ import { h, show, svg } from "../dom.js";
 import { number, plural } from "../format.js";
 import { address } from "../route.js";
 import { board } from "./boards.js";
+import { chosenRun, isNew, runField } from "./one_run.js";
 
 export const title = "Policy";
 const COLOURS = ["#e4572e", "#2f6fde", "#1b998b", "#a24bd3", "#c98a00", "#d6336c", "#5c677d", "#4d908e", "#8f5a2a"];
 
-export async function draw(root, parameters, { again, state, valid }) {
-  const runs = (await get("runs")).values.runs.map((run) => run.name);
-  const run = parameters.get("run") ?? runs[0];
-  if (!run) {
-    if (valid()) show(root, h("div.empty", {}, h("p", {}, "No run yet.")));
-    return;
-  }
+export async function draw(root, parameters, options) {
+  const { run, runs } = await chosenRun(root, parameters, options.valid);
+  if (!run) return;
   const { values, text } = await get("policy", { run });
   const stamp = text + run + runs.join();
-  if (!valid()) return;
-  if (values.waiting) setTimeout(() => window.dispatchEvent(new Event("hashchange")), 30);
-  if (again && state.stamp === stamp) return;
-  state.stamp = stamp;
+  if (!isNew(stamp, values, options)) return;
   const { positions, tasks } = values;
   show(
     root,
     h("div.head", {},
       h("h1", {}, "Policy"),
-      h("select", { id: "run", "aria-label": "Run", value: run, onchange: (event) => (location.hash = address("policy", { run: event.target.value })) },
-        runs.map((name) => h("option", { value: name }, name))),
+      runField("policy", run, runs),
       h("span.muted", {}, "from the plays that are stored")),
     positions.length
       ? [h("p.muted", {}, "The probability of each move in the positions that were played most, when it was sampled. Dashed: an optimal policy."),

@@ -5,32 +5,25 @@ import { sparkline } from "../charts.js";
 import { h, show, svg } from "../dom.js";
 import { duration, metric, number, plural } from "../format.js";
 import { address, change } from "../route.js";
+import { chosenRun, isNew, runField } from "./one_run.js";
 
 export const title = "Timeline";
 const WIDTH = 1200;
 const LEFT = 96; // of the lanes
 const LANE = 26;
 
-export async function draw(root, parameters, { again, state, valid }) {
-  const runs = (await get("runs")).values.runs.map((run) => run.name);
-  const run = parameters.get("run") ?? runs[0];
-  if (!run) {
-    if (valid()) show(root, h("div.empty", {}, h("p", {}, "No run yet.")));
-    return;
-  }
+export async function draw(root, parameters, options) {
+  const { run, runs } = await chosenRun(root, parameters, options.valid);
+  if (!run) return;
   const steps = parameters.get("steps") ?? "40";
   const { values, text } = await get("timeline", { run, steps });
   const stamp = text + run + steps + runs.join();
-  if (!valid()) return;
-  if (values.waiting) setTimeout(() => window.dispatchEvent(new Event("hashchange")), 30);
-  if (again && state.stamp === stamp) return;
-  state.stamp = stamp;
+  if (!isNew(stamp, values, options)) return;
   show(
     root,
     h("div.head", {},
       h("h1", {}, "Timeline"),
-      h("select", { id: "run", "aria-label": "Run", value: run, onchange: (event) => (location.hash = address("timeline", { run: event.target.value })) },
-        runs.map((name) => h("option", { value: name }, name))),
+      runField("timeline", run, runs),
       h("select", { id: "steps", "aria-label": "Steps", value: steps, onchange: (event) => change({ steps: event.target.value }) },
         ["10", "40", "150", "500"].map((each) => h("option", { value: each }, `newest ${each} steps`))),
       h("span.muted", {}, `of ${plural(values.total, "step")}`)),
