@@ -64,10 +64,11 @@ def write_answers(
 def _answer(arena: Arena, by: By, role: str, task: Task, asked: Asked) -> str:
     """What a seat says."""
     rng = random.Random(asked.sampling.seed)
-    right = arena.oracle(role, asked.prompt, task, rng) if by == "oracle" else None
-    said = (
-        right[0] if right else arena.example(role, asked.prompt, rng) if by == "example" else None
-    )
+    said: str | None = None
+    if by == "example":
+        said = arena.example(role, asked.prompt, rng)
+    elif right := arena.oracle(role, asked.prompt, task, rng):
+        said = right[0]
     if said is None and asked.sampling.choices:
         said = rng.choice(asked.sampling.choices)
     if said is None:
