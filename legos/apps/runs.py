@@ -102,11 +102,7 @@ def _summary(folder: RunFolder) -> dict[str, Any]:
         "model": config.model,
         "step": step,
         "steps": steps,
-        **(
-            {"failure": folder.failure.read_text(errors="replace").strip()}
-            if state == "failed"
-            else {}
-        ),
+        **({"failure": folder.failed_with()} if state == "failed" else {}),
         "forked_from": config.fork_from,
         "reward_mean": metrics.get("reward_mean"),
     }

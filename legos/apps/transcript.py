@@ -6,7 +6,7 @@ from textwrap import shorten
 
 from legos.chat.reply import split_thinking
 from legos.records.episode import Episode
-from legos.run.episodes import StoredEpisode, StoredSeat, StoredTurn
+from legos.run.episodes import StoredEpisode, StoredSeat, StoredTurn, in_order
 
 __all__ = ["answer_of", "ending", "example", "heading", "turns_of"]
 
@@ -31,8 +31,8 @@ def turns_of(
         thinking: show the thinking too.
         sampled: also say how the answer was sampled, and from how many tokens.
     """
-    turns = [(seat, turn) for seat in episode.seats for turn in seat.turns]
-    for seat, turn in sorted(turns, key=lambda each: each[1].order):
+    for seat, index in in_order(episode):
+        turn = seat.turns[index]
         shown = [f"({_WHO.get(m.role, m.role)}) {m.content}" for m in turn.messages]
         asked = "\n".join(
             f"    {line}" for text in (*shown, turn.asked) for line in text.splitlines()

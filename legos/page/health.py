@@ -103,7 +103,7 @@ def health(run: "RunView") -> dict[str, Any]:
     ]
     return {
         "problems": run.problems,
-        "failure": run.failure() if run.state == "failed" else None,
+        "failure": run.folder.failed_with() if run.state == "failed" else None,
         "alarms": run.alarms.listed(),
         "steps": len(columns.steps),
         "skipped": skipped,

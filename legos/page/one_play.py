@@ -6,15 +6,20 @@ from typing import Any
 from msgspec import UNSET, to_builtins
 
 from legos.chat.reply import split_thinking
-from legos.run.episodes import StoredEpisode, StoredMessage, StoredSeat, StoredTurn
+from legos.run.episodes import (
+    StoredEpisode,
+    StoredMessage,
+    StoredSeat,
+    StoredTurn,
+    in_order,
+)
 
 __all__ = ["advantage_of", "play_values", "turns_of"]
 
 
 def turns_of(episode: StoredEpisode) -> Iterator[tuple[StoredSeat, StoredTurn]]:
     """The turns of a play in the order of the answers, then those of the plays it spawned."""
-    turns = [(seat, turn) for seat in episode.seats for turn in seat.turns]
-    yield from sorted(turns, key=lambda each: each[1].order)
+    yield from ((seat, seat.turns[index]) for seat, index in in_order(episode))
     for child in episode.children:
         yield from turns_of(child)
 
@@ -37,17 +42,13 @@ def advantage_of(seat: StoredSeat) -> float | None:
 
 def _values(episode: StoredEpisode, numbers: Iterator[int]) -> dict[str, Any]:
     whole: Mapping[str, Any] = to_builtins(episode)
-    turns = sorted(
-        ((seat, index) for seat in episode.seats for index in range(len(seat.turns))),
-        key=lambda each: each[0].turns[each[1]].order,
-    )
     return {
         **{name: value for name, value in whole.items() if name not in ("seats", "children")},
         "seed": str(episode.seed),  # a browser's numbers have 53 bits
         "play_seed": str(episode.play_seed),
         "returns": _returns(episode),
         "seats": [_seat(seat) for seat in episode.seats],
-        "turns": [_turn(seat, index, next(numbers)) for seat, index in turns],
+        "turns": [_turn(seat, index, next(numbers)) for seat, index in in_order(episode)],
         "children": [_values(child, numbers) for child in episode.children],
     }
 

@@ -35,7 +35,7 @@ def row_of(run: RunView) -> dict[str, Any]:
             "folder": str(run.folder.path),
             "state": state if run.exists else "missing",
             "problems": run.problems,
-            "failure": run.failure() if state == "failed" else None,
+            "failure": run.folder.failed_with() if state == "failed" else None,
             "step": run.step,
             "changed_at": _changed_at(run),
             "key": _key_figures(run),

@@ -113,13 +113,6 @@ class RunView:
                 found.append(f"{name}.jsonl: line {lines}{more} cannot be read and is left out")
         return [text for text in found if text]
 
-    def failure(self) -> str | None:
-        """The error that ended the run; None: there is none."""
-        try:
-            return self.folder.failure.read_text(errors="replace").strip()
-        except OSError:
-            return None
-
     def _read_config(self) -> None:
         try:
             status = self.folder.config.stat()

@@ -28,6 +28,7 @@ __all__ = [
     "StoredSeat",
     "StoredTurn",
     "episode_line",
+    "in_order",
     "numbered_episode",
     "parse_episode",
     "stored_episode",
@@ -128,6 +129,12 @@ class StoredEpisode(Struct, frozen=True, kw_only=True):
 
 
 _decoder = msgspec.json.Decoder(StoredEpisode)
+
+
+def in_order(episode: StoredEpisode) -> list[tuple[StoredSeat, int]]:
+    """The turns of a play in the order of their answers: the seat, and the index of its turn."""
+    turns = [(seat, index) for seat in episode.seats for index in range(len(seat.turns))]
+    return sorted(turns, key=lambda each: each[0].turns[each[1]].order)
 
 
 class EpisodesTail:

@@ -217,6 +217,13 @@ class RunFolder:
             for index, (name, version) in enumerate(versions.items())
         ]
 
+    def failed_with(self) -> str | None:
+        """The error that ended the run; None: none did, or it cannot be read."""
+        try:
+            return self.failure.read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            return None
+
     @property
     def adapter_versions(self) -> dict[int, Path]:
         """The adapters of the first policy that are kept: version -> folder, in ascending order."""

@@ -131,7 +131,7 @@ class PlayIndex:
                 self._new = NewPlays(self._folder.episodes, seen=newest)
                 if newest and crc != _crc(self._folder.plays.lines([newest])):
                     return self._again()
-            oldest = next((old.first for old in self._folder.plays.older()), 1)
+            oldest = self._folder.plays.oldest()
             for table in ("plays", "seats"):
                 self._tables.execute(f"DELETE FROM {table} WHERE number < ?", (oldest,))
             for lines in self._new.files():

@@ -76,6 +76,10 @@ class PlayFiles:
         """Number of the first play of ``live``."""
         return next((old.last + 1 for old in reversed(self.older())), 1)
 
+    def oldest(self) -> int:
+        """Number of the oldest play that is there."""
+        return next((old.first for old in self.older()), 1)
+
     def last(self) -> int:
         """Number of the newest play; 0: there is none."""
         return self.first() - 1 + len(NewLines(self.live).read())
@@ -89,8 +93,9 @@ class PlayFiles:
         last = self.last()
         for found in self.lines([number + last + 1 if number < 0 else number]):
             return found
-        oldest = next((old.first for old in self.older()), 1)
-        known = f"it has {oldest} to {last} (-1 is the newest)" if last else "it has none yet"
+        known = (
+            f"it has {self.oldest()} to {last} (-1 is the newest)" if last else "it has none yet"
+        )
         raise CheckpointError(f"{self.live.parent} has no play {number}; {known}")
 
     def lines(self, numbers: Iterable[int]) -> Iterator[tuple[int, bytes]]:

@@ -147,10 +147,7 @@ class RunReader:
     @property
     def failure(self) -> str | None:
         """The error that ended it; None: none did."""
-        try:
-            return self.folder.failure.read_text(encoding="utf-8", errors="replace").strip()
-        except OSError:
-            return None
+        return self.folder.failed_with()
 
     @property
     def problems(self) -> list[str]:
