@@ -31,28 +31,29 @@ class SlotBatch:
         self.slots = slots
         self.uniform = slots[0] if len(set(slots)) == 1 else None
         self.stacked = stacked
-        self._masks: dict[tuple[Layout, tuple[int, ...]], mx.array] = {}
+        self._masks: dict[tuple[Layout, tuple[int, ...], mx.Dtype], mx.array] = {}
 
-    def mask(self, layout: Layout, lead: tuple[int, ...], name: str) -> mx.array:
-        """[B, 1 .., sum of ranks] float32: a row's scale in its slot's columns, zero elsewhere.
+    def mask(self, layout: Layout, lead: tuple[int, ...], name: str, dtype: mx.Dtype) -> mx.array:
+        """[B, 1 .., sum of ranks]: a row's scale in its slot's columns, zero elsewhere.
 
-        The mask multiplies a product [*lead, sum of ranks].
+        The mask multiplies a product [*lead, sum of ranks] of this type.
 
         Args:
             layout: the pairs that are concatenated.
             lead: leading axes of the module's input.
             name: name of the module.
+            dtype: type of the mask.
 
         Raises:
             EngineError: the first axis of the input is not the batch.
         """
         shape = self._shape(lead, name)
-        known = self._masks.get((layout, shape))
+        known = self._masks.get((layout, shape, dtype))
         if known is None:
             rows = self._rows(shape)
             columns = [np.full((rank, 1), scale) * (rows == slot) for slot, rank, scale in layout]
-            mask = np.concatenate(columns).T.astype(np.float32)
-            known = self._masks[layout, shape] = mx.array(mask.reshape(*shape, -1))
+            mask = np.concatenate(columns).T.reshape(*shape, -1)
+            known = self._masks[layout, shape, dtype] = mx.array(mask, dtype)
         return known
 
     def _rows(self, shape: tuple[int, ...]) -> NDArray[np.int64]:

@@ -8,11 +8,15 @@ one product with the concatenated pairs of all slots, ``((x @ [A_1 .. A_n]) * ma
 where the mask [B, ranks] holds a slot's scale in its own columns and zero elsewhere. Where tokens
 are sorted by expert, the mask is sorted with them.
 
+On a GPU a decode step takes as long as its kernels take to start. So LoRA has two for each linear
+module: the arrays have the type of the module's input, and the second product also multiplies by
+the scale and adds the module's own output.
+
 B rows of a batch, E experts, M experts of each token.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -46,6 +50,10 @@ class Pair:
     b: mx.array  # [rank, out], or [E, out, rank]
     scale: float
     rank: int
+
+    def astype(self, dtype: mx.Dtype) -> "Pair":
+        """The pair in another type."""
+        return replace(self, a=self.a.astype(dtype), b=self.b.astype(dtype))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,29 +99,27 @@ class AdaptedModule:
             plain: computes the module without LoRA.
             x: [B, .., in]
 
-        Source: mlx-lm's ``LoRALinear``; a uniform batch computes the same operations.
+        Source: mlx-lm's ``LoRALinear``.
         """
         batch = self._current.batch
         if batch is None:
             return plain(x)
         self.called = True
         if batch.uniform is not None:
-            pair = self.pairs.get(batch.uniform)
+            pair = self._pair(batch.uniform, x.dtype)
             if pair is None:
                 return plain(x)
-            delta = pair.scale * ((x @ pair.a) @ pair.b)
-            return plain(x) + delta.astype(x.dtype)
-        stack = self._stacked(batch)
+            return mx.addmm(plain(x), x @ pair.a, pair.b, alpha=pair.scale)
+        stack = self._stacked(batch, x.dtype)
         if stack is None:
             return plain(x)
-        lead = x.shape[:-1]
-        delta = ((x @ stack.a) * batch.mask(stack.layout, lead, self.name)) @ stack.b
-        return plain(x) + delta.astype(x.dtype)
+        mask = batch.mask(stack.layout, x.shape[:-1], self.name, x.dtype)
+        return mx.addmm(plain(x), (x @ stack.a) * mask, stack.b)
 
     def switch(self, y: mx.array, x: mx.array, indices: mx.array, sorted_indices: bool) -> mx.array:
         """Add LoRA to ``y``, the output of the experts ``indices`` for ``x``.
 
-        Source: mlx-lm's ``LoRASwitchLinear``; a uniform batch computes the same operations.
+        Source: mlx-lm's ``LoRASwitchLinear``.
         """
         batch = self._current.batch
         if batch is None:
@@ -126,32 +132,45 @@ class AdaptedModule:
             )
 
         if batch.uniform is not None:
-            pair = self.pairs.get(batch.uniform)
-            if pair is None:
-                return y
-            return y + (pair.scale * chosen(chosen(x, pair.a), pair.b)).astype(x.dtype)
-        stack = self._stacked(batch)
+            pair = self._pair(batch.uniform, x.dtype)
+            return y if pair is None else y + pair.scale * chosen(chosen(x, pair.a), pair.b)
+        stack = self._stacked(batch, x.dtype)
         if stack is None:
             return y
-        mask = self._expert_mask(batch, stack.layout, indices)
-        return y + chosen(chosen(x, stack.a) * mask, stack.b).astype(x.dtype)
+        mask = self._expert_mask(batch, stack.layout, indices, x.dtype)
+        return y + chosen(chosen(x, stack.a) * mask, stack.b)
 
-    def _expert_mask(self, batch: SlotBatch, layout: Layout, indices: mx.array) -> mx.array:
+    def _pair(self, slot: int, dtype: mx.Dtype) -> Pair | None:
+        """The pair of a slot in the type of the module's input, in which it is kept from then on.
+
+        Rounding a float32 pair to the 16 bits of a model moves its product by as much as the
+        product itself is rounded when it is added to the module's output.
+        """
+        pair = self.pairs.get(slot)
+        if pair is not None and pair.a.dtype != dtype:
+            pair = pair.astype(dtype)
+            self.pairs = {**self.pairs, slot: pair}
+        return pair
+
+    def _expert_mask(
+        self, batch: SlotBatch, layout: Layout, indices: mx.array, dtype: mx.Dtype
+    ) -> mx.array:
         """[.., 1 or M, 1, ranks] mask of every token and expert, in the order of the experts."""
         unsorted = self._current.indices
         if unsorted is None:
             raise EngineError(f"{self.name} was called outside its block of experts")
         lead = unsorted.shape[:-1]
-        mask = mx.expand_dims(batch.mask(layout, lead, self.name), (-2, -3))
+        mask = mx.expand_dims(batch.mask(layout, lead, self.name, dtype), (-2, -3))
         if indices.shape == unsorted.shape:
             return mask
         return _gather_sort(mx.broadcast_to(mask, (*lead, *mask.shape[-3:])), unsorted)[0]
 
-    def _stacked(self, batch: SlotBatch) -> Stack | None:
+    def _stacked(self, batch: SlotBatch, dtype: mx.Dtype) -> Stack | None:
         """The concatenated pairs of the batch's slots, cached until a pair or the slots change."""
         stack = self._stack
-        if stack is None or stack.slots != batch.stacked:
-            found = [(slot, self.pairs[slot]) for slot in batch.stacked if slot in self.pairs]
+        if stack is None or stack.slots != batch.stacked or stack.a.dtype != dtype:
+            pairs = [(slot, self._pair(slot, dtype)) for slot in batch.stacked]
+            found = [(slot, pair) for slot, pair in pairs if pair is not None]
             if not found:
                 return None
             switch = isinstance(self.module, SWITCH)
