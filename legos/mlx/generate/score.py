@@ -190,7 +190,7 @@ class Score:
 
     def _take(self, forward: CausalModel, hidden: mx.array, rows: Sequence[_Row]) -> None:
         """Take the log-probabilities of the next tokens from hidden states, slice by slice."""
-        size = max(MIN_POSITIONS, LOGITS // forward.num_vocabulary)
+        size = max(MIN_POSITIONS, LOGITS // forward.num_logits)
         places = [
             (number, row, row.done + column, column)
             for number, row in enumerate(rows)

@@ -207,9 +207,9 @@ def _prefill_bytes(sizes: Sizes, tokens: int) -> int:
     return int(tokens * FLOAT32 * (PREFILL * sizes.outputs + SCORES * scores))
 
 
-def chunk_positions(num_vocabulary: int) -> int:
-    """Number of logit positions whose logits are in memory at once."""
-    return max(MIN_PLACES, CHUNK_LOGITS // num_vocabulary)
+def chunk_positions(num_logits: int) -> int:
+    """Number of logit positions whose logits are in memory at once, of so many at each."""
+    return max(MIN_PLACES, CHUNK_LOGITS // num_logits)
 
 
 def cache_leaves(tree: Any) -> list[Any]:

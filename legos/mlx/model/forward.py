@@ -41,6 +41,7 @@ class CausalModel:
         trunk: maps token ids to hidden states [R, T, H]; the whole model where it is not split.
         head_module: the ``lm_head`` module; None where there is none or the model is not split.
         num_vocabulary: vocabulary size V.
+        num_logits: rows of the output head, all of which are computed at every position.
     """
 
     def __init__(self, model: nn.Module, num_vocabulary: int | None = None) -> None:
@@ -65,8 +66,8 @@ class CausalModel:
             raise ModelError(
                 f"{architecture(model)} cannot be run: {type(error).__name__}: {error}; {WAY_OUT}"
             ) from error
-        self.num_vocabulary: int = min(num_vocabulary or 1 << 31, expected.shape[-1])
-        self._padded = self.num_vocabulary < expected.shape[-1]
+        self.num_logits: int = expected.shape[-1]
+        self.num_vocabulary: int = min(num_vocabulary or self.num_logits, self.num_logits)
         parts = split(model)
         if parts is not None and not _reproduces(model, parts, probe, expected):
             logger.info("trunk and head do not give the model's logits; it runs as a whole")
@@ -91,7 +92,8 @@ class CausalModel:
 
     def _sampled(self, logits: mx.array) -> mx.array:
         """The logits of the token ids that can be sampled."""
-        return logits[..., : self.num_vocabulary] if self._padded else logits
+        padded = self.num_vocabulary < self.num_logits
+        return logits[..., : self.num_vocabulary] if padded else logits
 
 
 def architecture(model: nn.Module) -> str:

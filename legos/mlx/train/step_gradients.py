@@ -114,7 +114,7 @@ class StepGradients:
             forward=forward,
             num_caches=num_caches,
             num_frozen=_num_frozen(model, num_caches),
-            max_places=max_places or chunk_positions(forward.num_vocabulary),
+            max_places=max_places or chunk_positions(forward.num_logits),
         )
 
     def array(self, values: Any) -> mx.array:
