@@ -23,6 +23,7 @@ import numpy as np
 from bench.command import Compared, Ratio, run
 from bench.train_bench import TrainerProcess, program, train_bench
 from model_files import ModelShape
+from vocabulary import TOKENS
 
 from legos.bench.step_bench import Cost, StepBench
 from legos.machine import quiet_collector, share_cores
@@ -116,7 +117,7 @@ class _TrainCase:
         return train_bench(self.folder, shape, **settings)
 
     def tokens(self, count: int) -> tuple[int, ...]:
-        return tuple(self._rng.randrange(1, SMALL.vocab) for _ in range(count))
+        return tuple(self._rng.randrange(1, len(TOKENS)) for _ in range(count))
 
     def rows(self, count: int, low: int, high: int, *, prompt: float) -> list[Split]:
         """Unrelated rows of ``low`` to ``high`` tokens; a share of each is the prompt."""
