@@ -78,8 +78,8 @@ class EngineBench:
             lambda: submit_all(self.engine, requests, on_progress=on_progress).result()
         )
 
-    def bare(self, prompts: Sequence[Row], *, max_tokens: int) -> float:
-        """Seconds of a bare BatchGenerator on the same prompts and the same tree."""
+    def bare(self, prompts: Sequence[Row], *, max_tokens: int, lora: bool = False) -> float:
+        """Seconds of a bare BatchGenerator on the same prompts, with or without LoRA."""
         return self.checks.bare_generation(
-            self.engine, prompts, max_tokens=max_tokens, rows=self._max_rows
+            self.engine, prompts, max_tokens=max_tokens, rows=self._max_rows, lora=lora
         )

@@ -87,7 +87,7 @@ def _generation(bench: EngineBench, streams: int, time_s: float) -> Iterator[Lin
         return medians(
             in_turn(
                 lambda: bench.run(numbered_requests(prompts(), tokens, POLICY, stream=False)),
-                lambda: bench.bare(prompts(), max_tokens=tokens),
+                lambda: bench.bare(prompts(), max_tokens=tokens, lora=True),
                 seconds=time_s,
             )
         )

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -41,6 +42,7 @@ class MlxChecks:
         *,
         max_tokens: int,
         rows: int,
+        lora: bool = False,
     ) -> float:
         """Seconds in which mlx-lm's ``BatchGenerator`` samples a completion of every prompt.
 
@@ -49,11 +51,16 @@ class MlxChecks:
             prompts: token ids of each prompt; equal prompts are computed again.
             max_tokens: number of tokens of each completion.
             rows: number of rows that are decoded, and prefilled, at once.
+            lora: whether mlx-lm's LoRA layers compute, on the model's own thread.
         """
+
+        def generate(tree: Any) -> float:
+            return bare_generation(tree, prompts, max_tokens=max_tokens, rows=rows)
+
+        if lora:
+            return self._model.worker.call(generate, self._model.tree).result()
         assert isinstance(engine, MlxEngine), "an engine of this model"
-        return engine.run(
-            lambda tree: bare_generation(tree, prompts, max_tokens=max_tokens, rows=rows)
-        ).result()
+        return engine.run(generate).result()
 
     def bare_load(self, engine: LocalEngine, folder: Path) -> float:
         """Seconds in which MLX reads the arrays of an adapter's folder, on the engine's thread."""
