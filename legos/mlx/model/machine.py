@@ -66,12 +66,13 @@ def on_metal() -> bool:
 
 
 def bound_memory() -> None:
-    """On Metal, limit what MLX allocates and what it keeps of freed buffers.
+    """On a GPU, limit what MLX allocates and what it keeps of freed buffers.
 
-    By default MLX may use more than the working set, and keep as much of freed buffers, so that
-    macOS swaps. The wired limit stays as it is: raising it has caused kernel panics (mlx #3186).
+    By default MLX may use more than the working set, and keep as much of freed buffers: macOS swaps
+    then, and on a GPU that several programs share all of them fail. The wired limit stays as it is:
+    raising it has caused kernel panics (mlx #3186).
     """
-    if on_metal():
+    if mx.default_device().type == mx.DeviceType.gpu:
         usable = usable_bytes()
         mx.set_memory_limit(usable)
         mx.set_cache_limit(min(int(KEPT_SHARE * usable), MOST_KEPT))

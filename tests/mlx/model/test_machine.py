@@ -58,6 +58,17 @@ def test_memory_is_bounded_by_the_size_of_a_mac(
     assert calls["wired"] == []
 
 
+def test_memory_is_bounded_on_other_gpus_too(
+    mac: Callable[[int], dict[str, list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = mac(8)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
+    monkeypatch.setattr(mx, "device_info", lambda: {"total_memory": 80 * GIB})
+    MlxDevice()
+    assert [limit / GIB for limit in calls["memory"]] == pytest.approx([64.0])
+    assert [limit / GIB for limit in calls["cache"]] == pytest.approx([2.0])
+
+
 @pytest.mark.parametrize(
     ("memory_gib", "cache_gib", "prefix_gib"), [(8, 1.0, 0.25), (16, 2.4, 0.6), (64, 10.8, 2.7)]
 )
