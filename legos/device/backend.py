@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from legos.device.adam import make_update
 from legos.device.gradients import Arrays, DeviceGradients, StepResult
 from legos.device.groups import of_groups
 from legos.device.leader import Leader
@@ -39,7 +40,6 @@ __all__ = ["LoraBackend"]
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-EPSILON = 1e-8  # added to the root of Adam's second moment
 
 
 @dataclass(slots=True)
@@ -136,6 +136,7 @@ class LoraBackend:
     def _prepare(self, make: Callable[[], DeviceGradients], first: Adapter) -> None:
         settings = replace(self._config, report=None, reference=None)
         device = self._device = self._together(make, "begin", self._shape, settings)
+        self._adam = make_update(device.xp, self._config.betas)
         starts_adapted = first.has_effect
         for name in self._config.policies:
             arrays = {key: device.array(array) for key, array in first.arrays.items()}
@@ -240,24 +241,22 @@ class LoraBackend:
     def _updated(
         self, policy: _Policy, gradients: Arrays, update: Update
     ) -> tuple[Arrays, Arrays, Arrays]:
-        """The arrays, moments and EMA after an update with Adam; clips the gradients' norm.
-
-        Source: Kingma and Ba, arXiv:1412.6980, with bias correction; LoRA needs no weight decay.
-        """
-        xp = self._device.xp
+        """The arrays, moments and EMA after an update with Adam; clips the gradients' norm."""
+        xp, array = self._device.xp, self._device.array
         beta1, beta2 = self._config.betas
         number = policy.updates + 1
-        step = update.learning_rate / (1.0 - beta1**number)
-        correction = (1.0 - beta2**number) ** -0.5
+        rate = array(update.learning_rate / (1.0 - beta1**number))
+        correction = array((1.0 - beta2**number) ** -0.5)
         clip = xp.clip(update.max_grad_norm / (_norm(xp, gradients) + 1e-6), None, 1.0)
         after: dict[str, Any] = {}
         moments: dict[str, Any] = {}
         for key, gradient in gradients.items():
-            clipped = clip * gradient
-            m = beta1 * policy.moments[f"{key}.m"] + (1.0 - beta1) * clipped
-            v = beta2 * policy.moments[f"{key}.v"] + (1.0 - beta2) * xp.square(clipped)
-            moments[f"{key}.m"], moments[f"{key}.v"] = m, v
-            after[key] = policy.arrays[key] - step * m / (xp.sqrt(v) * correction + EPSILON)
+            names = f"{key}.m", f"{key}.v"
+            before = policy.moments[names[0]], policy.moments[names[1]]
+            after[key], *new = self._adam(
+                policy.arrays[key], gradient, before, (clip, rate, correction)
+            )
+            moments |= zip(names, new, strict=True)
         ema: Arrays = after
         if update.ema_decay is not None:
             keep = update.ema_decay

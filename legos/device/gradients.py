@@ -37,7 +37,7 @@ class StepResult:
 class DeviceGradients(Protocol):
     """What a device computes for a backend; all calls are made on the model's thread."""
 
-    xp: Any  # array namespace of the device, with ``value_and_grad``
+    xp: Any  # array namespace of the device, with ``value_and_grad`` and ``compile``
     num_vocabulary: int  # token ids of samples are below it
 
     def array(self, values: Any) -> Any:

@@ -1,12 +1,14 @@
 """The functions that losses and optimiser call, over the tensors of one torch device."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 __all__ = ["TorchArrays"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class TorchArrays:
@@ -37,6 +39,11 @@ class TorchArrays:
         found = torch.as_tensor(values, device=self._device)
         integers = not (found.is_floating_point() or found.dtype == torch.bool)
         return found.long() if integers else found
+
+    @staticmethod
+    def compile(function: F) -> F:
+        """The function as it is: torch's compiler takes longer than it saves here."""
+        return function
 
     @staticmethod
     def value_and_grad(loss: Callable[[Tensor], Sequence[Tensor]]) -> Callable[[Tensor], Any]:
