@@ -17,6 +17,9 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 
+import legos.mlx  # noqa: F401, before MLX: it loads a fast BLAS
+
+# isort: split
 import mlx.core as mx
 import mlx.nn as nn
 import mlx_lm

@@ -20,9 +20,10 @@ def load_blas() -> None:
 
     The wheel of MLX brings the reference BLAS, which is 10 to 50 times slower. An extension binds
     its functions when it is imported, to the first library of the process that has them, so this
-    comes before the first import of MLX. Where there is no such library, nothing changes.
+    must come before the first import of MLX; afterwards it does nothing, and ``blas_hint`` says so.
+    Where there is no such library, nothing changes.
     """
-    if sys.platform != "linux" or blas() is not None:
+    if sys.platform != "linux" or blas() is not None or "mlx.core" in sys.modules:
         return
     for file in BLAS.values():
         with suppress(OSError):  # it is not installed, or not for this machine
@@ -46,7 +47,8 @@ def blas_hint() -> str | None:
         return None
     return (
         "hint: MLX runs on the slow reference BLAS here; training is several times faster with "
-        "OpenBLAS, which is used where it is installed: apt install libopenblas0"
+        "OpenBLAS, which is used where it is installed, apt install libopenblas0, and where legos "
+        "is imported before MLX: put `import legos.mlx` first"
     )
 
 

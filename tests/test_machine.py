@@ -40,11 +40,25 @@ def test_the_first_library_that_is_there_is_loaded(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(machine, "blas", lambda: None)
     monkeypatch.setattr("ctypes.CDLL", load)
+    monkeypatch.delitem(sys.modules, "mlx.core", raising=False)
     machine.load_blas()
     assert tried == [(machine.BLAS[name], ctypes.RTLD_GLOBAL) for name in ("OpenBLAS", "MKL")]
     monkeypatch.setattr(machine, "blas", lambda: "MKL")
     machine.load_blas()
     assert len(tried) == 2
+
+
+def test_nothing_is_loaded_after_mlx_and_the_hint_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaded then, a library is there and MLX computes without it."""
+    tried: list[object] = []
+    monkeypatch.setattr(machine, "blas", lambda: None)
+    monkeypatch.setattr("ctypes.CDLL", tried.append)
+    monkeypatch.setitem(sys.modules, "mlx.core", sys)
+    machine.load_blas()
+    assert not tried
+    hint = machine.blas_hint()
+    assert hint is not None
+    assert "`import legos.mlx` first" in hint
 
 
 def test_a_missing_library_is_hinted_at(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import blas  # noqa: F401, before MLX, which would be slow
 import cyclopts
 from bench.rounds import Workload
 

@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
+import blas  # noqa: F401
 import mlx.core as mx
 from bench.command import Ratio, run
 from bench.line import timed_steps
