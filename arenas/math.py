@@ -214,6 +214,11 @@ class Math(Arena):
         """The known answer, marked."""
         return f"\\boxed{{{self._known(task)}}}", 1.1
 
+    def example(self, role: str, prompt: str, rng: random.Random) -> str | None:
+        """A number of the problem, marked; none where it has none."""
+        numbers = _NUMBER.findall(prompt)
+        return f"\\boxed{{{rng.choice(numbers)}}}" if numbers else None
+
     def _known(self, task: Task) -> str:
         """The answer of a row."""
         known = str(task.data[self._answer])

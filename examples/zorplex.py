@@ -17,9 +17,7 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 
-import legos.mlx  # noqa: F401, before MLX: it loads a fast BLAS
-
-# isort: split
+import legos.mlx  # noqa: F401  # isort: skip  # before MLX: it loads a fast BLAS
 import mlx.core as mx
 import mlx.nn as nn
 import mlx_lm

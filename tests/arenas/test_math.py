@@ -244,3 +244,12 @@ def test_a_check_that_hangs_is_a_wrong_answer(file: Path) -> None:
     assert batch.episodes[0].parts["player"]["correct"] == 0.0
     assert batch.metrics["arena/unclear"] == 1.0
     assert batch.metrics["arena/lenient"] == 0.0
+
+
+def test_an_example_has_the_form_and_any_number(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "Ann has 3 eggs and 14 pens. How many?", "answer": "17"}\n')
+    arena, rng = Math(data=str(rows)), random.Random(0)
+    said = {arena.example("player", "Ann has 3 eggs and 14 pens.", rng) for _ in range(20)}
+    assert said == {"\\boxed{3}", "\\boxed{14}"}
+    assert arena.example("player", "How many?", rng) is None
