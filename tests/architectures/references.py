@@ -79,10 +79,14 @@ class References:
         return Adapter(name=f"policy-{seed}", version=seed, shape=self.shape, arrays=arrays)
 
     def model(self, adapter: Adapter | None, dtype: mx.Dtype = mx.float32) -> nn.Module:
-        """The model of an adapter, kept for later calls; None: the base model."""
+        """The model of an adapter, kept for later calls; None: the base model.
+
+        LoRA is rounded to the type, as an engine does; a trainer keeps it in float32.
+        """
         key = 0 if adapter is None else adapter.version, dtype
         if key not in self._models:
-            arrays = {} if adapter is None else adapter.arrays
+            found = {} if adapter is None else adapter.arrays
+            arrays = {name: array.astype(dtype) for name, array in found.items()}
             self._models[key] = self._built(arrays, dtype)
         return self._models[key]
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from bench.command import Ratio, run
 from bench.rounds import Workload
+from load_peaks import load_check_peak
 from msgspec.structs import replace
 
 from legos.bench.engine_bench import EngineBench, numbered_requests
@@ -51,6 +52,9 @@ RATIOS: Mapping[str, Ratio] = {
         "fit if each held max_tokens",
         2.5,
     ),
+    "load_check_peak_vs_weights": Ratio(
+        "peak of memory while a model in bfloat16 is checked, over its weights", 1.3, at_most=True
+    ),
     "decode_ahead": Ratio(
         "speed with every step launched before the last one is read, against reading each at "
         "once; a gain on a GPU, a loss on a CPU, where it is off by default",
@@ -76,12 +80,14 @@ def bench_engine(work: Workload) -> Mapping[str, Any]:
         plain = _against_bare(model, limits, work.part(0.25), tokens)
         ahead = _ahead(model, limits, work.part(0.15), tokens)
         admitted = _admitted(model, work)
+        checked = load_check_peak(write_bench_model("40m", Path(folder) / "checked"))
         with closing(EngineBench(model, limits)) as bench:
             return {
                 **plain,
                 "ratios": {
                     "decode_ahead": ahead,
                     "rows_admitted_vs_reserved": admitted,
+                    "load_check_peak_vs_weights": checked,
                     "engine_vs_bare": plain["bare_s"] / plain["engine_s"],
                     "group_prefill_share": _group_share(bench),
                     "multiturn_prefill_share": _multiturn_share(bench),

@@ -65,7 +65,7 @@ def check_serving(forward: CausalModel, slots: AdapterSlots, *, step: int) -> No
     except Exception as error:  # of mlx-lm's code for this architecture, whatever it is
         reason = f"{error}"
         if not isinstance(error, _GapError | AdapterError):
-            reason = f"{type(error).__name__}: {reason}"
+            reason = f"{type(error).__name__}: {reason.partition(chr(10))[0]}"
         raise ModelError(
             f"{architecture(forward.model)} cannot be served: {reason}; {WAY_OUT}"
         ) from error

@@ -1,8 +1,8 @@
 """Runs a model of any type in float32, so that a check of it needs one tolerance only."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -12,6 +12,7 @@ from legos.mlx.model.retyped import become
 
 __all__ = ["LARGEST_GAP", "in_float32"]
 
+HEAD, HEAD_ROWS = 16_384, 512  # rows of what is taken for an output head, and promoted at a time
 LARGEST_GAP = 5e-3
 """Difference of two float32 results that should be equal, as a fraction of their deviation: above
 the rounding of every device, TF32 included, and far below the effect of an error."""
@@ -23,7 +24,8 @@ def in_float32(model: nn.Module, traced: Sequence[nn.Module] = ()) -> Iterator[N
 
     Its embeddings return float32, and every later operation promotes its 16-bit weights to the type
     of its input. Quantised weights are dequantised to float32. Each layer is evaluated before the
-    next one is computed, so that its promoted weights are released.
+    next one is computed, so that its promoted weights are released, and an output head is promoted
+    some rows at a time: in models with a large vocabulary it is a quarter of all weights.
 
     Args:
         model: the tree.
@@ -36,6 +38,8 @@ def in_float32(model: nn.Module, traced: Sequence[nn.Module] = ()) -> Iterator[N
         mixin = _Evaluated if id(module) in plain else None
         if isinstance(module, (nn.Embedding, nn.QuantizedEmbedding)):
             mixin = _Float32
+        elif _is_head(module):
+            mixin = _Head
         if mixin is not None:
             kinds.append((module, type(module)))
             become(module, mixin)
@@ -60,6 +64,52 @@ class _Float32(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         return super().__call__(x).astype(mx.float32)
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        """The logits, as the output head."""
+        plain, weight = cast(Any, super()), cast(Any, self).weight
+        return plain.as_linear(x) if weight.dtype == mx.uint32 else _logits(weight)(x)
+
+
+class _Head(nn.Module):
+    """An output head of which some rows are promoted at a time."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        logits = _logits(cast(Any, self).weight)(x)
+        return logits + self["bias"] if "bias" in self else logits
+
+
+def _is_head(module: nn.Module) -> bool:
+    """Whether a module has so many outputs as only a head has."""
+    return type(module) is nn.Linear and len(module.weight) >= HEAD
+
+
+def _logits(weight: mx.array) -> Callable[[mx.array], mx.array]:
+    """The product with the transposed weights, whose float32 copies exist one after another."""
+    starts = range(0, len(weight), HEAD_ROWS)
+
+    @mx.custom_function
+    def product(x: mx.array) -> mx.array:
+        parts: list[mx.array] = []
+        for first in starts:
+            rows = _after(weight[first : first + HEAD_ROWS], parts[-1:])
+            parts.append(x @ rows.astype(x.dtype).T)
+        return mx.concatenate(parts, axis=-1)
+
+    @product.vjp
+    def gradient(x: mx.array, cotangent: mx.array, _: mx.array) -> mx.array:
+        total = mx.zeros_like(x)
+        for first in starts:
+            rows = _after(weight[first : first + HEAD_ROWS], [total])
+            total = total + cotangent[..., first : first + HEAD_ROWS] @ rows.astype(x.dtype)
+        return total
+
+    return cast(Any, product)
+
+
+def _after(array: mx.array, before: list[mx.array]) -> mx.array:
+    """The array, computed after others."""
+    return mx.depends(array, before) if before else array
 
 
 class _Evaluated(nn.Module):

@@ -122,7 +122,7 @@ def split(model: nn.Module) -> Parts | None:
         if isinstance(whole.get("lm_head"), nn.Module):
             return _trunk(trunk), partial(_call, whole, "lm_head")
         if hasattr(embedding, "as_linear"):
-            return _trunk(trunk), embedding.as_linear
+            return _trunk(trunk), partial(_call_as_linear, embedding)
     return None
 
 
@@ -134,6 +134,11 @@ def _trunk(module: Any) -> Callable[..., mx.array]:
 def _call(whole: Any, name: str, hidden: mx.array) -> mx.array:
     """Call a child module, which another one with LoRA may have replaced."""
     return whole[name](hidden)
+
+
+def _call_as_linear(embedding: Any, hidden: mx.array) -> mx.array:
+    """Call an embedding as the head; a check may have changed its class meanwhile."""
+    return embedding.as_linear(hidden)
 
 
 def _reproduces(model: nn.Module, parts: Parts, probe: mx.array, expected: mx.array) -> bool:

@@ -4,8 +4,10 @@ import json
 import logging
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
+from load_peaks import load_check_peak
 from tiny_models import write_any_model
 
 from legos.errors import ModelError, RequestError
@@ -87,3 +89,15 @@ def test_packed_weights_count_as_many_parameters_as_unpacked_ones(tmp_path: Path
     for model in models:
         model.close()
     assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_the_checks_of_a_model_take_little_memory_beside_its_weights(
+    tmp_path: Path, architecture: Any
+) -> None:
+    """A head is a large part of the weights, and float32 twice as large as they are."""
+    folder = write_any_model(
+        tmp_path / "model", architecture=architecture, hidden=256, vocab=60_000
+    )
+    assert load_check_peak(folder) <= 1.3
