@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 __all__ = ["BLOCK", "PrefixCache", "copied", "trimmed"]
 
 BLOCK = 64  # tokens; to compute a shorter prefix is faster than to look it up and join it
+PATIENCE, TRIED = 1024, 16  # answers that no prompt continues, until only every 16th is kept
 Tokens = tuple[int, ...]
 Key = tuple[int, Tokens]
 
@@ -25,8 +26,9 @@ Key = tuple[int, Tokens]
 class _Entry:
     """The cache of one row, one object per layer, and its tokens."""
 
-    def __init__(self, key: Key, cache: list[Any]) -> None:
+    def __init__(self, key: Key, cache: list[Any], answer: int) -> None:
         self.key = key
+        self.answer = answer  # number of tokens before the answer
         self.tokens: NDArray[np.int64] = np.array(key[1])
         self.cache = cache
         self.num_bytes = sum(int(layer.nbytes) for layer in cache)
@@ -50,6 +52,7 @@ class PrefixCache:
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
         self._places: dict[int, dict[Key, None]] = {}  # hash -> entries found there
         self._whole: dict[int, int] = {}  # length -> number of entries that cannot be trimmed
+        self._answers = 0  # since a prompt last continued one
         self.num_bytes = 0
 
     def __len__(self) -> int:
@@ -59,15 +62,29 @@ class PrefixCache:
         """Whether ``add`` should be called: the tokens are long enough and have no entry yet."""
         return self._max_bytes > 0 and len(tokens) >= BLOCK and (epoch, tokens) not in self._entries
 
-    def add(self, epoch: int, tokens: Tokens, cache: list[Any]) -> None:
+    def wants_answer(self, epoch: int, tokens: Tokens) -> bool:
+        """``wants`` for a prompt and its answer.
+
+        Where plays have one turn, no prompt ever continues an answer, and copying every ended row
+        would cost several kernels for each layer. So few are copied then, until one is continued.
+        """
+        if not self.wants(epoch, tokens):
+            return False
+        self._answers += 1
+        return self._answers <= PATIENCE or self._answers % TRIED == 0
+
+    def add(
+        self, epoch: int, tokens: Tokens, cache: list[Any], *, answer: int | None = None
+    ) -> None:
         """Add a row's cache; remove an entry that it extends, and entries beyond the limit.
 
         Args:
             epoch: epoch of the weights that computed it.
             tokens: tokens in the cache.
             cache: one row's cache per layer, evaluated and never changed again.
+            answer: number of tokens before the answer; None: there is none.
         """
-        entry = _Entry((epoch, tokens), cache)
+        entry = _Entry((epoch, tokens), cache, len(tokens) if answer is None else answer)
         if entry.num_bytes > self._max_bytes or entry.key in self._entries:
             return
         if entry.trimmable:
@@ -101,6 +118,8 @@ class PrefixCache:
             return None
         length, entry = found
         self._entries.move_to_end(entry.key)
+        if length > entry.answer:
+            self._answers = 0
         return trimmed(entry.cache, len(entry.tokens) - length), length
 
     def clear(self) -> None:

@@ -306,7 +306,7 @@ class Scheduler:
                 cached = first.tokens[: before[index] if following is None else None]
                 tokens = (*first.request.prompt_ids, *cached)
                 ended.append(((first.epoch, tokens), sequences, index))
-        self._keep(ended, self._rows.cache)
+        self._keep(ended, self._rows.cache, answers=True)
         if following is not None and 0 < len(forks) < len(step.rows):
             following.keep([index for index, _ in forks])
         self._wait(self._rows.fork(forks))
@@ -337,15 +337,17 @@ class Scheduler:
                     results.append((sequence, sequence.generated(reason)))
         return [(index, sequences) for (index, _), sequences in forks.items()]
 
-    def _keep(self, rows: Sequence[Row], cache: Sequence[Any]) -> None:
+    def _keep(self, rows: Sequence[Row], cache: Sequence[Any], *, answers: bool = False) -> None:
         """Add keys and values of rows to the prefix cache."""
+        wants = self._prefixes.wants_answer if answers else self._prefixes.wants
         kept = {
-            key: index
+            key: (index, len(sequences[0].request.prompt_ids) if answers else None)
             for key, sequences, index in (rows if cache else ())
-            if key and sequences[0].live.epoch == key[0] and self._prefixes.wants(*key)
+            if key and sequences[0].live.epoch == key[0] and wants(*key)
         }
-        for key, row in zip(kept, extract_rows(cache, list(kept.values())), strict=True):
-            self._prefixes.add(*key, row)
+        copies = extract_rows(cache, [index for index, _ in kept.values()])
+        for (key, (_, start)), row in zip(kept.items(), copies, strict=True):
+            self._prefixes.add(*key, row, answer=start)
 
     def _wait(self, forks: Sequence[Fork]) -> None:
         """Put the sequences of rows that do not fit back into the queue."""

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from legos.mlx.generate import prefix_cache
+from legos.mlx.generate.prefix_cache import PrefixCache
 from legos.records.request import Request
 
 LONG = tuple(5 + (7 * n) % 90 for n in range(100))
@@ -177,3 +179,27 @@ def test_the_budget_of_bytes_holds_and_the_oldest_go(room: Callable[..., Any]) -
     assert computed(one) == before + 1
     one.ask([Request(prompt_ids=(0, *LONG), max_tokens=2, seed=1)])
     assert computed(one) == before + 1 + 101
+
+
+def test_few_answers_are_copied_where_no_prompt_continues_them(
+    room: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefix_cache, "PATIENCE", 4)
+    copies: list[int | None] = []
+    add = PrefixCache.add
+
+    def counted(cache: PrefixCache, *args: Any, answer: int | None = None) -> None:
+        copies.append(answer)
+        add(cache, *args, answer=answer)
+
+    monkeypatch.setattr(PrefixCache, "add", counted)
+    one = room("llama")
+    asked = [Request(prompt_ids=(n + 5, *LONG), max_tokens=4, seed=n) for n in range(37)]
+    answers = one.ask(asked)
+    assert sum(answer is not None for answer in copies) == 4 + 2  # and the 16th and the 32nd
+    assert copies.count(None) == 37  # prompts, for other samples of them
+    going_on = (*asked[0].prompt_ids, *answers[0].token_ids, 9)
+    one.ask([Request(prompt_ids=going_on, max_tokens=2)])
+    copies.clear()
+    one.ask([replace(request, prompt_ids=(*request.prompt_ids, 7)) for request in asked[:3]])
+    assert sum(answer is not None for answer in copies) == 3
