@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from legos.apps.adapters import resume_command
+from legos.apps.page_beside import page_beside
 from legos.apps.progress import shown_while, trackers
 from legos.apps.restart import restart, watched
 from legos.apps.seated import load_seated
@@ -77,12 +78,13 @@ def check(resolved: ResolvedConfig, *, resume: Path | None = None) -> None:
         RunFolder(config.out).check_free()
 
 
-def train(resolved: ResolvedConfig, *, resume: Path | None = None) -> int:
+def train(resolved: ResolvedConfig, *, resume: Path | None = None, view: bool = False) -> int:
     """Train as configured, in a new run folder or in the one to resume.
 
     Args:
         resolved: the resolved settings.
         resume: folder of the run to continue.
+        view: whether a local page shows the run meanwhile.
 
     Returns:
         Exit code: 0, or 128 + the number of the signal that ended the run.
@@ -92,19 +94,21 @@ def train(resolved: ResolvedConfig, *, resume: Path | None = None) -> int:
     """
     try:
         if resume is None:
-            return _train(resolved, None, None)
+            return _train(resolved, None, None, view=view)
         folder = RunFolder(resume)
         with folder.resumed_run() as checkpoint:
             if checkpoint is None:
                 _print(f"the run in {resume} ended before its first checkpoint and starts again")
-            return _train(resolved, folder, checkpoint)
+            return _train(resolved, folder, checkpoint, view=view)
     except DeviceError as error:
         if error.run is not None:
             restart(error.run, str(error))
         raise
 
 
-def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path | None) -> int:
+def _train(
+    resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path | None, *, view: bool
+) -> int:
     config = resolved.config
     started = time.perf_counter()
     _print(f"loading {config.model}")
@@ -153,7 +157,8 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
                     _keep_settings(folder, resolved, run.step)
                 _print(*announcement(resolved, folder, trainer, run))
                 serving = nullcontext() if served is None else served.open(_print)
-                with failure_kept(folder):
+                page = page_beside(folder.path) if view else nullcontext()
+                with failure_kept(folder), page:
                     _go(run, config, folder, trainer, signals=signals, serving=serving)
                 seconds = time.perf_counter() - started
             if run.finished:

@@ -42,6 +42,7 @@ def train(
     deterministic: Annotated[bool | None, Parameter(negative="")] = None,
     track: Literal["wandb"] | None = None,
     serve: int | None = None,
+    view: Flag = False,
     dry_run: Flag = False,
     training: Training = None,
     generation: Generation = None,
@@ -69,6 +70,7 @@ def train(
         deterministic: Make the run repeat bit for bit: no lag, one thread.
         track: Also log to Weights & Biases.
         serve: Port of 127.0.0.1 at which the policy can be asked while it trains; 0: a free port.
+        view: Show the run on a local page while it trains; see legos view.
         dry_run: Check the settings, print each with its source, and stop.
         training: Settings of the optimiser step.
         generation: Settings of sampling.
@@ -87,15 +89,18 @@ def train(
     overrides = {**shares(mix), **dotted(groups, shorthands)}
     resolved = resolve_run(config, resume=resume, overrides=overrides)
     resume = None if resume is None else resolved.config.out  # a name is now a folder
-    return start(resolved, resume, dry_run=dry_run)
+    return start(resolved, resume, view=view, dry_run=dry_run)
 
 
-def start(resolved: ResolvedConfig, resume: Path | None, *, dry_run: bool) -> int | None:
+def start(
+    resolved: ResolvedConfig, resume: Path | None, *, dry_run: bool, view: bool = False
+) -> int | None:
     """Check the settings and train, or with ``dry_run`` print them.
 
     Args:
         resolved: the settings.
         resume: folder of the run to continue; None: a new run.
+        view: whether a local page shows the run meanwhile.
         dry_run: only print the settings.
 
     Returns:
@@ -109,4 +114,4 @@ def start(resolved: ResolvedConfig, resume: Path | None, *, dry_run: bool) -> in
     check(resolved, resume=resume)
     if dry_run:
         return show(resolved.toml())
-    return train(resolved, resume=resume)
+    return train(resolved, resume=resume, view=view)

@@ -1,0 +1,50 @@
+"""``legos train --view``: a page shows the run while it trains, and ends with it."""
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def started(said: Path, *options: str) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-u", "-m", "legos", "train", "--view", *options]
+    command += ["--training.min-samples-per-step", "64", "--play.tasks-per-step", "8"]
+    with said.open("wb") as output:
+        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+
+
+def address(said: Path) -> str:
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        if found := re.search(r"at (http://127\.0\.0\.1:\d+)", said.read_text()):
+            return found[1]
+        time.sleep(0.05)
+    raise AssertionError(said.read_text())
+
+
+def test_a_page_shows_the_run_and_ends_with_it(tmp_path: Path) -> None:
+    said, out = tmp_path / "said", tmp_path / "run"
+    with started(said, "--steps", "40", "--out", str(out)) as run:
+        url = address(said)
+        assert httpx.get(url).status_code == 200
+        assert out.name in httpx.get(f"{url}/api/runs").text
+    assert run.returncode == 0, said.read_text()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url)
+
+
+def test_a_run_goes_on_where_its_page_is_killed(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    with started(said, "--steps", "20", "--out", str(tmp_path / "run")) as run:
+        address(said)
+        pages = [one for one in psutil.Process(run.pid).children() if "view" in one.cmdline()]
+        assert len(pages) == 1
+        pages[0].kill()
+    assert run.returncode == 0, said.read_text()
