@@ -8,6 +8,7 @@ from legos.errors import ModelError
 from legos.mlx.generate.batch_cache import growth
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.generate.serving_check import check_serving
+from legos.mlx.model.faults import raise_fault
 from legos.mlx.model.forecast import Sizes, cache_leaves
 from legos.mlx.model.forward import WAY_OUT, CausalModel, architecture
 
@@ -50,6 +51,7 @@ def probe(forward: CausalModel, slots: AdapterSlots) -> Capabilities:
     try:
         leaves = cache_leaves(model)
     except Exception as error:  # of mlx-lm's code for this architecture, whatever it is
+        raise_fault(error)
         raise ModelError(
             f"{name} cannot be served: {type(error).__name__}: {error}; {WAY_OUT}"
         ) from error

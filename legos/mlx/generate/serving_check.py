@@ -20,6 +20,7 @@ from legos.mlx.generate.batch_cache import extract_rows, select_rows
 from legos.mlx.generate.multi_lora.slots import NO_ADAPTER, AdapterSlots
 from legos.mlx.generate.prefill import Prefill
 from legos.mlx.generate.prefix_cache import copied, trimmed
+from legos.mlx.model.faults import raise_fault
 from legos.mlx.model.float32 import LARGEST_GAP, in_float32
 from legos.mlx.model.forward import WAY_OUT, CausalModel, architecture
 from legos.mlx.model.lora import LINEAR, pair_shapes
@@ -63,6 +64,7 @@ def check_serving(forward: CausalModel, slots: AdapterSlots, *, step: int) -> No
             finally:
                 slots.free(slot)
     except Exception as error:  # of mlx-lm's code for this architecture, whatever it is
+        raise_fault(error)
         reason = f"{error}"
         if not isinstance(error, _GapError | AdapterError):
             reason = f"{type(error).__name__}: {reason.partition(chr(10))[0]}"

@@ -6,6 +6,7 @@ return before anything is built on it.
 """
 
 import logging
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
@@ -14,18 +15,23 @@ import mlx.core as mx
 
 from legos.errors import DeviceError, LegosError
 
-__all__ = ["clear_device", "explained", "is_fault", "recovered"]
+__all__ = ["clear_device", "explained", "is_fault", "raise_fault", "recovered"]
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-_MARKS = ("[METAL]", "malloc]", "Command buffer execution failed", "cudaMalloc", "out of memory")
+_FAULT = re.compile(  # of Metal; of memory; and of a CUDA library, such as cudaMemcpy(..) failed
+    r"\[METAL\]|malloc\]|Command buffer execution failed|out of memory|\bcu[A-Za-z]+\(.*\) failed"
+)
 _LESS_MEMORY = "lower training.memory_limit_gib or generation.max_batch, or close other programs"
 _ADVICE = {
     "ImpactingInteractivity": "macOS ended the computation because the display had to wait for it; "
     "let the display sleep while a run goes on, or start it with "
     "AGX_RELAX_CDM_CTXSTORE_TIMEOUT=1 in the environment",
     "OutOfMemory": f"the GPU ran out of memory; {_LESS_MEMORY}",
+    "illegal memory access": "this process cannot use the GPU any more; if other programs use it, "
+    "end them, and start this one again",
     "malloc": f"the device ran out of memory; {_LESS_MEMORY}",
+    "out of memory": f"the device ran out of memory; {_LESS_MEMORY}",
     "Timeout": "one computation took too long for the GPU; lower training.micro_batch_tokens "
     "or training.memory_limit_gib",
 }
@@ -35,7 +41,14 @@ _OTHERWISE = "if it comes again, restart the machine and send the report of `leg
 def is_fault(error: BaseException) -> bool:
     """Whether an error comes from the device and not from the program."""
     found = isinstance(error, RuntimeError) and not isinstance(error, LegosError)
-    return found and any(mark in str(error) for mark in _MARKS)
+    return found and _FAULT.search(str(error)) is not None
+
+
+def raise_fault(error: BaseException) -> None:
+    """Raise a ``DeviceError`` where an error is the device's, and so says nothing of the model."""
+    if is_fault(error):
+        clear_device()
+        raise DeviceError(explained(error)) from error
 
 
 def explained(error: BaseException) -> str:
@@ -47,9 +60,9 @@ def explained(error: BaseException) -> str:
 
 def clear_device() -> None:
     """Let errors that are still under way be raised here, and release unused buffers."""
-    with suppress(RuntimeError):
-        mx.synchronize()
-    mx.clear_cache()
+    for call in (mx.synchronize, mx.clear_cache):  # after some errors of CUDA, the second fails too
+        with suppress(RuntimeError):
+            call()
 
 
 def recovered(

@@ -22,6 +22,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
+from legos.mlx.model.faults import raise_fault
 from legos.mlx.model.load import num_token_ids
 from legos.mlx.model.lora import LINEAR, SWITCH, pair_shapes
 from legos.mlx.model.machine import NEGLIGIBLE, cache_sizes, num_bytes
@@ -97,7 +98,8 @@ class Sizes:
         widest = tuple(map(max, zip(*widths, strict=True))) if widths else (0, 0, 0)
         try:
             leaves = cache_leaves(tree)
-        except Exception:  # such a model may be trained, and is not served
+        except Exception as error:  # such a model may be trained, and is not served
+            raise_fault(error)
             leaves = []
         states = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, ArraysCache))
         windows = [leaf for leaf in leaves if isinstance(leaf, RotatingKVCache)]

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legos.errors import ModelError
+from legos.mlx.model.faults import raise_fault
 from legos.mlx.model.float32 import in_float32
 
 __all__ = [
@@ -63,6 +64,7 @@ class CausalModel:
                 expected = model(probe)
                 mx.eval(expected)
         except Exception as error:  # of mlx-lm's code for this architecture, whatever it is
+            raise_fault(error)
             raise ModelError(
                 f"{architecture(model)} cannot be run: {type(error).__name__}: {error}; {WAY_OUT}"
             ) from error
@@ -148,6 +150,7 @@ def _reproduces(model: nn.Module, parts: Parts, probe: mx.array, expected: mx.ar
         with in_float32(model):
             return bool(mx.allclose(head(trunk(probe)), expected, rtol=1e-4, atol=1e-4).item())
     except Exception as error:  # the layout is not what it looks like
+        raise_fault(error)
         logger.info("trunk and head fail apart: %s: %s", type(error).__name__, error)
         return False
 

@@ -18,6 +18,7 @@ from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from legos.errors import TrainerError
+from legos.mlx.model.faults import raise_fault
 from legos.mlx.model.float32 import LARGEST_GAP, in_float32
 from legos.mlx.model.forward import WAY_OUT, CausalModel, architecture
 from legos.mlx.model.load import BY_TOKEN
@@ -93,6 +94,7 @@ def check_gradients(model: nn.Module, forward: CausalModel, *, checkpointing: bo
         try:
             found = _results(model, trained, [shared])
         except Exception as error:  # any error means that this architecture cannot share prefixes
+            raise_fault(error)
             logger.info("shared prefixes are off: %s: %s", type(error).__name__, error)
             found = None
         if found is not None and not (gap := _gap(found, expected)) <= LARGEST_GAP:
@@ -152,6 +154,7 @@ def _tried(
     try:
         return _results(model, trained, passes)
     except Exception as error:  # any error means that this architecture cannot be trained
+        raise_fault(error)
         advice = "train it on the CPU with LEGOS_DEVICE=cpu in the environment, or "
         raise TrainerError(
             f"{name} cannot be trained: its gradient fails with {type(error).__name__}: {error}; "
