@@ -65,9 +65,9 @@ def check_serving(forward: CausalModel, slots: AdapterSlots, *, step: int) -> No
                 slots.free(slot)
     except Exception as error:  # of mlx-lm's code for this architecture, whatever it is
         raise_fault(error)
-        reason = f"{error}"
+        reason, _, _ = f"{error}".partition("\n")
         if not isinstance(error, _GapError | AdapterError):
-            reason = f"{type(error).__name__}: {reason.partition(chr(10))[0]}"
+            reason = f"{type(error).__name__}: {reason}"
         raise ModelError(
             f"{architecture(forward.model)} cannot be served: {reason}; {WAY_OUT}"
         ) from error

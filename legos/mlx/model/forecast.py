@@ -91,7 +91,8 @@ class Sizes:
         arrays: Any = tree_flatten(tree.parameters())
         floats = [a for _, a in arrays if mx.issubdtype(a.dtype, mx.floating)]
         fields = vars(getattr(tree, "args", None) or nn.Module())
-        fields = fields.get("text_config") or fields
+        text = fields.get("text_config") or fields  # an object in some architectures
+        fields = text if isinstance(text, Mapping) else vars(text)
         experts = _largest(fields, _EXPERTS) or 1
         layers = list(tree.layers or ())
         widths = [_widths(layer, experts) for layer in layers]
@@ -108,7 +109,7 @@ class Sizes:
             weights=num_bytes(tree.parameters()),
             item=min(array.dtype.size for array in floats),
             hidden=_largest(fields, _HIDDEN),
-            vocabulary=num_token_ids(tree),
+            vocabulary=_largest(fields, ("vocab_size",)) or num_token_ids(tree),
             layers=len(layers),
             heads=_largest(fields, _HEADS) * (2 if fields.get("attn_logit_softcapping") else 1),
             outputs=widest[0],

@@ -302,3 +302,16 @@ def test_prefills_are_as_large_as_an_eighth_of_what_the_weights_leave_on_a_mac(
     assert prefill_tokens(sizes, limits, -1) == 512  # as while rows are decoded
     set_by_hand = EngineLimits(prefill_tokens=tokens[0])
     assert engine_bytes(sizes, limits, free[0]) == engine_bytes(sizes, set_by_hand, free[0])
+
+
+@pytest.mark.parametrize(
+    "name", ["openelm", "talkie", "afm7", "kimi_vl", "kimi_k25", "llama4", "minimax_m3_vl"]
+)
+def test_sizes_are_found_where_names_and_configurations_are_others(name: str) -> None:
+    """Embeddings of another name, and the text model's configuration as an object."""
+    model = small_model(name)
+    sizes = Sizes.of(model)
+    assert sizes.vocabulary == model(mx.array([[1, 2]])).shape[-1]
+    assert sizes.layers == 4
+    step = pass_bytes(sizes, TrainingSize(layers=4), rows=1, length=24)
+    assert step < 64 << 20

@@ -109,7 +109,10 @@ class AdaptedModule:
             pair = self._pair(batch.uniform, x.dtype)
             if pair is None:
                 return plain(x)
-            return mx.addmm(plain(x), x @ pair.a, pair.b, alpha=pair.scale)
+            y = plain(x)
+            if not isinstance(y, mx.array):
+                raise EngineError(f"{self.name} gives several arrays, so LoRA on it is not served")
+            return mx.addmm(y, x @ pair.a, pair.b, alpha=pair.scale)
         stack = self._stacked(batch, x.dtype)
         if stack is None:
             return plain(x)
