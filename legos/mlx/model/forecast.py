@@ -109,7 +109,7 @@ class Sizes:
             weights=num_bytes(tree.parameters()),
             item=min(array.dtype.size for array in floats),
             hidden=_largest(fields, _HIDDEN),
-            vocabulary=_largest(fields, ("vocab_size",)) or num_token_ids(tree),
+            vocabulary=num_token_ids(tree),
             layers=len(layers),
             heads=_largest(fields, _HEADS) * (2 if fields.get("attn_logit_softcapping") else 1),
             outputs=widest[0],

@@ -127,11 +127,13 @@ def base_arrays(model: nn.Module) -> dict[str, mx.array]:
 def num_token_ids(model: nn.Module) -> int:
     """Number of token ids that a tree takes and gives: the rows of its embedding and its head.
 
-    A larger id would read memory behind the embedding.
+    Where these have other names, it is what the configuration says. A larger id would read memory
+    behind the embedding.
     """
     rows = [
         module["weight"].shape[0]
         for name, module in model.named_modules()
         if name.rpartition(".")[2] in BY_TOKEN and "weight" in module
     ]
-    return min(rows, default=1 << 31)
+    stated = getattr(getattr(model, "args", None), "vocab_size", None)
+    return min(rows, default=stated or 1 << 31)

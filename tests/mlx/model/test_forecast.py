@@ -25,6 +25,7 @@ from legos.mlx.model.forecast import (
     pass_bytes,
     prefill_tokens,
 )
+from legos.mlx.model.load import num_token_ids
 from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.model.machine import num_bytes
 from legos.mlx.model.worker import InlineWorker
@@ -311,7 +312,7 @@ def test_sizes_are_found_where_names_and_configurations_are_others(name: str) ->
     """Embeddings of another name, and the text model's configuration as an object."""
     model = small_model(name)
     sizes = Sizes.of(model)
-    assert sizes.vocabulary == model(mx.array([[1, 2]])).shape[-1]
+    assert sizes.vocabulary == num_token_ids(model) == model(mx.array([[1, 2]])).shape[-1]
     assert sizes.layers == 4
     step = pass_bytes(sizes, TrainingSize(layers=4), rows=1, length=24)
     assert step < 64 << 20
