@@ -271,7 +271,7 @@ def test_lora_starts_few_kernels(
     folder: Path, tmp_path: Path, dtype: Any, used: list[int], least: int
 ) -> None:
     """On a GPU a decode step takes as long as its kernels take to start."""
-    model = load_tree(folder)
+    model: Any = load_tree(folder)
     model.set_dtype(dtype)
     slots = AdapterSlots(model)
     for seed in (1, 2):
