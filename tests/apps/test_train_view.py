@@ -10,6 +10,9 @@ import httpx
 import psutil
 import pytest
 
+from legos.apps import train
+from legos.cli.process import main
+
 pytestmark = pytest.mark.slow
 
 
@@ -48,3 +51,14 @@ def test_a_run_goes_on_where_its_page_is_killed(tmp_path: Path) -> None:
         assert len(pages) == 1
         pages[0].kill()
     assert run.returncode == 0, said.read_text()
+
+
+@pytest.mark.parametrize(("options", "shown"), [([], False), (["--view"], True)])
+def test_a_page_is_shown_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], shown: bool
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(train, "check", lambda *_, **__: None)
+    monkeypatch.setattr(train, "train", lambda *_, view, **__: asked.append(view))
+    assert main(["train", *options]) == 0
+    assert asked == [shown]

@@ -54,20 +54,6 @@ def trained(stub: Stub) -> Trained:
     return calls
 
 
-@pytest.mark.parametrize(("options", "shown"), [([], False), (["--view"], True)])
-def test_a_page_shows_a_run_where_it_is_asked_for(
-    stub: Stub, options: list[str], shown: bool
-) -> None:
-    asked: list[bool] = []
-
-    def train(config: ResolvedConfig, *, resume: Path | None, view: bool) -> None:
-        asked.append(view)
-
-    stub("train", train=train, check=lambda *_, **__: None)
-    assert main(["train", *options]) == 0
-    assert asked == [shown]
-
-
 def test_no_argument_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     printed = capsys.readouterr().out
