@@ -65,8 +65,9 @@ def test_on_the_cpu_sampler_and_trainer_agree(
 ) -> None:
     found = last_step(tmp_path, models[kind])
     assert found["staleness_max"] == 0
-    assert abs(found["mismatch_k3"]) < 1e-7
-    assert found["logprob_gap"] < 1e-5
+    exact = kind == "float32"  # in 16 bits the engine rounds LoRA, and the trainer does not
+    assert abs(found["mismatch_k3"]) < (1e-7 if exact else 0.01)
+    assert found["logprob_gap"] < (1e-5 if exact else 0.1)
     notice = "the base computes in bfloat16: the ratio is to the trainer's own probabilities"
     assert (notice in capsys.readouterr().out) == (kind == "bfloat16")
 
