@@ -15,7 +15,7 @@ the scale and adds the module's own output.
 B rows of a batch, E experts, M experts of each token.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -92,32 +92,32 @@ class AdaptedModule:
         self.pairs = pairs
         self._stack = None
 
-    def linear(self, plain: Callable[[mx.array], mx.array], x: mx.array) -> mx.array:
-        """The output of a linear module for ``x``, with LoRA.
+    def linear(self, y: mx.array, x: mx.array) -> mx.array:
+        """Add LoRA to ``y``, the output of a linear module for ``x``.
 
         Args:
-            plain: computes the module without LoRA.
+            y: [B, .., out]
             x: [B, .., in]
+
+        Raises:
+            EngineError: the module gives several arrays.
 
         Source: mlx-lm's ``LoRALinear``.
         """
         batch = self._current.batch
         if batch is None:
-            return plain(x)
+            return y
         self.called = True
+        if not isinstance(y, mx.array):
+            raise EngineError(f"{self.name} gives several arrays, so LoRA on it is not served")
         if batch.uniform is not None:
             pair = self._pair(batch.uniform, x.dtype)
-            if pair is None:
-                return plain(x)
-            y = plain(x)
-            if not isinstance(y, mx.array):
-                raise EngineError(f"{self.name} gives several arrays, so LoRA on it is not served")
-            return mx.addmm(y, x @ pair.a, pair.b, alpha=pair.scale)
+            return y if pair is None else mx.addmm(y, x @ pair.a, pair.b, alpha=pair.scale)
         stack = self._stacked(batch, x.dtype)
         if stack is None:
-            return plain(x)
+            return y
         mask = batch.mask(stack.layout, x.shape[:-1], self.name, x.dtype)
-        return mx.addmm(plain(x), (x @ stack.a) * mask, stack.b)
+        return mx.addmm(y, (x @ stack.a) * mask, stack.b)
 
     def switch(self, y: mx.array, x: mx.array, indices: mx.array, sorted_indices: bool) -> mx.array:
         """Add LoRA to ``y``, the output of the experts ``indices`` for ``x``.
@@ -209,7 +209,7 @@ class _SlotLinear(nn.Module):
     legos_adapted: AdaptedModule
 
     def __call__(self, x: mx.array) -> mx.array:
-        return self.legos_adapted.linear(super().__call__, x)
+        return self.legos_adapted.linear(super().__call__(x), x)
 
 
 class _SlotSwitch(nn.Module):
