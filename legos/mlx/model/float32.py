@@ -92,7 +92,7 @@ def _logits(weight: mx.array) -> Callable[[mx.array], mx.array]:
     def product(x: mx.array) -> mx.array:
         parts: list[mx.array] = []
         for first in starts:
-            rows = _after(weight[first : first + HEAD_ROWS], parts[-1:])
+            rows = mx.depends(weight[first : first + HEAD_ROWS], parts[-1:] or [x])
             parts.append(x @ rows.astype(x.dtype).T)
         return mx.concatenate(parts, axis=-1)
 
@@ -100,16 +100,11 @@ def _logits(weight: mx.array) -> Callable[[mx.array], mx.array]:
     def gradient(x: mx.array, cotangent: mx.array, _: mx.array) -> mx.array:
         total = mx.zeros_like(x)
         for first in starts:
-            rows = _after(weight[first : first + HEAD_ROWS], [total])
+            rows = mx.depends(weight[first : first + HEAD_ROWS], [total])
             total = total + cotangent[..., first : first + HEAD_ROWS] @ rows.astype(x.dtype)
         return total
 
     return cast(Any, product)
-
-
-def _after(array: mx.array, before: list[mx.array]) -> mx.array:
-    """The array, computed after others."""
-    return mx.depends(array, before) if before else array
 
 
 class _Evaluated(nn.Module):
