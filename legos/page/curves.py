@@ -1,13 +1,13 @@
 """Metrics of several runs along one axis, and the settings in which the runs differ."""
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import isfinite
 from typing import Any
 
-from legos.page.columns import Columns
 from legos.page.run_view import RunView
+from legos.run.metrics import MetricTable
 
 __all__ = ["AXES", "config_diff", "metric_names", "series"]
 
@@ -22,7 +22,7 @@ def metric_names(runs: Sequence[RunView]) -> list[str]:
     for run in runs:
         with run.lock:
             run.read()
-            found |= run.evaluations.values.keys() | run.metrics.values.keys()
+            found |= {*run.evaluations, *run.metrics} - {"step"}
     return sorted(found, key=lambda name: (not name.startswith("eval/"), "/" in name, name))
 
 
@@ -40,7 +40,7 @@ def series(runs: Sequence[RunView], names: Sequence[str], axis: str) -> list[dic
             run.read()
             places = _Axis(run.metrics, axis)
             for name in names:
-                columns = run.evaluations if name in run.evaluations.values else run.metrics
+                columns = run.evaluations if name in run.evaluations else run.metrics
                 points = columns.points(name, most=_POINTS)
                 if points:
                     xs = [places.at(step) for step, _ in points]
@@ -52,15 +52,18 @@ def series(runs: Sequence[RunView], names: Sequence[str], axis: str) -> list[dic
 class _Axis:
     """Where the steps of a run stand on an axis."""
 
-    def __init__(self, columns: Columns, axis: str) -> None:
-        self._steps = columns.steps.tolist()
+    def __init__(self, metrics: MetricTable, axis: str) -> None:
+        self._steps: list[int] = metrics["step"].tolist() if metrics else []
+
+        def column(name: str) -> list[float]:
+            return metrics[name].tolist() if name in metrics else []
+
+        values: Iterable[float] | None = None
         if axis == "tokens":
-            values = columns.values.get("tokens_generated", [])
+            values = column("tokens_generated")
         elif axis == "minutes":
-            seconds = columns.values.get("loop/seconds_per_step", [])
+            seconds = column("loop/seconds_per_step")
             values = accumulate(s / 60 if isfinite(s) else 0.0 for s in seconds)
-        else:
-            values = None
         self._places = None if values is None else [v if isfinite(v) else None for v in values]
 
     def at(self, step: int) -> float | None:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from legos.losses.alarms import alarms
-from legos.page.columns import Metrics
 
 if TYPE_CHECKING:
     from legos.page.run_view import RunView
+    from legos.run.metrics import Metrics
 
 __all__ = ["AlarmHistory", "health"]
 
@@ -36,9 +36,9 @@ class AlarmHistory:
         self._found: dict[tuple[str, str], _History] = {}
         self._step = 0
 
-    def add(self, line: Metrics) -> None:
+    def add(self, line: "Metrics") -> None:
         """Take the metrics of a step."""
-        before, self._step = self._step, line["step"]
+        before, self._step = self._step, int(line["step"] or 0)
         for alarm in alarms(line, list(_prefixes(line))):
             key = alarm.metric, alarm.level
             known = self._found.setdefault(key, _History(alarm.level, alarm.metric, "", 0, []))
@@ -65,7 +65,7 @@ class AlarmHistory:
         return sorted(rows, key=lambda row: (not row["now"], row["level"] != "error"))
 
 
-def _prefixes(line: Metrics) -> Iterator[str]:
+def _prefixes(line: "Metrics") -> Iterator[str]:
     """What the names of the metrics of each policy, and of each arena of a mix, begin with."""
     arenas: list[str] = []
     for name in line:
@@ -79,13 +79,12 @@ def _prefixes(line: Metrics) -> Iterator[str]:
 
 def health(run: "RunView") -> dict[str, Any]:
     """What the view of a run's health shows, as JSON values."""
-    columns = run.metrics
+    metrics, newest = run.metrics, run.metrics.newest
     skipped = {
-        name: [step for step, applied in columns.points(name) if not applied]
-        for name in columns.values
+        name: [step for step, applied in metrics.points(name) if not applied]
+        for name in metrics
         if name == _SKIPPED or name.endswith(f"/{_SKIPPED}")
     }
-    newest = columns.newest
     tokens = {
         name: newest.get(f"tokens_{name}")
         for name in ("generated", "trained", "filtered", "discarded", "queued")
@@ -95,22 +94,22 @@ def health(run: "RunView") -> dict[str, Any]:
             "kind": kind,
             "reason": name.removeprefix(f"{kind}/").removesuffix("_tokens"),
             "tokens": newest.get(name),
-            "points": columns.points(name, most=_POINTS),
+            "points": metrics.points(name, most=_POINTS),
         }
         for kind in _LOST
-        for name in columns.values
+        for name in metrics
         if name.startswith(f"{kind}/") and name.endswith("_tokens")
     ]
     return {
         "problems": run.problems,
         "failure": run.folder.failed_with() if run.state == "failed" else None,
         "alarms": run.alarms.listed(),
-        "steps": len(columns.steps),
+        "steps": metrics.num_steps,
         "skipped": skipped,
         "tokens": tokens,
         "reasons": sorted(reasons, key=lambda row: -(row["tokens"] or 0)),
         "memory": {
-            "peak": columns.points("memory/peak_gib", most=_POINTS),
+            "peak": metrics.points("memory/peak_gib", most=_POINTS),
             "limit_gib": run.setting("training.memory_limit_gib"),
         },
     }

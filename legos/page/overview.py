@@ -81,7 +81,7 @@ def _key_figures(run: RunView) -> list[dict[str, Any]]:
     """The metric that says most about a run; of a mix of arenas, one for each."""
     found: dict[str, dict[str, Any]] = {}  # arena -> figure
     for metric, larger in _KEY_FIGURES.items():
-        for name in run.evaluations.values:
+        for name in run.evaluations:
             start, slash, last = name.rpartition("/")
             if last == metric and slash and start not in found and start.startswith("eval"):
                 found[start] = _figure(run.evaluations.points(name), name, larger=larger)

@@ -9,12 +9,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from legos.config.resolve import read_config, settings_of
 from legos.config.schema import RunConfig
 from legos.config.toml import read_sources
-from legos.errors import LegosError
-from legos.page.columns import Columns
+from legos.errors import CheckpointError, LegosError
 from legos.page.health import AlarmHistory
 from legos.page.play_table import PlayTable
 from legos.run.ending import Standing, standing
 from legos.run.folder import RunFolder
+from legos.run.metrics import MetricTable, MetricTail
 
 __all__ = ["RunView"]
 
@@ -60,13 +60,11 @@ class RunView:
         self._config_of: tuple[int, int] | None = None  # time and size of the file that was read
         self._config_problem: str | None = None
         self.plays = PlayTable(self.folder)
-        self._reset()
-
-    def _reset(self) -> None:
         self.alarms = AlarmHistory()
-        folder = self.folder
-        self.metrics = Columns(folder.metrics, steps_alone=True, observe=self.alarms.add)
-        self.evaluations = Columns(folder.evaluations, steps_alone=False)
+        self.metrics = self.evaluations = MetricTable({})
+        self._steps = MetricTail(self.folder.metrics, steps_alone=True)
+        self._evaluated = MetricTail(self.folder.evaluations)
+        self._unreadable: list[str] = []
 
     @_one_at_a_time
     def read(self) -> "RunView":
@@ -76,12 +74,24 @@ class RunView:
         """
         if not self.exists:
             return self
-        if not self.metrics.read():  # a resumed run repeats steps
-            self._reset()
-            self.metrics.read()
-        self.evaluations.read()
+        self._unreadable = []
+        for read in (self._read_metrics, self._read_evaluations):
+            try:
+                read()
+            except CheckpointError as error:
+                self._unreadable.append(str(error))
         self._read_config()
         return self
+
+    def _read_metrics(self) -> None:
+        known, self.metrics = self.metrics.num_steps, self._steps.read()
+        if self._steps.rewritten:  # a resumed run repeats steps
+            known, self.alarms = 0, AlarmHistory()
+        for row in self.metrics.rows(known):
+            self.alarms.add(row)
+
+    def _read_evaluations(self) -> None:
+        self.evaluations = self._evaluated.read()
 
     @property
     def exists(self) -> bool:
@@ -105,12 +115,8 @@ class RunView:
         """What of the folder cannot be shown, in sentences."""
         if not self.exists:
             return [f"{self.folder.path} is not there any more: it was moved or removed"]
-        found = [self._config_problem, self.metrics.problem, self.evaluations.problem]
-        for name, columns in (("metrics", self.metrics), ("evaluations", self.evaluations)):
-            if columns.damaged:
-                lines = ", ".join(map(str, columns.damaged[:5]))
-                more = f" and {len(columns.damaged) - 5} more" if len(columns.damaged) > 5 else ""
-                found.append(f"{name}.jsonl: line {lines}{more} cannot be read and is left out")
+        tails = self._steps.problem, self._evaluated.problem
+        found = (self._config_problem, *self._unreadable, *tails)
         return [text for text in found if text]
 
     def _read_config(self) -> None:

@@ -1,11 +1,11 @@
 """Where time goes in the steps of a run, and the stored plays by the clock."""
 
-from math import isfinite, nan
+from itertools import pairwise
 from typing import Any
 
-from legos.page.columns import Columns
 from legos.page.play_row import Row
 from legos.page.run_view import RunView
+from legos.run.metrics import Metrics
 
 __all__ = ["timeline"]
 
@@ -21,16 +21,17 @@ def timeline(run: RunView, *, steps: int) -> dict[str, Any]:
         run: the run.
         steps: number of steps.
     """
-    columns = run.metrics
-    shown = [_step(columns, index) for index in _newest(columns, steps)]
+    metrics = run.metrics
+    start = max(0, metrics.num_steps - steps)
+    none: Metrics = {}
+    rows = [*([] if start else [none]), *metrics.rows(max(0, start - 1))]
+    shown = [_step(row, before) for before, row in pairwise(rows)]
     first = shown[0]["step"] if shown else 0
     plays = [row for row in run.plays.rows() if _is_of(row, first)][-_MOST_PLAYS:]
     return {
         "steps": shown,
-        "total": len(columns.steps),
-        "lines": {
-            name: columns.points(name, most=_POINTS) for name in _LINES if name in columns.values
-        },
+        "total": metrics.num_steps,
+        "lines": {name: metrics.points(name, most=_POINTS) for name in _LINES if name in metrics},
         "plays": [
             {
                 "number": row.number,
@@ -46,28 +47,18 @@ def timeline(run: RunView, *, steps: int) -> dict[str, Any]:
     }
 
 
-def _newest(columns: Columns, steps: int) -> range:
-    return range(max(0, len(columns.steps) - steps), len(columns.steps))
-
-
 def _is_of(row: Row, first: int) -> bool:
     return row.step is not None and row.step >= first and row.ended > row.started > 0
 
 
-def _step(columns: Columns, index: int) -> dict[str, Any]:
+def _step(row: Metrics, before: Metrics) -> dict[str, Any]:
     """A step: its seconds, those in which engine and trainer computed, and its publication."""
-
-    def value(name: str, at: int = index) -> float:
-        column = columns.values.get(name)
-        found = nan if column is None or at < 0 else column[at]
-        return found if isfinite(found) else 0.0
-
-    seconds = value("loop/seconds_per_step")
+    seconds, version = row.get("loop/seconds_per_step") or 0.0, row.get("policy_version") or 0
     return {
-        "step": columns.steps[index],
+        "step": row["step"],
         "seconds": seconds,
-        "engine_s": seconds * (1.0 - value("loop/engine_idle_share")),
-        "trainer_s": seconds * (1.0 - value("loop/trainer_idle_share")),
-        "version": value("policy_version"),
-        "published": value("policy_version") > value("policy_version", index - 1),
+        "engine_s": seconds * (1.0 - (row.get("loop/engine_idle_share") or 0.0)),
+        "trainer_s": seconds * (1.0 - (row.get("loop/trainer_idle_share") or 0.0)),
+        "version": version,
+        "published": version > (before.get("policy_version") or 0),
     }

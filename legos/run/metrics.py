@@ -1,9 +1,12 @@
 """metrics.jsonl and evaluations.jsonl: what a run has measured, for people and programs to read."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
+from math import isfinite, isnan, nan
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,29 +36,53 @@ class MetricTable(Mapping[str, NDArray[Any]]):
 
     ``table["step"]`` and other whole numbers are integers, and all else float64. Step 0 has the
     first evaluation; the metrics of an evaluation stand in the row of its step.
-
-    Attributes:
-        rows: the metrics of each step.
     """
 
-    def __init__(self, rows: Sequence[Metrics]) -> None:
-        """Make a table of rows, in ascending order of steps."""
-        self.rows = rows
-        self._names = list(dict.fromkeys(name for row in rows for name in row))
+    def __init__(self, columns: "Mapping[str, array[Any]]") -> None:
+        """Take columns of one length, in ascending order of steps; they may grow afterwards."""
+        self._columns = columns
+        self._names = tuple(columns)
+        self.num_steps = len(columns["step"]) if columns else 0
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        values = [row.get(name) for row in self.rows]
         if name not in self._names:
             raise KeyError(name)
-        if all(type(value) is int for value in values):
-            return np.array(values, np.int64)
-        return np.array(values, np.float64)  # None becomes NaN
+        column = self._columns[name]
+        return np.array(column[: self.num_steps], np.int64 if column.typecode == "q" else float)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 
     def __len__(self) -> int:
         return len(self._names)
+
+    @property
+    def newest(self) -> Metrics:
+        """The metrics of the last step; {} before the first."""
+        none: Metrics = {}
+        return next(self.rows(max(0, self.num_steps - 1)), none)
+
+    def rows(self, start: int = 0) -> Iterator[Metrics]:
+        """The metrics of each step, without those that are missing, from a row on."""
+        for index in range(start, self.num_steps):
+            row = {name: self._columns[name][index] for name in self._names}
+            yield {name: value for name, value in row.items() if not isnan(value)}
+
+    def points(self, name: str, *, most: int | None = None) -> list[tuple[int, float]]:
+        """Steps and values of a metric where it has a finite one; none if it does not exist.
+
+        Args:
+            name: the metric.
+            most: maximum number of points; the newest is among them. None: all.
+        """
+        if name not in self._names:
+            return []
+        pairs = zip(self._columns["step"], self._columns[name][: self.num_steps], strict=False)
+        found = [(step, value) for step, value in pairs if isfinite(value)]
+        if most is not None and len(found) > most:
+            every = -(-len(found) // most)
+            found = found[::-1][::every][::-1]
+        return found
 
     def matching(self, pattern: str) -> "dict[str, NDArray[Any]]":
         """The columns whose names contain a match of a regular expression, with ``step``."""
@@ -84,11 +111,18 @@ class MetricTail:
 
     Attributes:
         damaged: numbers of the lines that are no JSON objects with a step.
+        rewritten: whether the last call found that a resumed run had rewritten the file.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Begin before the first line; the file need not exist yet."""
-        self._path = path
+    def __init__(self, path: Path, *, steps_alone: bool = False) -> None:
+        """Begin before the first line; the file need not exist yet.
+
+        Args:
+            path: the file.
+            steps_alone: leave lines out that have metrics of an evaluation alone.
+        """
+        self._path, self._steps_alone = path, steps_alone
+        self.rewritten = False
         self._begin()
 
     def read(self) -> MetricTable:
@@ -98,25 +132,63 @@ class MetricTail:
             CheckpointError: the file cannot be read.
         """
         lines = self._lines.read()
-        if self._lines.rewritten:  # by a resumed run
+        self.rewritten = self._lines.rewritten
+        if self.rewritten:
             self._begin()
             lines = self._lines.read()
         for number, line in lines:
-            values = parse_line(line) or {}
-            step = values.get("step")
-            if isinstance(step, int):
-                self._rows[step] = {**self._rows.get(step, {}), **values}
-            else:
+            found = parse_line(line) or {}
+            values = {name: _number(value) for name, value in found.items()}
+            if type(values.get("step")) is not int:
                 self.damaged.append(number)
-        if lines:
-            self._table = MetricTable([self._rows[step] for step in sorted(self._rows)])
+            elif not (self._steps_alone and has_evaluation_alone(values)):
+                self._add(values)
+        if lines and self._columns["step"]:
+            self._table = MetricTable(self._columns)
         return self._table
+
+    @property
+    def problem(self) -> str | None:
+        """The numbers of damaged lines, in a sentence; None: there is none."""
+        if not self.damaged:
+            return None
+        listed, more = ", ".join(map(str, self.damaged[:5])), len(self.damaged) - 5
+        rest = f" and {more} more" if more > 0 else ""
+        return f"{self._path.name}: line {listed}{rest} cannot be read and is left out"
 
     def _begin(self) -> None:
         self._lines = NewLines(self._path)
-        self._rows: dict[int, Metrics] = {}
-        self._table = MetricTable([])
+        self._columns: dict[str, array[Any]] = {"step": array("q")}  # "q": all are whole numbers
+        self._table = MetricTable({})
         self.damaged: list[int] = []
+
+    def _add(self, values: Mapping[str, float]) -> None:
+        """Add a line: a row for its step, unless there is one, and its values."""
+        columns, steps = self._columns, self._columns["step"]
+        row = bisect_left(steps, values["step"])
+        if row == len(steps) or steps[row] != values["step"]:
+            for name, column in columns.items():
+                value = values.get(name, nan)
+                columns[name] = column = _fitting(column, value)
+                column.insert(row, value)
+        for name, value in values.items():
+            if name not in columns:
+                one = len(steps) == 1
+                columns[name] = array("q", [0]) if one else array("d", [nan]) * len(steps)
+            columns[name] = column = _fitting(columns[name], value)
+            column[row] = value
+
+
+def _fitting(column: "array[Any]", value: float) -> "array[Any]":
+    """The column, or a copy as floats where it has whole numbers and the value is none."""
+    return column if column.typecode == "d" or type(value) is int else array("d", column)
+
+
+def _number(value: object) -> float:
+    """A value of a line; NaN where it is no number, or too large for one."""
+    if isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63):
+        return value
+    return nan
 
 
 def read_metrics(path: Path) -> list[Metrics]:

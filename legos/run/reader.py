@@ -95,14 +95,13 @@ class RunReader:
         self._index: PlayIndex | None = None
 
     def __repr__(self) -> str:
-        return f"<run {self.name}: {self.state}, {len(self.metrics.rows)} steps>"
+        return f"<run {self.name}: {self.state}, {self.metrics.num_steps} steps>"
 
     @property
     def state(self) -> Standing:
         """Whether it is running, and otherwise how its last process ended."""
         steps = int(str(self.config.values["loop.steps"]))
-        evaluated = self.evaluations.rows
-        return standing(self.folder, done=bool(evaluated) and evaluated[-1]["step"] == steps)
+        return standing(self.folder, done=self.evaluations.newest.get("step") == steps)
 
     @property
     def config(self) -> RunSettings:
@@ -152,14 +151,10 @@ class RunReader:
     @property
     def problems(self) -> list[str]:
         """What could not be read so far, one line for each file."""
-        files = (
-            (self.folder.metrics, len(self._metrics.damaged)),
-            (self.folder.evaluations, len(self._evaluations.damaged)),
-            (self.folder.episodes, self._index.damaged if self._index else 0),
-        )
-        return [
-            f"{path.name}: {count} damaged lines are left out" for path, count in files if count
-        ]
+        found = [tail.problem for tail in (self._metrics, self._evaluations) if tail.problem]
+        if self._index is not None and self._index.damaged:
+            found.append(f"episodes.jsonl: {self._index.damaged} damaged lines are left out")
+        return found
 
     def episodes(self, **wanted: Any) -> FoundEpisodes:
         """Its plays, oldest first, as ``PlayIndex.search`` finds them.

@@ -1,6 +1,7 @@
 """``open_run``: columns, plays, settings and states of a run, also while it goes on."""
 
 import sys
+from array import array
 from pathlib import Path
 from types import ModuleType
 
@@ -45,7 +46,7 @@ def test_metrics_are_columns_with_evaluations_at_their_steps(folder: RunFolder) 
     np.testing.assert_array_equal(table["eval/win"], [0.5, 1.0, np.nan])
     assert [*table.matching("^eval/")] == ["step", "eval/win"]
     assert run.metrics is table
-    assert run.problems == ["metrics.jsonl: 1 damaged lines are left out"]
+    assert run.problems == ["metrics.jsonl: line 5 cannot be read and is left out"]
     append(folder.metrics, 'ss": 1.5}\n')
     assert run.metrics["loss"].tolist()[-1] == 1.5
     folder.metrics.write_text('{"step": 1, "loss": 9.0}\n')  # as a resumed run leaves it
@@ -53,8 +54,25 @@ def test_metrics_are_columns_with_evaluations_at_their_steps(folder: RunFolder) 
     assert run.problems == []
 
 
+def test_values_of_any_kind_and_steps_in_any_order_become_columns(folder: RunFolder) -> None:
+    run = open_run(folder.path)
+    append(folder.metrics, '{"step": 3, "n": 1, "huge": 1' + "0" * 400 + ', "text": "a"}\n')
+    append(folder.metrics, '{"step": 1, "n": 2}\n{"step": true, "n": 5}\n{"step": 3, "late": 7}\n')
+    table = run.metrics
+    assert table["step"].tolist() == [1, 3]
+    assert table["n"].tolist() == [2, 1]
+    assert table["n"].dtype == np.int64
+    assert table.points("late") == [(3, 7.0)]
+    assert table.newest == {"step": 3, "n": 1, "late": 7.0}
+    assert table.points("huge") == table.points("none") == []
+    assert run.problems == ["metrics.jsonl: line 3 cannot be read and is left out"]
+    append(folder.metrics, '{"step": 4, "n": 0.5}\n')
+    assert (table["n"].tolist(), run.metrics["n"].tolist()) == ([2.0, 1.0], [2.0, 1.0, 0.5])
+    assert run.metrics.points("n", most=2) == [(1, 2.0), (4, 0.5)]
+
+
 def test_a_frame_is_of_the_library_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = MetricTable([{"step": 1, "loss": 0.5}])
+    table = MetricTable({"step": array("q", [1]), "loss": array("d", [0.5])})
     known = dict.fromkeys(("pandas", "polars"))
     monkeypatch.setattr("legos.run.metrics.find_spec", known.get)
     with pytest.raises(ConfigError, match=r"neither pandas nor polars is installed; add it"):
