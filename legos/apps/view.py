@@ -5,6 +5,7 @@ import signal
 import socket
 import webbrowser
 from collections.abc import Callable, Sequence
+from contextlib import closing
 
 from fastapi import FastAPI
 
@@ -41,7 +42,7 @@ def view(
     """
     options = ServerOptions.for_host(host, api_key=api_key)
     shown = ShownRuns(runs)
-    with bind(host, port) as listener:
+    with closing(shown), bind(host, port) as listener:
         app = make_page(shown, options)
         asyncio.run(_until_signal(app, listener, shown, open_browser=open_browser, say=say))
 

@@ -96,8 +96,7 @@ def _run_router(runs: ShownRuns) -> APIRouter:
     def of_time(run: str, steps: Annotated[int, Query(ge=1, le=2000)] = 40) -> Response:
         view = runs.get(run)
         with view.lock:
-            view.read().plays.read()
-            return answer(timeline(view, steps=steps))
+            return answer(timeline(view.read(), steps=steps))
 
     return router
 

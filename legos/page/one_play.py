@@ -14,7 +14,7 @@ from legos.run.episodes import (
     in_order,
 )
 
-__all__ = ["advantage_of", "play_values", "turns_of"]
+__all__ = ["play_values", "turns_of"]
 
 
 def turns_of(episode: StoredEpisode) -> Iterator[tuple[StoredSeat, StoredTurn]]:
@@ -34,7 +34,7 @@ def play_values(number: int, episode: StoredEpisode) -> dict[str, Any]:
     return {"number": number, **_values(episode, iter(range(1 << 30)))}
 
 
-def advantage_of(seat: StoredSeat) -> float | None:
+def _advantage_of(seat: StoredSeat) -> float | None:
     """The advantage of a seat's first turn that has one; None: nothing is known."""
     found = (turn.trained.advantage for turn in seat.turns if turn.trained is not UNSET)
     return next((each for each in found if each is not None), None)
@@ -70,7 +70,7 @@ def _seat(seat: StoredSeat) -> dict[str, Any]:
         "sampling": seat.sampling,
         "versions": sorted({version for turn in seat.turns for version in turn.versions}),
         "tokens": sum(len(turn.token_ids) for turn in seat.turns),
-        "advantage": advantage_of(seat),
+        "advantage": _advantage_of(seat),
     }
 
 

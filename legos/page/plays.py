@@ -1,6 +1,6 @@
 """The requests of the view of plays: the table, one play, its tokens and its exact values."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from pydantic import Field
@@ -11,7 +11,7 @@ from legos.page.answers import answer
 from legos.page.exact import SolvedGames
 from legos.page.one_play import play_values
 from legos.page.pieces import Pieces
-from legos.page.play_row import PlayQuery, row_values
+from legos.page.play_search import PlayQuery, group_of, row_values, same_task
 from legos.page.policy import answers_over_steps, optimal_moves
 from legos.page.run_view import RunView
 from legos.page.shown import ShownRuns
@@ -30,8 +30,6 @@ class _Table(PlayQuery):
     """A part of the table."""
 
     run: str
-    sort: Literal["number", "step", "reward", "tokens", "turns"] = "number"
-    descending: bool = True
     offset: int = Field(0, ge=0)
     limit: int = Field(50, ge=1, le=200)
 
@@ -55,12 +53,11 @@ def plays_router(runs: ShownRuns) -> APIRouter:
     def one(run: str, number: int) -> Response:
         view, number, episode = stored(run, number)
         values = play_values(number, episode)
-        with view.lock:
-            view.plays.read()
-            beside = [row_values(row) for row in view.plays.group_of(number)]
-            others = [row_values(row) for row in view.plays.same_task(number, most=_STEPS)]
-            values["waiting"] = view.plays.waiting
-        return answer({**values, "group": beside[:_BESIDE], "same_task": others})
+        waiting, _ = view.refresh_plays()
+        group = group_of(view.plays, number, most=_BESIDE)
+        others = same_task(view.plays, number, most=_STEPS)
+        values |= {"group": [*map(row_values, group)], "same_task": [*map(row_values, others)]}
+        return answer({**values, "waiting": waiting})
 
     @router.get("/policy")
     def policy(run: str) -> Response:
@@ -90,29 +87,26 @@ def plays_router(runs: ShownRuns) -> APIRouter:
 
 def _part(view: RunView, request: _Table) -> dict[str, Any]:
     """A part of the table."""
-    with view.lock:
-        plays = view.plays
-        plays.read()
-        found = plays.search(request, sort=request.sort, descending=request.descending)
-        shown = found[request.offset : request.offset + request.limit]
-        return {
-            "total": len(found),
-            "waiting": plays.waiting,
-            "damaged": plays.damaged,
-            "problems": [plays.problem] if plays.problem else [],
-            "rows": [row_values(row) for row in shown],
-            **plays.named(),
-        }
+    waiting, problems = view.refresh_plays()
+    page = slice(request.offset, request.offset + request.limit)
+    found = view.plays.search(**request.wanted(), page=page)
+    return {
+        "total": len(found.numbers),
+        "waiting": waiting,
+        "damaged": view.plays.damaged,
+        "problems": problems,
+        "rows": [row_values(play) for play in found.plays],
+        **view.plays.named(),
+    }
 
 
 def _policy(view: RunView, games: SolvedGames) -> dict[str, Any]:
     """The positions and tasks that were played most."""
-    with view.lock:
-        config, plays = view.read().config, view.plays
-        plays.read()
-        positions = plays.positions.most_played(_POSITIONS)
-        tasks, waiting = answers_over_steps(plays.rows()), plays.waiting
-    for position in positions:
-        solved = games.solution(config, position["arena"]) if config else _NO_SETTINGS
-        position["optimal"] = optimal_moves(position, solved)
+    config = view.read().config
+    waiting, _ = view.refresh_plays()
+    positions: list[dict[str, Any]] = []
+    for position in view.plays.most_played_positions(_POSITIONS):
+        solved = games.solution(config, position.arena) if config else _NO_SETTINGS
+        positions.append({**position._asdict(), "optimal": optimal_moves(position, solved)})
+    tasks = answers_over_steps(view.plays)
     return {"positions": positions, "tasks": tasks, "waiting": waiting}

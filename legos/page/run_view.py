@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from threading import RLock
+from time import monotonic
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from legos.config.resolve import read_config, settings_of
@@ -11,13 +12,14 @@ from legos.config.schema import RunConfig
 from legos.config.toml import read_sources
 from legos.errors import CheckpointError, LegosError
 from legos.page.health import AlarmHistory
-from legos.page.play_table import PlayTable
 from legos.run.ending import Standing, standing
 from legos.run.folder import RunFolder
+from legos.run.index.plays import PlayIndex
 from legos.run.metrics import MetricTable, MetricTail
 
 __all__ = ["RunView"]
 
+_INDEXING_S = 0.25  # seconds that one request indexes for
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
@@ -42,7 +44,6 @@ class RunView:
         lock: held while files are read or a result is put together.
         metrics: of each step.
         evaluations: of each evaluation.
-        plays: its stored plays, which are read when they are asked for.
         alarms: what the steps have reported.
         config: its settings; None: they cannot be read.
         settings: dotted name -> value; {} where they cannot be read.
@@ -59,7 +60,7 @@ class RunView:
         self.sources: dict[str, str] = {}
         self._config_of: tuple[int, int] | None = None  # time and size of the file that was read
         self._config_problem: str | None = None
-        self.plays = PlayTable(self.folder)
+        self._plays: PlayIndex | None = None
         self.alarms = AlarmHistory()
         self.metrics = self.evaluations = MetricTable({})
         self._steps = MetricTail(self.folder.metrics, steps_alone=True)
@@ -92,6 +93,37 @@ class RunView:
 
     def _read_evaluations(self) -> None:
         self.evaluations = self._evaluated.read()
+
+    @property
+    def plays(self) -> PlayIndex:
+        """The index of its stored plays, which is opened when it is asked for."""
+        with self.lock:
+            self._plays = self._plays or PlayIndex(self.folder)
+            return self._plays
+
+    def refresh_plays(self) -> tuple[int, list[str]]:
+        """Index new plays, a little with each request.
+
+        Returns:
+            Number of plays that are still to be indexed, and why some cannot be, in sentences.
+        """
+        if not self.exists:
+            return 0, []
+        started = monotonic()
+        try:
+            newest = self.plays.refresh(_INDEXING_S)
+            if monotonic() - started < _INDEXING_S:
+                return 0, []
+            return self.folder.plays.last() - newest, []
+        except CheckpointError as error:
+            return 0, [str(error)]
+
+    def close(self) -> None:
+        """Close its index."""
+        with self.lock:
+            if self._plays is not None:
+                self._plays.close()
+            self._plays = None
 
     @property
     def exists(self) -> bool:

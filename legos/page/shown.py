@@ -45,10 +45,14 @@ class ShownRuns:
         found = [path for parent in self._parents for path in _runs_in(parent)]
         paths = list(dict.fromkeys([*self._paths, *found]))
         with self._lock:
+            before = self._views
             self._views = {
                 path: self._view(path, name)
                 for path, name in zip(paths, _names(paths), strict=True)
             }
+            for path, view in before.items():
+                if self._views.get(path) is not view:
+                    view.close()
             return {view.name: view for view in self._views.values()}
 
     def get(self, name: str) -> RunView:
@@ -65,6 +69,12 @@ class ShownRuns:
                 "renamed or removed",
             )
         return run
+
+    def close(self) -> None:
+        """Close what is open of the runs."""
+        with self._lock:
+            for view in self._views.values():
+                view.close()
 
     def _view(self, path: Path, name: str) -> RunView:
         known = self._views.get(path)

@@ -3,8 +3,8 @@
 from itertools import pairwise
 from typing import Any
 
-from legos.page.play_row import Row
 from legos.page.run_view import RunView
+from legos.run.index.rows import IndexedPlay
 from legos.run.metrics import Metrics
 
 __all__ = ["timeline"]
@@ -27,28 +27,21 @@ def timeline(run: RunView, *, steps: int) -> dict[str, Any]:
     rows = [*([] if start else [none]), *metrics.rows(max(0, start - 1))]
     shown = [_step(row, before) for before, row in pairwise(rows)]
     first = shown[0]["step"] if shown else 0
-    plays = [row for row in run.plays.rows() if _is_of(row, first)][-_MOST_PLAYS:]
+    waiting, _ = run.refresh_plays()
+    plays = run.plays.search(step=(first, None), page=slice(_MOST_PLAYS)).plays
     return {
         "steps": shown,
         "total": metrics.num_steps,
         "lines": {name: metrics.points(name, most=_POINTS) for name in _LINES if name in metrics},
-        "plays": [
-            {
-                "number": row.number,
-                "step": row.step,
-                "evaluation": row.evaluation,
-                "from": row.started,
-                "to": row.ended,
-                "failure": row.failure,
-            }
-            for row in plays
-        ],
-        "waiting": run.plays.waiting,
+        "plays": [_timed(play) for play in reversed(plays) if play.ended > play.started > 0],
+        "waiting": waiting,
     }
 
 
-def _is_of(row: Row, first: int) -> bool:
-    return row.step is not None and row.step >= first and row.ended > row.started > 0
+def _timed(play: IndexedPlay) -> dict[str, Any]:
+    kept = ("number", "step", "evaluation", "failure")
+    values = {name: getattr(play, name) for name in kept}
+    return {**values, "from": play.started, "to": play.ended}
 
 
 def _step(row: Metrics, before: Metrics) -> dict[str, Any]:

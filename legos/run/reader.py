@@ -12,7 +12,7 @@ from legos.run.ending import Standing, standing
 from legos.run.episodes import EpisodesTail, StoredEpisode, numbered_episode
 from legos.run.find import find_run
 from legos.run.folder import RUNS, RunFolder
-from legos.run.index import FoundPlays, PlayIndex
+from legos.run.index.plays import FoundPlays, PlayIndex
 from legos.run.metrics import MetricTable, MetricTail
 from legos.run.play_files import PlayFiles
 from legos.stalls import Stall, read_stalls
@@ -153,7 +153,7 @@ class RunReader:
         """What could not be read so far, one line for each file."""
         found = [tail.problem for tail in (self._metrics, self._evaluations) if tail.problem]
         if self._index is not None and self._index.damaged:
-            found.append(f"episodes.jsonl: {self._index.damaged} damaged lines are left out")
+            found.append(f"episodes.jsonl: {len(self._index.damaged)} damaged lines are left out")
         return found
 
     def episodes(self, **wanted: Any) -> FoundEpisodes:

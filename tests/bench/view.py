@@ -20,7 +20,7 @@ sys.path[0] = str(Path(__file__).parents[1])  # the folder of this file has anot
 from legos import open_run
 from legos.cli.process import main
 from legos.run.folder import RunFolder
-from legos.run.index import PlayIndex
+from legos.run.index.plays import PlayIndex
 from legos.run.kept import KeptPlays
 from legos.track.jsonl import JsonlTracker
 

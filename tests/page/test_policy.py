@@ -16,7 +16,7 @@ def test_moves_of_a_position_have_their_probabilities_by_step(runs: Path) -> Non
         add_play(folder, step, move, question=QUESTION, arena="nim", role="first", choices=choices)
     add_play(folder, 2, "1", question="Nim: 1 left, last one wins.\nMoves: 1", arena="nim")
     [position] = answered(page_of(folder.path), "policy", run="one")["positions"]
-    assert (position["role"], position["asked"], position["count"]) == ("first", QUESTION, 3)
+    assert (position["role"], position["asked"], position["num_moves"]) == ("first", QUESTION, 3)
     probability = pytest.approx(exp(-0.5))
     assert position["moves"] == {"1": [[1, probability]], "3": [[2, probability]]}
     assert {each["move"]: each["optimal"] for each in position["optimal"]} == {

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from legos.records.episode import Episode
 from legos.records.message import Message
 from legos.run.folder import RunFolder
-from legos.run.index import PlayIndex
+from legos.run.index.plays import PlayIndex
 
 
 def play(
@@ -74,7 +74,10 @@ def test_plays_are_found_by_what_they_have(folder: RunFolder) -> None:
     [newest] = index.search(page=slice(1)).plays
     assert (newest.number, newest.step, newest.evaluation, newest.task) == (8, 6, True, "t2")
     assert (newest.tokens, newest.turns, newest.failure) == (16, 2, None)
-    assert newest.seats == [("first", "policy", 2.5), ("second", "policy@3", -0.5)]
+    assert [(each.role, each.seat, each.reward) for each in newest.seats] == [
+        ("first", "policy", 2.5),
+        ("second", "policy@3", -0.5),
+    ]
     with pytest.raises(ValueError, match="order is 'odd'; expected one of newest"):
         index.search(order="odd")
 
@@ -116,13 +119,13 @@ def test_damage_of_the_cache_or_of_a_line_costs_no_search(folder: RunFolder) -> 
         file.write("nonsense\n")
     write(folder, 3)
     index = PlayIndex(folder)
-    assert (index.refresh(), index.damaged) == (3, 1)
+    assert (index.refresh(), index.damaged) == (3, [2])
     assert [*index.search().numbers] == [3, 1]
     index.close()
     [cache] = folder.path.parent.glob(".run.plays.sqlite3")
     cache.write_bytes(b"nonsense" * 1000)
     index = PlayIndex(folder)
-    assert (index.refresh(), index.damaged) == (3, 1)
+    assert (index.refresh(), index.damaged) == (3, [2])
     index.close()
     assert {path.name for path in folder.path.iterdir()} <= {"episodes.jsonl", "episodes"}
 

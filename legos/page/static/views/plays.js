@@ -102,7 +102,7 @@ function none(values, now) {
   return h("div.empty", {}, h("p", {}, values.waiting ? "Reading…" : filtered ? "No play is like this." : "No play is stored yet. A run stores plays of each step and evaluation."));
 }
 
-const COLUMNS = [["number", "Play"], ["step", "Step"], [null, "Asked"], [null, "Answer"], ["reward", "Reward"], ["turns", "Turns"], ["tokens", "Tokens"]];
+const COLUMNS = [["number", "Play"], [null, "Step"], [null, "Asked"], [null, "Answer"], ["reward", "Reward"], ["turns", "Turns"], ["tokens", "Tokens"]];
 
 function rowsOf(run, values, now, offset) {
   const sort = now.get("sort") ?? "number";

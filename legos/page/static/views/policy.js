@@ -37,7 +37,7 @@ function position(each) {
   const moves = [...new Set([...(each.optimal ?? []).map((one) => one.move), ...Object.keys(each.moves)])];
   const colour = (move) => COLOURS[moves.indexOf(move) % COLOURS.length];
   return h("figure.chart", {},
-    h("figcaption", {}, each.role, h("span.muted.small", {}, ` ${plural(each.count, "move")}`)),
+    h("figcaption", {}, each.role, h("span.muted.small", {}, ` ${plural(each.num_moves, "move")}`)),
     board({ ...each, move: null }) ?? h("pre.small", {}, each.asked),
     lines(each, moves, colour),
     h("div.key.small", {}, moves.map((move) => h("span", {}, h("i", { style: { background: colour(move) } }), `${move} `, h("b", { title: "the newest that was sampled" }, latest(each.moves[move]))))));

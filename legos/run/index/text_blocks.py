@@ -6,10 +6,11 @@
 import sqlite3
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = ["add_texts", "numbers_having"]
 
+_Stored = tuple[int, bytes, bytes, bytes]
 BLOCK_BYTES = 1 << 20  # size from which on the next text begins a new block
 _WRITE = "INSERT OR REPLACE INTO texts VALUES (?,?,?,?)"
 
@@ -32,11 +33,16 @@ def add_texts(tables: sqlite3.Connection, texts: Sequence[tuple[int, str]]) -> N
         tables.execute(_WRITE, block.row())
 
 
-def numbers_having(tables: sqlite3.Connection, text: str) -> set[int]:
-    """Numbers of the plays whose texts contain a text; upper case counts as lower."""
+def numbers_having(rows: Iterable[_Stored], text: str) -> set[int]:
+    """Numbers of the plays whose texts contain a text; upper case counts as lower.
+
+    Args:
+        rows: those of the table ``texts``.
+        text: the text.
+    """
     wanted = text.lower().encode(errors="replace")
     found: set[int] = set()
-    for row in tables.execute("SELECT * FROM texts"):
+    for row in rows:
         found.update(_Block.of(row).having(wanted))
     return found
 
@@ -49,14 +55,14 @@ class _Block:
         self._numbers, self._ends, self._parts = array("q"), array("q"), list[bytes]()
 
     @classmethod
-    def of(cls, row: tuple[int, bytes, bytes, bytes]) -> "_Block":
+    def of(cls, row: _Stored) -> "_Block":
         block = cls()
         block._numbers.frombytes(row[1])
         block._ends.frombytes(row[2])
         block._parts, block.size = [row[3]], len(row[3])
         return block
 
-    def row(self) -> tuple[int, bytes, bytes, bytes]:
+    def row(self) -> _Stored:
         numbers, ends = self._numbers.tobytes(), self._ends.tobytes()
         return self._numbers[0], numbers, ends, b"".join(self._parts)
 

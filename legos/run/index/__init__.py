@@ -1,0 +1,1 @@
+"""The index of the plays of a run."""

@@ -1,0 +1,282 @@
+"""An index of the plays of a run, for search: a cache beside the run, made again where it is wrong.
+
+Plays that a resumed run has made again, and the cache of another run of the
+same name, are recognised by the newest indexed line.
+"""
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from time import monotonic
+from typing import NamedTuple
+from zlib import crc32
+
+from legos.run.folder import RunFolder
+from legos.run.index.rows import IndexedPlay, IndexedSeat, NewRows
+from legos.run.index.tables import IndexTables
+from legos.run.index.text_blocks import numbers_having
+from legos.run.play_files import NewPlays
+
+__all__ = ["ORDERS", "FoundPlays", "PlayIndex", "PositionMoves", "Range"]
+
+Range = float | tuple[float | None, float | None]
+"""A value, or the lowest and the highest one; None: no bound."""
+
+BATCH = 2000  # plays of one transaction
+ORDERS = {
+    "newest": "number DESC",
+    "oldest": "number",
+    "longest": "tokens DESC, number DESC",
+    "shortest": "tokens, number",
+    "most turns": "turns DESC, number DESC",
+    "fewest turns": "turns, number",
+    "best": "reward IS NULL, reward DESC, number DESC",
+    "worst": "reward IS NULL, reward, number",
+}
+"""Name of an order -> how it is written in SQL."""
+
+
+class FoundPlays(NamedTuple):
+    """The result of a search."""
+
+    numbers: Sequence[int]  # of all plays that match, in the order that was asked for
+    plays: Sequence[IndexedPlay]  # those of one page
+
+
+class PositionMoves(NamedTuple):
+    """How often and with which probability moves were sampled in a position."""
+
+    arena: str
+    role: str
+    asked: str  # the question that shows the position
+    num_moves: int  # that were sampled
+    moves: dict[str, list[tuple[int, float]]]  # move -> steps, and its mean probability in each
+
+
+class PlayIndex:
+    """Searches the plays of a run; any thread may call it."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        """Open the cache of a run, or make one: in memory where no file can be written."""
+        path = folder.path.resolve()
+        self._folder = folder
+        self._lock = threading.RLock()
+        self._new = NewPlays(folder.episodes)
+        self._oldest = 1
+        self._tables = IndexTables(path.with_name(f".{path.name}.plays.sqlite3"))
+
+    def close(self) -> None:
+        """Close the cache."""
+        with self._lock:
+            self._tables.close()
+
+    @property
+    def damaged(self) -> list[int]:
+        """Numbers of lines that are no plays."""
+        with self._lock:
+            return [number for (number,) in self._tables.rows("SELECT number FROM damaged")]
+
+    def refresh(self, seconds: float | None = None) -> int:
+        """Add the plays that the run has written since.
+
+        Args:
+            seconds: time after which the rest is left to the next call; None: none is left.
+
+        Returns:
+            Number of the newest play that was added.
+
+        Raises:
+            CheckpointError: a file of plays cannot be read.
+        """
+        until = None if seconds is None else monotonic() + seconds
+        with self._lock:
+            newest, crc = self._tables.newest
+            if newest != self._new.seen:
+                self._new = NewPlays(self._folder.episodes, seen=newest)
+                if newest and crc != _crc(self._folder.plays.lines([newest])):
+                    return self._again(seconds)
+            oldest = self._folder.plays.oldest()
+            if oldest != self._oldest:
+                self._tables.remove_before(oldest)
+                self._oldest = oldest
+            for lines in self._new.files():
+                for start in range(0, len(lines), BATCH):
+                    self._add(lines[start : start + BATCH])
+                    if until is not None and monotonic() > until:
+                        return self._tables.newest[0]
+            return self._again(seconds) if self._new.rewritten else self._new.seen
+
+    def search(
+        self,
+        *,
+        role: str | None = None,
+        reward: Range | None = None,
+        seat: str | None = None,
+        arena: str | None = None,
+        task: str | None = None,
+        step: Range | None = None,
+        seed: str | None = None,
+        evaluation: bool | None = None,
+        failure: str | bool | None = None,
+        tokens: Range | None = None,
+        text: str | Sequence[str] | None = None,
+        order: str = "newest",
+        page: slice = slice(50),
+    ) -> FoundPlays:
+        """Plays that match everything that is not None.
+
+        Args:
+            role: a role of the play.
+            reward: return of a seat, or of that role; without a role, of a trained seat.
+            seat: who sat in a seat of the play, or in that role: "policy", a bot, an older adapter.
+            arena: name of the arena.
+            task: id of the task.
+            step: optimiser step.
+            seed: seed of the task.
+            evaluation: whether an evaluation played it.
+            failure: kind of failure, or "void"; True: any; False: none.
+            tokens: number of sampled tokens.
+            text: a part of the task's id, a question, an answer, a note or an error, or several of
+                which a play must have each; upper case counts as lower.
+            order: one of ``ORDERS``; "longest" is by tokens, and "best" by ``reward``.
+            page: which of the found plays are returned with what the index knows of them.
+
+        Raises:
+            ValueError: there is no such order.
+        """
+        if order not in ORDERS:
+            raise ValueError(f"order is {order!r}; expected one of {', '.join(ORDERS)}")
+        wanted = _Conditions()
+        exact = {"arena": arena, "task": task, "seed": seed, "evaluation": evaluation}
+        for column, value in exact.items():
+            wanted.equal(f"plays.{column}", value)
+        wanted.within("plays.step", step)
+        wanted.within("plays.tokens", tokens)
+        if isinstance(failure, bool):
+            wanted.texts.append(f"plays.failure IS {'NOT ' if failure else ''}NULL")
+        else:
+            wanted.equal("plays.failure", failure)
+        of_seat = _Conditions()
+        of_seat.equal("role", role)
+        of_seat.equal("seat", seat)
+        of_seat.within("reward", reward)
+        if order in ("best", "worst") or reward is not None:
+            of_seat.texts += ["policy IS NOT NULL"] if role is None else []
+        source = "plays"
+        if of_seat.texts:
+            best = "MIN" if order == "worst" else "MAX"
+            source += (
+                f" JOIN (SELECT number AS n, {best}(reward) AS reward FROM seats"
+                f" WHERE {' AND '.join(of_seat.texts)} GROUP BY number) ON n = number"
+            )
+        where = f" WHERE {' AND '.join(wanted.texts)}" if wanted.texts else ""
+        query = f"SELECT number FROM {source}{where} ORDER BY {ORDERS[order]}"
+        with self._lock:
+            rows = self._tables.rows(query, of_seat.values + wanted.values)
+            numbers = [number for (number,) in rows]
+            for part in (text,) if isinstance(text, str) else text or ():
+                having = numbers_having(self._tables.rows("SELECT * FROM texts"), part)
+                numbers = [number for number in numbers if number in having]
+            return FoundPlays(numbers, self.known(numbers[page]))
+
+    def known(self, numbers: Sequence[int]) -> list[IndexedPlay]:
+        """What the index knows of some plays, in their order, without those that it has not."""
+        found: dict[int, IndexedPlay] = {}
+        with self._lock:
+            for start in range(0, len(numbers), BATCH):
+                found |= self._known(numbers[start : start + BATCH])
+        return [found[number] for number in numbers if number in found]
+
+    def _known(self, numbers: Sequence[int]) -> dict[int, IndexedPlay]:
+        marks = ",".join("?" * len(numbers))
+        seats: defaultdict[int, list[IndexedSeat]] = defaultdict(list)
+        query = f"SELECT * FROM seats WHERE number IN ({marks}) ORDER BY rowid"
+        for number, *seat in self._tables.rows(query, numbers):
+            seats[number].append(IndexedSeat._make(seat))
+        rows = self._tables.rows(f"SELECT * FROM plays WHERE number IN ({marks})", numbers)
+        return {
+            row[0]: IndexedPlay._make((*row[:2], bool(row[2]), *row[3:], seats[row[0]]))
+            for row in rows
+        }
+
+    def named(self) -> dict[str, list[str]]:
+        """The arenas, the roles and the players that occur: "arenas", "roles" and "seats"."""
+        columns = {"arenas": "arena FROM plays", "roles": "role FROM seats"}
+        columns["seats"] = "seat FROM seats"
+        with self._lock:
+            return {
+                name: [
+                    each for (each,) in self._tables.rows(f"SELECT DISTINCT {column} ORDER BY 1")
+                ]
+                for name, column in columns.items()
+            }
+
+    def first_of_steps(self, arena: str, task: str) -> list[int]:
+        """Number of the first play of a task in each step, and in each evaluation, in order."""
+        query = (
+            "SELECT MIN(number) FROM plays WHERE arena = ? AND task = ?"
+            " GROUP BY step, evaluation ORDER BY 1"
+        )
+        with self._lock:
+            return [number for (number,) in self._tables.rows(query, (arena, task))]
+
+    def most_played_tasks(self, most: int) -> list[tuple[str, str]]:
+        """Arena and task of those that were played in most steps, of which each has two."""
+        query = (
+            "SELECT arena, task FROM plays WHERE step IS NOT NULL GROUP BY arena, task"
+            " HAVING COUNT(DISTINCT step) > 1 ORDER BY COUNT(DISTINCT step) DESC, 1, 2 LIMIT ?"
+        )
+        with self._lock:
+            return list(self._tables.rows(query, (most,)))
+
+    def most_played_positions(self, most: int) -> list[PositionMoves]:
+        """The positions of games in which trained seats have moved most."""
+        query = "SELECT * FROM positions ORDER BY count DESC, arena, role, asked LIMIT ?"
+        of_moves = (
+            "SELECT move, step, sum / count FROM moves WHERE position = ? ORDER BY move, step"
+        )
+        with self._lock:
+            found: list[PositionMoves] = []
+            for key, *position in self._tables.rows(query, (most,)):
+                moves: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
+                for move, step, probability in self._tables.rows(of_moves, (key,)):
+                    moves[move].append((step, probability))
+                found.append(PositionMoves(*position, moves=dict(moves)))
+            return found
+
+    def _again(self, seconds: float | None) -> int:
+        """Make the index again, because plays were removed."""
+        self._tables.make_again()
+        self._new = NewPlays(self._folder.episodes)
+        return self.refresh(seconds)
+
+    def _add(self, lines: Sequence[tuple[int, bytes]]) -> None:
+        rows = NewRows()
+        for number, line in lines:
+            rows.add(number, line)
+        self._tables.add(rows, lines[0][0], lines[-1][0], crc32(lines[-1][1]))
+
+
+def _crc(lines: Iterable[tuple[int, bytes]]) -> int:
+    """That of one line; -1: there is none."""
+    return next((crc32(line) for _, line in lines), -1)
+
+
+class _Conditions:
+    """Conditions of SQL and their values."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.values: list[object] = []
+
+    def equal(self, column: str, value: object) -> None:
+        if value is not None:
+            self.texts.append(f"{column} = ?")
+            self.values.append(value)
+
+    def within(self, column: str, bounds: Range | None) -> None:
+        low, high = bounds if isinstance(bounds, tuple) else (bounds, bounds)
+        for sign, bound in ((">=", low), ("<=", high)):
+            if bound is not None:
+                self.texts.append(f"{column} {sign} ?")
+                self.values.append(bound)

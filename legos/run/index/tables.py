@@ -1,0 +1,142 @@
+"""The tables of the index: a SQLite file beside the run, or in memory."""
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from legos.run.index.rows import NewRows
+from legos.run.index.text_blocks import add_texts
+
+__all__ = ["IndexTables"]
+
+VERSION = 2  # of the tables; a cache with another one is made again
+_TABLES = """
+    CREATE TABLE plays (number INTEGER PRIMARY KEY, step INT, evaluation INT, arena TEXT, task TEXT,
+        seed TEXT, level TEXT, failure TEXT, tokens INT, turns INT, started REAL, ended REAL,
+        asked TEXT, answer TEXT);
+    CREATE TABLE seats (number INT, role TEXT, seat TEXT, policy TEXT, reward REAL, advantage REAL);
+    CREATE TABLE texts (first INTEGER PRIMARY KEY, numbers BLOB, ends BLOB, text BLOB);
+    CREATE TABLE positions (id INTEGER PRIMARY KEY, arena TEXT, role TEXT, asked TEXT, count INT,
+        UNIQUE (arena, role, asked));
+    CREATE TABLE moves (position INT, step INT, move TEXT, sum REAL, count INT,
+        PRIMARY KEY (position, step, move)) WITHOUT ROWID;
+    CREATE TABLE damaged (number INTEGER PRIMARY KEY);
+    CREATE TABLE newest (number INT, crc INT);
+    INSERT INTO newest VALUES (0, 0);
+    CREATE INDEX by_task ON plays (arena, task, step, evaluation);
+    CREATE INDEX by_count ON positions (count);
+    CREATE INDEX by_number ON seats (number);
+    CREATE INDEX by_reward ON seats (role, reward, number);
+    CREATE INDEX by_seat ON seats (seat, number);
+"""
+_NAMES = ("plays", "seats", "texts", "positions", "moves", "damaged", "newest")
+
+
+class IndexTables:
+    """The tables, which several processes may use at the same time."""
+
+    def __init__(self, path: Path) -> None:
+        """Open them, and make them again where they are damaged or of another version.
+
+        Args:
+            path: the file; where it cannot be written, they are in memory.
+        """
+        try:
+            self._connection = _opened(f"{path}")
+        except sqlite3.DatabaseError:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+            try:
+                self._connection = _opened(f"{path}")
+            except sqlite3.DatabaseError:
+                self._connection = _opened(":memory:")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def rows(self, query: str, values: Sequence[object] = ()) -> Iterable[Any]:
+        """The rows of a query."""
+        return self._connection.execute(query, values)
+
+    @property
+    def newest(self) -> tuple[int, int]:
+        """Number and CRC of the newest line that was added; 0 and 0: there is none."""
+        [found] = self.rows("SELECT * FROM newest")
+        return found
+
+    def add(self, rows: NewRows, first: int, last: int, crc: int) -> None:
+        """Add the rows of some lines, unless another process has done so meanwhile.
+
+        Args:
+            rows: the rows.
+            first: number of the first line.
+            last: number of the last one.
+            crc: that of the last one.
+        """
+        tables = self._connection
+        tables.execute("BEGIN IMMEDIATE")
+        try:
+            if self.newest[0] < first:
+                plays = [play[:-1] for play in rows.plays]
+                seats = [(play.number, *seat) for play in rows.plays for seat in play.seats]
+                tables.executemany(f"INSERT INTO plays VALUES ({','.join('?' * 14)})", plays)
+                tables.executemany("INSERT INTO seats VALUES (?,?,?,?,?,?)", seats)
+                tables.executemany("INSERT INTO damaged VALUES (?)", zip(rows.damaged))
+                add_texts(tables, rows.texts)
+                self._add_moves(rows)
+                tables.execute("UPDATE newest SET number = ?, crc = ?", (last, crc))
+            tables.execute("COMMIT")
+        except BaseException:
+            tables.execute("ROLLBACK")
+            raise
+
+    def _add_moves(self, rows: NewRows) -> None:
+        tables = self._connection
+        for position, found in rows.moves.items():
+            count = sum(map(len, found.values()))
+            [(key,)] = tables.execute(
+                "INSERT INTO positions (arena, role, asked, count) VALUES (?,?,?,?)"
+                " ON CONFLICT DO UPDATE SET count = count + excluded.count RETURNING id",
+                (*position, count),
+            )
+            tables.executemany(
+                "INSERT INTO moves VALUES (?,?,?,?,?) ON CONFLICT DO UPDATE"
+                " SET sum = sum + excluded.sum, count = count + excluded.count",
+                [(key, step, move, sum(p), len(p)) for (step, move), p in found.items()],
+            )
+
+    def remove_before(self, number: int) -> None:
+        """Remove the plays whose file is not there any more."""
+        for name in ("plays", "seats", "damaged"):
+            self._connection.execute(f"DELETE FROM {name} WHERE number < ?", (number,))
+
+    def make_again(self) -> None:
+        """Make empty tables in place of those that are there."""
+        _make(self._connection)
+
+
+def _opened(path: str) -> sqlite3.Connection:
+    tables = sqlite3.connect(path, timeout=10.0, check_same_thread=False, isolation_level=None)
+    try:
+        tables.execute("PRAGMA journal_mode = WAL")
+        tables.execute("PRAGMA synchronous = OFF")  # a cache may be lost with the power
+        [(version,)] = tables.execute("PRAGMA user_version")
+        if version != VERSION:
+            _make(tables)
+    except BaseException:
+        tables.close()
+        raise
+    return tables
+
+
+def _make(tables: sqlite3.Connection) -> None:
+    tables.execute("BEGIN IMMEDIATE")
+    for name in _NAMES:
+        tables.execute(f"DROP TABLE IF EXISTS {name}")
+    for statement in _TABLES.split(";"):
+        tables.execute(statement)
+    tables.execute(f"PRAGMA user_version = {VERSION}")
+    tables.execute("COMMIT")
