@@ -165,3 +165,41 @@ def test_two_views_at_once_index_each_play_once(folder: RunFolder) -> None:
         assert (one if number % 2 else two).refresh() == number
     assert one.refresh() == two.refresh() == 8
     assert [*one.search().numbers] == [*two.search().numbers] == [*range(8, 0, -1)]
+
+
+def test_a_short_time_leaves_plays_to_the_next_call(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("legos.run.index.plays.BATCH", 2)
+    write(folder, *range(1, 8), full_at=9**9)
+    index = PlayIndex(folder)
+    newest = [index.refresh(0.0) for _ in range(4)]
+    assert newest == [2, 4, 6, 7]
+    assert [*index.search(order="oldest").numbers] == [*range(1, 8)]
+
+
+def test_lines_with_values_that_are_no_json_are_found(folder: RunFolder) -> None:
+    write(folder, 1)
+    line = folder.episodes.read_bytes()
+    folder.episodes.write_bytes(line.replace(b'"first":1.0', b'"first":NaN'))
+    index = PlayIndex(folder)
+    index.refresh()
+    assert (index.damaged, [*index.search().numbers]) == ([], [1])
+
+
+def test_sampled_moves_are_counted_by_position_and_step(folder: RunFolder) -> None:
+    choices, index = ("left", "right"), PlayIndex(folder)
+    for step, moves in ((1, "left left right"), (2, "right")):
+        for move in moves.split():
+            one = play(2, move)
+            [turn] = one.rollouts[0].turns
+            moved = replace(turn, move=move, choices=choices)
+            seats = (replace(one.rollouts[0], turns=(moved,)), one.rollouts[1])
+            folder.add_episodes(step, [replace(one, rollouts=seats)])
+            index.refresh()
+    [position] = index.most_played_positions(9)
+    assert (position.role, position.asked, position.num_moves) == ("first", "Question 2?", 4)
+    assert {move: [step for step, _ in each] for move, each in position.moves.items()} == {
+        "left": [1],
+        "right": [1, 2],
+    }

@@ -4,6 +4,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from math import exp, fsum
+from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
@@ -44,8 +45,10 @@ class _Seat(Struct):
     @property
     def advantage(self) -> float | None:
         """That of the first turn that has one."""
-        found = (turn.trained.advantage for turn in self.turns if turn.trained)
-        return next((each for each in found if each is not None), None)
+        for turn in self.turns:
+            if turn.trained and turn.trained.advantage is not None:
+                return turn.trained.advantage
+        return None
 
 
 class _Play(Struct):
@@ -71,6 +74,7 @@ class _Play(Struct):
         return "void" if self.void else None
 
 
+_order, _asked_at, _answered_at = map(attrgetter, ("order", "asked_at", "answered_at"))
 _decoder = msgspec.json.Decoder(_Play)
 _choices = msgspec.json.Decoder(list[str])
 _logprobs = msgspec.json.Decoder(list[float])
@@ -135,7 +139,7 @@ class NewRows:
         except (ValueError, RecursionError):
             self.damaged.append(number)
             return
-        turns = [*_turns(play)]
+        turns = _turns(play)
         said = turns[-1].said if turns else ""
         self.plays.append(
             IndexedPlay(
@@ -147,10 +151,10 @@ class NewRows:
                 seed=bytes(play.seed).decode(),
                 level=play.level,
                 failure=play.failed,
-                tokens=sum(_length(turn.token_ids) for turn in turns),
+                tokens=sum([_length(turn.token_ids) for turn in turns]),
                 turns=len(turns),
-                started=min((turn.asked_at for turn in turns), default=0.0),
-                ended=max((turn.answered_at for turn in turns), default=0.0),
+                started=min(map(_asked_at, turns), default=0.0),
+                ended=max(map(_answered_at, turns), default=0.0),
                 asked=turns[0].asked[:SHOWN] if turns else "",
                 answer=(split_thinking(said)[1] or said)[:SHOWN],
                 seats=[*_seats(play)],
@@ -179,12 +183,12 @@ def _parsed(line: bytes) -> _Play:
         return _decoder.decode(plain.encode(errors="replace"))
 
 
-def _turns(play: _Play) -> Iterator[_Turn]:
+def _turns(play: _Play) -> list[_Turn]:
     """The turns of a play in the order of the answers, then those of the plays it spawned."""
-    turns = [turn for seat in play.seats for turn in seat.turns]
-    yield from sorted(turns, key=lambda turn: turn.order)
+    turns = sorted([turn for seat in play.seats for turn in seat.turns], key=_order)
     for child in play.children:
-        yield from _turns(child)
+        turns += _turns(child)
+    return turns
 
 
 def _seats(play: _Play) -> Iterator[IndexedSeat]:
