@@ -11,12 +11,11 @@ from legos.run.checkpoint import checkpoint_steps, newest_whole, read_state
 from legos.run.ending import standing
 from legos.run.find import find_run
 from legos.run.folder import RUNS, RunFolder
+from legos.run.key_figures import key_figures
 from legos.run.metrics import newest_metrics
 from legos.run.reader import RunReader
 
 __all__ = ["describe_run", "in_brief", "list_runs"]
-
-_JUDGED_BY = ("exploitability", "joint_value", "reward_mean")  # the first that was evaluated
 
 
 def list_runs(parent: Path = RUNS) -> dict[str, dict[str, Any]]:
@@ -52,15 +51,13 @@ def in_brief(
 
 def _evaluated(run: Mapping[str, Any]) -> str | None:
     """The metric of the newest evaluation that says most; of a mix, one for each arena."""
-    found: dict[str, str] = {}  # what the metric's name begins with -> name and value
-    for metric in _JUDGED_BY:
-        for name, value in run.items():
-            start, slash, last = name.rpartition("/")
-            if last == metric and slash and start not in found and start.startswith("eval"):
-                arena = start.removeprefix("eval").removeprefix("/")
-                words = (arena, metric.removesuffix("_mean").replace("_", " "), f"{value:.4g}")
-                found[start] = " ".join(filter(None, words))
-    return ", ".join(found.values()) or None
+    texts: list[str] = []
+    for name in key_figures(name for name, value in run.items() if value is not None):
+        start, _, metric = name.rpartition("/")
+        arena = start.removeprefix("eval").removeprefix("/")
+        words = (arena, metric.removesuffix("_mean").replace("_", " "), f"{run[name]:.4g}")
+        texts.append(" ".join(filter(None, words)))
+    return ", ".join(texts) or None
 
 
 def describe_run(run: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from legos.cli.help import EVERYTHING, BriefHelp
 from legos.cli.imitate import imitate
 from legos.cli.output import results_alone
 from legos.cli.play import play
+from legos.cli.report import report
 from legos.cli.runs import runs
 from legos.cli.serve import serve
 from legos.cli.train import train
@@ -62,7 +63,8 @@ def _make_app(*, brief: bool) -> App:
         help_epilogue=f"{EVERYTHING} lists every setting." if brief else None,
     )
     app.command(evaluate, name="eval")
-    for command in (imitate, serve, chat, play, watch, view, export, doctor, runs, bench, arenas):
+    shown = (watch, view, report, runs, export)
+    for command in (imitate, serve, chat, play, *shown, doctor, bench, arenas):
         app.command(command)
     return app
 

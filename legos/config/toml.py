@@ -8,7 +8,7 @@ from typing import cast
 
 from legos.errors import ConfigError
 
-__all__ = ["read_sources", "split_name", "uncommented", "write_toml"]
+__all__ = ["read_sources", "split_name", "toml_value", "uncommented", "write_toml"]
 
 _NOT_CHOSEN = "#: "
 _HEADER = f"""\
@@ -38,7 +38,7 @@ def write_toml(
         groups, last = split_name(name)
         comment = f"  # {_printable(sources[name])}" if name in sources else ""
         mark = _NOT_CHOSEN if name in not_chosen else ""
-        line = f"{mark}{_key(last)} = {_value(value, name)}{comment}"
+        line = f"{mark}{_key(last)} = {toml_value(value, name)}{comment}"
         tables.setdefault(".".join(map(_key, groups)), []).append(line)
     blocks = [
         "\n".join([f"[{table}]", *lines] if table else lines) for table, lines in tables.items()
@@ -93,7 +93,12 @@ def _text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _value(value: object, name: str) -> str:
+def toml_value(value: object, name: str) -> str:
+    """A value as TOML.
+
+    Raises:
+        ConfigError: TOML cannot hold it; ``name`` is its setting.
+    """
     if value is None:
         return '"none"'
     if isinstance(value, bool | int | float):
@@ -102,8 +107,8 @@ def _value(value: object, name: str) -> str:
         return _text(str(value))
     if isinstance(value, Mapping):
         table = cast("Mapping[str, object]", value)
-        return "{" + ", ".join(f"{_key(k)} = {_value(v, name)}" for k, v in table.items()) + "}"
+        return "{" + ", ".join(f"{_key(k)} = {toml_value(v, name)}" for k, v in table.items()) + "}"
     if isinstance(value, Sequence):
         items = cast("Sequence[object]", value)
-        return "[" + ", ".join(_value(item, name) for item in items) + "]"
+        return "[" + ", ".join(toml_value(item, name) for item in items) + "]"
     raise ConfigError(f"{name} is {value!r}; expected a value that TOML can hold")

@@ -15,7 +15,7 @@ from legos.errors import LegosError
 from legos.installed import adding
 from legos.page.access import PageAccess
 from legos.page.answers import answer
-from legos.page.curves import AXES, config_diff, metric_names, series
+from legos.page.curves import AXES, chosen_names, config_diff, metric_names, series
 from legos.page.health import health
 from legos.page.overview import overview
 from legos.page.plays import plays_router
@@ -76,7 +76,8 @@ def _run_router(runs: ShownRuns) -> APIRouter:
 
     @router.get("/metrics")
     def metrics(run: Names) -> Response:
-        return answer({"names": metric_names(chosen(run))})
+        names = metric_names(chosen(run))
+        return answer({"names": names, "first": chosen_names(names)})
 
     @router.get("/curves")
     def curves(run: Names, name: Names, axis: str = AXES[0]) -> Response:

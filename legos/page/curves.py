@@ -1,5 +1,6 @@
 """Metrics of several runs along one axis, and the settings in which the runs differ."""
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
@@ -9,10 +10,15 @@ from typing import Any
 from legos.page.run_view import RunView
 from legos.run.metrics import MetricTable
 
-__all__ = ["AXES", "config_diff", "metric_names", "series"]
+__all__ = ["AXES", "chosen_names", "config_diff", "metric_names", "series"]
 
 AXES = ("step", "tokens", "minutes")
 _POINTS = 2000  # of a curve
+_CHOSEN = re.compile(
+    r"eval/(.*/)?(exploitability|joint_value|optimal_move_rate|reward_mean|vs_random_win"
+    r"|reward_part_.*)|reward_mean|entropy|loss|clip_fraction|grad_norm|staleness_mean"
+    r"|play/tokens_per_s"
+)
 _UNSET = "(not set)"
 
 
@@ -26,13 +32,21 @@ def metric_names(runs: Sequence[RunView]) -> list[str]:
     return sorted(found, key=lambda name: (not name.startswith("eval/"), "/" in name, name))
 
 
-def series(runs: Sequence[RunView], names: Sequence[str], axis: str) -> list[dict[str, Any]]:
+def chosen_names(names: Sequence[str]) -> list[str]:
+    """The metrics that are looked at most."""
+    return [name for name in names if _CHOSEN.fullmatch(name)]
+
+
+def series(
+    runs: Sequence[RunView], names: Sequence[str], axis: str, *, most: int = _POINTS
+) -> list[dict[str, Any]]:
     """One curve for each run and metric that it has, as JSON values.
 
     Args:
         runs: the runs.
         names: the metrics.
         axis: one of ``AXES``.
+        most: maximum number of points of a curve.
     """
     found: list[dict[str, Any]] = []
     for run in runs:
@@ -41,7 +55,7 @@ def series(runs: Sequence[RunView], names: Sequence[str], axis: str) -> list[dic
             places = _Axis(run.metrics, axis)
             for name in names:
                 columns = run.evaluations if name in run.evaluations else run.metrics
-                points = columns.points(name, most=_POINTS)
+                points = columns.points(name, most=most)
                 if points:
                     xs = [places.at(step) for step, _ in points]
                     ys = [value for _, value in points]
@@ -74,8 +88,13 @@ class _Axis:
         return self._places[index] if 0 <= index < len(self._places) else None
 
 
-def config_diff(runs: Sequence[RunView]) -> list[dict[str, Any]]:
-    """The settings that differ between runs; of a single run, those that were chosen."""
+def config_diff(runs: Sequence[RunView], *, all_chosen: bool = False) -> list[dict[str, Any]]:
+    """The settings that differ between runs; of a single run, those that are not defaults.
+
+    Args:
+        runs: the runs.
+        all_chosen: of several runs, also those that are not defaults in one of them.
+    """
     settings: list[Mapping[str, object]] = []
     for run in runs:
         with run.lock:
@@ -85,7 +104,8 @@ def config_diff(runs: Sequence[RunView]) -> list[dict[str, Any]]:
     for name in names:
         values = [_shown(each.get(name, _UNSET)) for each in settings]
         sources = [run.sources.get(name, "") for run in runs]
-        chosen = len(runs) == 1 and sources[0] not in ("", "default")
+        chosen = any(source not in ("", "default") for source in sources)
+        chosen = chosen and (all_chosen or len(runs) == 1)
         if name != "out" and (len(set(values)) > 1 or chosen):
             rows.append({"name": name, "values": values, "sources": sources})
     return rows

@@ -6,14 +6,10 @@ from statistics import median
 from typing import Any
 
 from legos.page.run_view import RunView
+from legos.run.key_figures import key_figures
 
 __all__ = ["overview", "row_of"]
 
-_KEY_FIGURES = {  # the first that a run has -> whether a larger value is better
-    "exploitability": False,
-    "joint_value": True,
-    "reward_mean": True,
-}
 _SPARK = 120  # points of a sparkline
 _SPEED = 20  # newest steps whose median time gives the time left
 _OWN = frozenset({"seed", "out", "loop.steps"})  # settings that differ between repeated runs
@@ -79,14 +75,11 @@ def _step_s(run: RunView) -> float:
 
 def _key_figures(run: RunView) -> list[dict[str, Any]]:
     """The metric that says most about a run; of a mix of arenas, one for each."""
-    found: dict[str, dict[str, Any]] = {}  # arena -> figure
-    for metric, larger in _KEY_FIGURES.items():
-        for name in run.evaluations:
-            start, slash, last = name.rpartition("/")
-            if last == metric and slash and start not in found and start.startswith("eval"):
-                found[start] = _figure(run.evaluations.points(name), name, larger=larger)
-    if found:
-        return list(found.values())
+    if found := key_figures(run.evaluations):
+        return [
+            _figure(run.evaluations.points(name), name, larger=larger)
+            for name, larger in found.items()
+        ]
     points = run.metrics.points("reward_mean", most=_SPARK)
     return [_figure(points, "reward_mean", larger=True)] if points else []
 

@@ -16,6 +16,7 @@ from legos.run.ending import Standing, standing
 from legos.run.folder import RunFolder
 from legos.run.index.plays import PlayIndex
 from legos.run.metrics import MetricTable, MetricTail
+from legos.run.reader import RunReader
 
 __all__ = ["RunView"]
 
@@ -41,6 +42,7 @@ class RunView:
     Attributes:
         name: name of the run on the page.
         folder: its files.
+        reader: searches and reads its plays.
         lock: held while files are read or a result is put together.
         metrics: of each step.
         evaluations: of each evaluation.
@@ -48,16 +50,19 @@ class RunView:
         config: its settings; None: they cannot be read.
         settings: dotted name -> value; {} where they cannot be read.
         sources: dotted name -> where the value came from.
+        config_text: the file of the settings; empty where they cannot be read.
     """
 
     def __init__(self, name: str, path: Path) -> None:
         """Begin without having read anything."""
         self.name = name
         self.folder = RunFolder(path)
+        self.reader = RunReader(self.folder)
         self.lock = RLock()
         self.config: RunConfig | None = None
         self.settings: dict[str, object] = {}
         self.sources: dict[str, str] = {}
+        self.config_text = ""
         self._config_of: tuple[int, int] | None = None  # time and size of the file that was read
         self._config_problem: str | None = None
         self._plays: PlayIndex | None = None
@@ -165,9 +170,10 @@ class RunView:
         try:
             self.config = read_config(self.folder.settings)
             self.settings = settings_of(self.config)
-            self.sources = read_sources(self.folder.config.read_text(encoding="utf-8"))
+            self.config_text = self.folder.config.read_text(encoding="utf-8")
+            self.sources = read_sources(self.config_text)
         except (LegosError, OSError, UnicodeError, ValueError) as error:
-            self.config, self.settings, self.sources = None, {}, {}
+            self.config, self.settings, self.sources, self.config_text = None, {}, {}, ""
             self._config_problem = f"settings: {error}"
 
     def setting(self, name: str) -> Any:

@@ -6,7 +6,6 @@ import { metric, number, plural } from "../format.js";
 import { change } from "../route.js";
 
 export const title = "Curves";
-const FIRST = /^(eval\/(.*\/)?(exploitability|joint_value|optimal_move_rate|reward_mean|vs_random_win|reward_part_.*)|reward_mean|entropy|loss|clip_fraction|grad_norm|staleness_mean|play\/tokens_per_s)$/;
 const MOST = 12; // charts at the same time; each more costs a moment
 const COLOURS = ["#e4572e", "#2f6fde", "#1b998b", "#a24bd3", "#c98a00", "#d6336c", "#5c677d", "#4d908e"];
 const DASHES = ["solid", "dash", "dot", "dashdot"];
@@ -21,8 +20,8 @@ export async function draw(root, parameters, { again, state, valid }) {
     if (valid()) show(root, h("div.empty", {}, h("p", {}, "No run, so no curve yet.")));
     return;
   }
-  const known = (await get("metrics", { run: chosen })).values.names;
-  const { matches, problem } = matching(known, parameters.get("filter"));
+  const { names: known, first } = (await get("metrics", { run: chosen })).values;
+  const { matches, problem } = matching(known, first, parameters.get("filter"));
   const most = Number(parameters.get("most") ?? MOST);
   const drawn = matches.slice(0, most);
   const axis = parameters.get("axis") ?? "step";
@@ -38,7 +37,7 @@ export async function draw(root, parameters, { again, state, valid }) {
     Object.assign(state, { root, controls: h("div"), charts: h("div.charts"), below: h("div"), plots: new Map() });
     show(root, h("div.head", {}, h("h1", {}, "Curves")), state.controls, state.charts, state.below);
   }
-  const colours = Object.fromEntries(names.map((name, index) => [name, COLOURS[index % COLOURS.length]]));
+  const colours = coloursOf(names);
   show(state.controls, controls(values.runs, chosen, colours, parameters, { matches, problem, gone }));
   charts(state, library, { drawn, series: curves.values.series, runs: values.runs, colours, parameters, axis });
   show(state.below,
@@ -46,8 +45,10 @@ export async function draw(root, parameters, { again, state, valid }) {
     diff(settings.values));
 }
 
-function matching(known, filter) {
-  if (!filter) return { matches: known.filter((name) => FIRST.test(name)) };
+export const coloursOf = (names) => Object.fromEntries(names.map((name, index) => [name, COLOURS[index % COLOURS.length]]));
+
+function matching(known, first, filter) {
+  if (!filter) return { matches: first };
   try {
     const rule = new RegExp(filter, "i");
     return { matches: known.filter((name) => rule.test(name)) };
@@ -91,7 +92,8 @@ export function smoothed(values, weight) {
   });
 }
 
-function charts(state, library, { drawn, series, runs, colours, parameters, axis }) {
+// A chart of each metric that is drawn; those that are drawn no more are removed.
+export function charts(state, library, { drawn, series, runs, colours, parameters, axis }) {
   const style = getComputedStyle(document.documentElement);
   const ink = style.getPropertyValue("--muted").trim();
   const grid = style.getPropertyValue("--line").trim();
@@ -136,6 +138,13 @@ function lines(each, colour, weight) {
   return [{ ...line, y: each.y, opacity: 0.25, hoverinfo: "skip", line: { color: colour, width: 1 } }, line];
 }
 
+// The value of a curve at a place that may lie between two of its points.
+function between({ x, y }, place) {
+  const after = x.findIndex((each) => each >= place);
+  if (after < 1) return y[0];
+  return y[after - 1] + ((place - x[after - 1]) / (x[after] - x[after - 1])) * (y[after] - y[after - 1]);
+}
+
 // Of runs that differ in their seeds alone, the mean and a band from the lowest to the highest.
 function banded(series, runs, colours, weight) {
   const families = Map.groupBy(series, (each) => runs.find((run) => run.name === each.run)?.family ?? each.run);
@@ -144,9 +153,10 @@ function banded(series, runs, colours, weight) {
     if (members.length < 2) return lines(members[0], colour, weight);
     const evaluated = members[0].name.startsWith("eval/");
     const smooth = members.map((each) => ({ ...each, y: smoothed(each.y, evaluated ? 0 : weight) }));
-    const length = Math.min(...smooth.map((each) => each.x.length));
-    const at = (fold) => Array.from({ length }, (_, place) => fold(smooth.map((each) => each.y[place])));
-    const x = smooth[0].x.slice(0, length);
+    const from = Math.max(...smooth.map((each) => each.x[0]));
+    const to = Math.min(...smooth.map((each) => each.x.at(-1)));
+    const x = smooth[0].x.filter((place) => from <= place && place <= to);
+    const at = (fold) => x.map((place) => fold(smooth.map((each) => between(each, place))));
     const hidden = { x, mode: "lines", line: { width: 0, color: colour }, hoverinfo: "skip" };
     const name = members.map((each) => each.run).join(", ");
     return [
@@ -157,10 +167,10 @@ function banded(series, runs, colours, weight) {
   });
 }
 
-function diff({ runs, rows }) {
+export function diff({ runs, rows }, title) {
   const one = runs.length === 1;
   return h("section.panel", {},
-    h("h2", {}, one ? "Settings that were chosen" : "Settings that differ"),
+    h("h2", {}, title ?? (one ? "Settings that are not defaults" : "Settings that differ")),
     rows.length
       ? h("div.scroll", {}, h("table.diff", {},
           h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "setting"), runs.map((name) => h("th", { scope: "col" }, name)))),

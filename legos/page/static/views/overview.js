@@ -66,7 +66,7 @@ function card(run, chosen) {
       h("span.muted.small", { title: "Newest change of its files" }, ago(run.changed_at))));
 }
 
-function figure({ metric: name, points, larger_is_better: larger }) {
+export function figure({ metric: name, points, larger_is_better: larger }) {
   const [first, end] = [points[0]?.[1], points.at(-1)?.[1]];
   const change = points.length > 1 ? end - first : null;
   const better = change === null || Math.abs(change) < 1e-9 ? "" : change > 0 === larger ? "good" : "bad";

@@ -83,6 +83,14 @@ function paint(root, state, parameters) {
   );
 }
 
+// All turns of a play, and how it ended, without what needs a tokenizer or a solved game.
+export function dialogue(values) {
+  const play = prepared(values);
+  const state = { play, tokens: Object.fromEntries(play.all.map((turn) => [turn.id, []])), by: "none" };
+  return h("section.dialogue", { "aria-label": "Play" },
+    play.turns.map((turn) => oneTurn(state, turn, false)), ending(play), play.children.map((child, index) => spawned(state, child, index)));
+}
+
 const to = (changes) => address("plays", { ...Object.fromEntries(route().parameters), ...changes });
 
 function head({ play, run }) {
@@ -115,7 +123,7 @@ function oneTurn(state, turn, current) {
   const picture = board(turn);
   const moves = exact?.turns?.[turn.id];
   const facts = [
-    plural(turn.token_ids.length, "token"),
+    plural(turn.tokens ?? turn.token_ids.length, "token"),
     turn.answered_at > turn.asked_at ? `${number(turn.answered_at - turn.asked_at)} s` : null,
     turn.versions.length ? `version ${[...new Set(turn.versions)].join(", ")}` : null,
     turn.trained?.advantage !== undefined && turn.trained?.advantage !== null ? `advantage ${signed(turn.trained.advantage)}` : null,

@@ -1,0 +1,123 @@
+"""A report as one HTML file, which holds the programs of the page and loads nothing."""
+
+import re
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from html import escape
+from importlib import resources
+from importlib.util import find_spec
+from posixpath import dirname, normpath
+from typing import Any, Literal
+
+import msgspec
+
+from legos.errors import ConfigError
+from legos.installed import adding
+
+__all__ = ["Plotly", "report_html"]
+
+Plotly = Literal["inline", "cdn", "none"]
+
+_START = "report.js"
+_IMPORT = re.compile(r'(\bfrom ")(\.{1,2}/[^"]+)(";)')
+_CDN = "https://cdn.plot.ly/plotly-3.7.0.min.js"
+
+
+def report_html(values: Mapping[str, Any], *, plotly: Plotly | None = None) -> str:
+    """The file of a report.
+
+    A browser runs no script in it but those of the page: their digests are listed in the file, and
+    the texts of plays are data.
+
+    Args:
+        values: what ``report_values`` returns.
+        plotly: where plotly.js, which draws the curves, comes from: the file, which grows by 5 MB;
+            the internet; or nowhere, and curves are simple lines. None: the file, if plotly is
+            installed, otherwise nowhere.
+
+    Raises:
+        ConfigError: plotly is wanted and not installed.
+    """
+    if plotly is None:
+        plotly = "none" if find_spec("plotly") is None else "inline"
+    style = (resources.files("legos.page") / "static" / "style.css").read_text(encoding="utf-8")
+    title = escape(", ".join(run["name"] for run in values["runs"]))
+    data = msgspec.json.encode(values, enc_hook=str).decode().replace("<", "\\u003c")
+    scripts = [_import_map(), f'import "{_name(_START)}";']
+    library, allowed = "", "data:"
+    if plotly == "cdn":
+        library, allowed = f'<script src="{_CDN}"></script>', f"data: {_CDN}"
+    elif plotly == "inline":
+        scripts.append(_plotly())
+        library = f"<script>{scripts[-1]}</script>"
+    for script in scripts:
+        allowed += f" 'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'"
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src {allowed}; \
+style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'">
+<title>{title} · legos</title>
+<style>{style}</style>
+<script type="importmap">{scripts[0]}</script>
+{library}
+</head>
+<body>
+<main id="main"></main>
+<noscript>This report needs JavaScript, all of which is in this file.</noscript>
+<script type="application/json" id="values">{data}</script>
+<script type="module">{scripts[1]}</script>
+</body>
+</html>
+"""
+
+
+def _import_map() -> str:
+    """The modules that the report needs, each under a name that its imports have in the file."""
+    found = {_name(path): _address(text) for path, text in _modules(_START, {})}
+    return msgspec.json.encode({"imports": found}).decode()
+
+
+def _modules(path: str, seen: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """A module and all that it imports: the path and the text of each, once."""
+    if path in seen:
+        return
+    place = resources.files("legos.page") / "static"
+    for part in path.split("/"):
+        place = place / part
+    text = seen[path] = place.read_text(encoding="utf-8")
+
+    def named(found: re.Match[str]) -> str:
+        return f"{found[1]}{_name(normpath(f'{dirname(path)}/{found[2]}').lstrip('/'))}{found[3]}"
+
+    yield path, _IMPORT.sub(named, text)
+    for found in _IMPORT.finditer(text):
+        yield from _modules(normpath(f"{dirname(path)}/{found[2]}").lstrip("/"), seen)
+
+
+def _name(path: str) -> str:
+    return f"legos/{path}"
+
+
+def _address(text: str) -> str:
+    return f"data:text/javascript;base64,{b64encode(text.encode()).decode()}"
+
+
+def _plotly() -> str:
+    """The text of plotly.js.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        found = resources.files("plotly") / "package_data" / "plotly.min.js"
+    except ModuleNotFoundError:
+        raise ConfigError(
+            f"plotly is not installed, which draws the curves; add it: {adding('view')}; "
+            "or give --plotly none"
+        ) from None
+    return found.read_text(encoding="utf-8")

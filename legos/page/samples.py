@@ -1,0 +1,108 @@
+"""A few plays of a run that show what it has learned, small enough for a file to send around."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from legos.errors import CheckpointError
+from legos.page.one_play import play_values
+from legos.run.index import IndexedPlay
+from legos.run.reader import RunReader
+
+__all__ = ["Sample", "sample_plays", "shortened"]
+
+_MOST_ARENAS = 4
+_LOOKED_AT = 1000  # plays of a step in which its arenas are looked for
+_MOST_TOKENS = 64  # of an answer whose tokens are kept one by one
+
+
+class Sample(NamedTuple):
+    """A play, and why it was chosen."""
+
+    why: str  # "best", "typical", "worst" or "failed"; several, where they are the same play
+    plays: int  # number of plays among which it was chosen
+    play: Mapping[str, Any]  # as ``play_values`` gives it
+
+
+def sample_plays(run: RunReader) -> list[Sample]:
+    """The best, a typical and the worst play of the first and of the last step, and a failed one.
+
+    They are plays of evaluations, which have the same tasks each time, where plays of two
+    evaluations are stored; otherwise plays of training. Rewards are those of trained seats.
+
+    Raises:
+        CheckpointError: a file of plays cannot be read.
+    """
+    found: list[Sample] = []
+    for ends in filter(None, (_ends(run, evaluation=True), _ends(run, evaluation=False))):
+        steps = list(dict.fromkeys(play.step for play in ends))
+        if len(steps) > 1 or not ends[0].evaluation:
+            found = [each for step in steps for each in _of_step(run, step, ends[0].evaluation)]
+            break
+    for number in run.search(failure=True, page=slice(0)).numbers[:1]:
+        found += _read(run, {number: ["failed"]}, 1)
+    return found
+
+
+def _ends(run: RunReader, *, evaluation: bool) -> list[IndexedPlay]:
+    """The first and the last stored play that did not fail; none if there is none."""
+    wanted: dict[str, Any] = {"evaluation": evaluation, "failure": False, "page": slice(1)}
+    return [
+        play for order in ("oldest", "newest") for play in run.search(order=order, **wanted).plays
+    ]
+
+
+def _of_step(run: RunReader, step: int | None, evaluation: bool) -> Iterator[Sample]:
+    wanted: dict[str, Any] = {"step": step, "evaluation": evaluation, "failure": False}
+    plays = run.search(page=slice(_LOOKED_AT), **wanted).plays
+    for arena in sorted({play.arena for play in plays})[:_MOST_ARENAS]:
+        best = run.search(arena=arena, order="best", page=slice(0), **wanted).numbers
+        worst = run.search(arena=arena, order="worst", page=slice(0), **wanted).numbers
+        reasons: dict[int, list[str]] = {}
+        if best:
+            chosen = {"best": best[0], "typical": best[len(best) // 2], "worst": worst[0]}
+            for why, number in chosen.items():
+                reasons.setdefault(number, []).append(why)
+        yield from _read(run, reasons, len(best))
+
+
+def _read(run: RunReader, reasons: Mapping[int, Sequence[str]], plays: int) -> Iterator[Sample]:
+    for number, why in reasons.items():
+        try:
+            episode = run.episode(number)
+        except CheckpointError:  # its file was removed meanwhile
+            continue
+        yield Sample(", ".join(why), plays, play_values(number, episode))
+
+
+def shortened(play: Mapping[str, Any], most: int) -> dict[str, Any]:
+    """A play whose long answers have no single tokens, and whose texts are cut in the middle.
+
+    Args:
+        play: as ``play_values`` gives it.
+        most: maximum number of characters of a text.
+    """
+    return {
+        **{name: _cut(value, most) for name, value in play.items()},
+        "turns": [_turn(turn, most) for turn in play["turns"]],
+        "children": [shortened(child, most) for child in play["children"]],
+    }
+
+
+def _turn(turn: Mapping[str, Any], most: int) -> dict[str, Any]:
+    left_out = ("choices", "thinking", "answer")
+    values = {name: _cut(value, most) for name, value in turn.items() if name not in left_out}
+    values["messages"] = [
+        {name: _cut(value, most) for name, value in message.items()} for message in turn["messages"]
+    ]
+    if len(turn["token_ids"]) > _MOST_TOKENS:
+        trained = turn["trained"] and {"advantage": turn["trained"]["advantage"]}
+        values |= {"tokens": len(turn["token_ids"]), "token_ids": [], "logprobs": []}
+        values |= {"versions": sorted(set(turn["versions"])), "trained": trained}
+    return values
+
+
+def _cut(value: Any, most: int) -> Any:
+    if not isinstance(value, str) or len(value) <= most:
+        return value
+    kept = most // 2
+    return f"{value[:kept]}\n[… {len(value) - 2 * kept} characters are left out …]\n{value[-kept:]}"
