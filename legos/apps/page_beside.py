@@ -6,9 +6,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["page_beside"]
+from legos.remote import guardian
 
-CLOSE_S = 10.0  # until the page's process is killed
+__all__ = ["page_beside"]
 
 
 @contextmanager
@@ -16,16 +16,14 @@ def page_beside(folder: Path) -> Generator[None]:
     """Within the block, ``legos view`` shows a run at a free port, and prints its address.
 
     It reads the folder only: if it fails or is killed, the run goes on. Ctrl-C reaches the run
-    alone, which then ends the page.
+    alone. The page ends with the process of the run, also where that is killed.
     """
-    command = [sys.executable, "-m", "legos", "view", str(folder), "--port", "0"]
-    page = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    view = [sys.executable, "-m", "legos", "view", str(folder), "--port", "0"]
+    command = [sys.executable, "-I", "-S", guardian.__file__, *view]
+    page = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield
     finally:
-        page.terminate()
-        try:
-            page.wait(CLOSE_S)
-        except subprocess.TimeoutExpired:
-            page.kill()
-            page.wait()
+        assert page.stdin is not None
+        page.stdin.close()
+        page.wait()

@@ -45,6 +45,7 @@ def restart(folder: Path, reason: str) -> None:
     sys.stderr.flush()
     os.environ[RESTARTS] = str(done + 1)
     command = [sys.executable, "-m", "legos", "train", "--resume", str(folder)]
+    command += [option for option in sys.argv if option == "--view"]
     os.execv(sys.executable, command)  # no shell; the process keeps its number and its terminal
 
 

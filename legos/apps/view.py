@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import socket
+import sys
 import webbrowser
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -61,7 +62,8 @@ async def _until_signal(
     async with listening(app, listener) as url:
         count = len(shown.all())
         runs = "1 run" if count == 1 else f"{count} runs"
-        say(f"showing {runs} of {', '.join(shown.places)} at {url} (Ctrl-C ends it)\n")
+        hint = " (Ctrl-C ends it)" if sys.stdin.isatty() else ""
+        say(f"showing {runs} of {', '.join(shown.places)} at {url}{hint}\n")
         if open_browser:
             await asyncio.to_thread(webbrowser.open, url)
         await ended.wait()

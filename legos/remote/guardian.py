@@ -31,10 +31,12 @@ def main() -> None:
         signal.signal(number, _ignore)  # the pipe decides; SIG_IGN would pass to the command
     follow = _end_with_parent if sys.platform == "linux" else None
     child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, preexec_fn=follow)
-    threading.Thread(target=_end_with_the_pipe, args=(child,), daemon=True).start()
+    asked = threading.Event()
+    threading.Thread(target=_end_with_the_pipe, args=(child, asked), daemon=True).start()
     code = child.wait()
-    sys.stdout.write(f"{sys.argv[1]} ended with exit code {code}\n")
-    sys.stdout.flush()
+    if not asked.is_set():
+        sys.stdout.write(f"{sys.argv[1]} ended with exit code {code}\n")
+        sys.stdout.flush()
     os.killpg(0, signal.SIGKILL)
 
 
@@ -47,9 +49,10 @@ def _ignore(*_: object) -> None:
     """Do nothing at a signal."""
 
 
-def _end_with_the_pipe(child: "subprocess.Popen[bytes]") -> None:
+def _end_with_the_pipe(child: "subprocess.Popen[bytes]", asked: threading.Event) -> None:
     while os.read(0, 4096):
         pass
+    asked.set()
     child.terminate()
     time.sleep(GRACE_S)
     os.killpg(0, signal.SIGKILL)

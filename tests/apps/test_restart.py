@@ -78,13 +78,12 @@ def test_restarts_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert main(["train", *NIM, "--steps", "1", "--out", str(tmp_path / "run")]) == 0
     started: list[list[str]] = []
     monkeypatch.setattr(restart.os, "execv", lambda _, command: started.append(command))
-    monkeypatch.setattr(sys, "argv", ["legos", "train"])
     monkeypatch.setenv(restart.RESTARTS, "1")
-    for _ in range(4):
+    for options in (["--seed", "1"], ["--view"], [], []):
+        monkeypatch.setattr(sys, "argv", ["legos", "train", *options])
         restart.restart(tmp_path / "run", "the device failed")
-    assert [command[1:] for command in started] == [
-        ["-m", "legos", "train", "--resume", str(tmp_path / "run")]
-    ] * 2
+    again = ["-m", "legos", "train", "--resume", str(tmp_path / "run")]
+    assert [command[1:] for command in started] == [again, [*again, "--view"]]
     monkeypatch.delenv(restart.RESTARTS)
     restart.restart(tmp_path / "elsewhere", "the device failed")  # without a checkpoint
     assert len(started) == 2

@@ -12,6 +12,7 @@ import pytest
 
 from legos.apps import train
 from legos.cli.process import main
+from legos.run.metrics import read_steps
 
 pytestmark = pytest.mark.slow
 
@@ -34,23 +35,39 @@ def address(said: Path) -> str:
 
 def test_a_page_shows_the_run_and_ends_with_it(tmp_path: Path) -> None:
     said, out = tmp_path / "said", tmp_path / "run"
-    with started(said, "--steps", "40", "--out", str(out)) as run:
+    with started(said, "--steps", "10000", "--out", str(out)) as run:
         url = address(said)
         assert httpx.get(url).status_code == 200
         assert out.name in httpx.get(f"{url}/api/runs").text
-    assert run.returncode == 0, said.read_text()
+        run.terminate()
+    assert run.returncode == 143, said.read_text()  # SIGTERM
     with pytest.raises(httpx.ConnectError):
         httpx.get(url)
 
 
 def test_a_run_goes_on_where_its_page_is_killed(tmp_path: Path) -> None:
-    said = tmp_path / "said"
-    with started(said, "--steps", "20", "--out", str(tmp_path / "run")) as run:
+    said, metrics = tmp_path / "said", tmp_path / "run" / "metrics.jsonl"
+    with started(said, "--steps", "10000", "--out", str(metrics.parent)) as run:
         address(said)
-        pages = [one for one in psutil.Process(run.pid).children() if "view" in one.cmdline()]
-        assert len(pages) == 1
-        pages[0].kill()
-    assert run.returncode == 0, said.read_text()
+        [guardian] = psutil.Process(run.pid).children()
+        [page] = guardian.children()
+        page.kill()
+        assert not psutil.wait_procs([page], timeout=60)[1]
+        until, steps = time.monotonic() + 120, len(read_steps(metrics))
+        while len(read_steps(metrics)) < steps + 3 and time.monotonic() < until:
+            time.sleep(0.05)
+        assert len(read_steps(metrics)) >= steps + 3, said.read_text()
+        run.kill()
+
+
+def test_a_page_ends_where_its_run_is_killed(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    with started(said, "--steps", "10000", "--out", str(tmp_path / "run")) as run:
+        address(said)
+        pages = psutil.Process(run.pid).children(recursive=True)
+        run.kill()
+    assert len(pages) == 2
+    assert not psutil.wait_procs(pages, timeout=60)[1]
 
 
 @pytest.mark.parametrize(("options", "shown"), [([], False), (["--view"], True)])
