@@ -2,25 +2,24 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from legos.apps.adapters import named_adapter, report_loading
-from legos.config.resolve import read_config
+from legos.apps.model_card import ExportFormat, model_card
 from legos.errors import CheckpointError
 from legos.files.atomic import write_folder
 from legos.run.find import find_run, split_place
+from legos.run.reader import RunReader
 from legos.weights.adapter import Adapter
 from legos.weights.folder import write_adapter
 from legos.weights.peft import write_peft
 from legos.wiring.model import load_model
 
-__all__ = ["ExportFormat", "export"]
-
-ExportFormat = Literal["mlx", "peft", "fused"]
+__all__ = ["export"]
 
 
 def export(run: str, *, to: Path, form: ExportFormat = "peft") -> Mapping[str, Any]:
-    """Write an adapter of a run into a new folder; after an error there is no folder.
+    """Write an adapter of a run and its model card into a new folder; after an error there is none.
 
     Args:
         run: folder of the run, or its name in runs/, for its newest adapter; ``RUN@STEP``,
@@ -36,18 +35,24 @@ def export(run: str, *, to: Path, form: ExportFormat = "peft") -> Mapping[str, A
         CheckpointError: the run or the adapter is not found, or ``to`` exists or cannot be written.
         AdapterError: the adapter is damaged, does not fit the model, or not the format.
     """
-    source = find_run(split_place(run)[0])
+    source = RunReader(find_run(split_place(run)[0]))
     weights = named_adapter(run)
-    model = read_config(source.settings).model
+    model = str(source.config.values["model"])
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise CheckpointError(f"{to} exists already; choose another --to, or remove it")
     report: dict[str, Any] = {
-        "run": str(source.path),
+        "run": str(source.folder.path),
         "adapter": f"v{weights.version}",
         "format": form,
         "to": str(to),
     }
-    write_folder(to, lambda folder: report.update(_write(weights, form, model, folder)))
+
+    def write(folder: Path) -> None:
+        report.update(_write(weights, form, model, folder))
+        card = model_card(source, weights, form)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+
+    write_folder(to, write)
     size = sum(file.stat().st_size for file in to.iterdir())
     return report | {"size_mib": size / 2**20}
 

@@ -27,16 +27,20 @@ def key_figures(names: Iterable[str]) -> dict[str, bool]:
 
 
 def before_and_after(
-    evaluations: MetricTable,
+    evaluations: MetricTable, *, version: int | None = None
 ) -> dict[str, tuple[float | None, float | None]]:
-    """Metric -> its value in the first and in the last of some evaluations, key figures first.
+    """Metric -> its value in the first evaluation, and in a later one; key figures come first.
 
-    The last value is None where there is one evaluation only, a value that is not defined is too.
+    A value is None where it is not defined, or where there is no later evaluation.
+
+    Args:
+        evaluations: the evaluations of a run.
+        version: policy version of the later evaluation; None: the last one.
     """
-    if not evaluations.num_steps:
-        return {}
-    first = next(evaluations.rows())
-    last = evaluations.newest if evaluations.num_steps > 1 else {}
+    first, *later = evaluations.rows() if evaluations.num_steps else [{}]
+    if version is not None:
+        later = [row for row in later if row.get("policy_version") == version]
+    last = later[-1] if later else {}
     names = [name for name in evaluations if name.startswith("eval/")]
     ordered = dict.fromkeys((*key_figures(names), *names))
     return {name: (first.get(name), last.get(name)) for name in ordered}

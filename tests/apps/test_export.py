@@ -80,7 +80,7 @@ def test_a_fused_model_computes_what_base_and_adapter_do(run: RunFolder, tmp_pat
     assert "quantization" not in config
     tokens = load_model(tmp_path / "fused", inline=True).tokenizer.encode("12 left")
     assert tokens == load_model(model, inline=True).tokenizer.encode("12 left")
-    assert not list((tmp_path / "fused").glob("README*"))
+    assert "A model with merged LoRA" in (tmp_path / "fused" / "README.md").read_text()
 
 
 def test_adapters_come_back_from_both_formats(run: RunFolder, tmp_path: Path) -> None:

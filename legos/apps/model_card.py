@@ -1,0 +1,190 @@
+"""The model card of an exported adapter, README.md in the format of the hub."""
+
+import platform
+import re
+import shlex
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+from huggingface_hub import EvalResult, ModelCardData, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from legos.apps.markdown import table_head, table_line
+from legos.builtin import BUILTIN
+from legos.config.command import train_command
+from legos.installed import own_version
+from legos.run.key_figures import before_and_after, key_figures
+from legos.run.metrics import Metrics, MetricTable
+from legos.run.reader import RunReader, RunSettings
+from legos.weights.adapter import Adapter
+
+__all__ = ["ExportFormat", "model_card"]
+
+ExportFormat = Literal["mlx", "peft", "fused"]
+_LIBRARIES: dict[ExportFormat, str] = {"mlx": "mlx", "peft": "peft", "fused": "transformers"}
+_USES: dict[ExportFormat, str] = {
+    "mlx": 'uv run mlx_lm.generate --model {base} --adapter-path . --prompt "..."',
+    "peft": "vllm serve {base} --enable-lora --lora-modules {name}=.",
+    "fused": 'uv run legos chat --model . --prompt "..."',
+}
+_VERSIONS = ("mlx", "mlx-lm", "torch", "transformers")
+
+
+def model_card(run: RunReader, adapter: Adapter, form: ExportFormat) -> str:
+    """The card of an adapter, with the figures that its run has measured.
+
+    Args:
+        run: the run that trained the adapter.
+        adapter: the adapter.
+        form: the format in which it is written.
+
+    Raises:
+        CheckpointError: the settings or the metrics of the run cannot be read.
+    """
+    config, evaluations = run.config, run.evaluations
+    base = str(config.values["model"])
+    figures = before_and_after(evaluations, version=adapter.version)
+    arena = "+".join(_arenas(config))
+    data = ModelCardData(
+        base_model=base if _is_on_hub(base) else None,
+        library_name=_LIBRARIES[form],
+        license=_license(base),
+        pipeline_tag="text-generation",
+        tags=["legos", "lora", "reinforcement-learning"],
+        model_name=run.name,
+        eval_results=[
+            EvalResult(
+                task_type="text-generation",
+                dataset_type="legos",
+                dataset_name=arena,
+                metric_type=name.removeprefix("eval/"),
+                metric_value=value,
+            )
+            for name in key_figures(figures)
+            if (value := figures[name][1]) is not None
+        ]
+        or None,
+    )
+    shown_base = base if _is_on_hub(base) else Path(base).name
+    facts = [
+        *_facts(config, _row_of(run.metrics, adapter.version), adapter),
+        ("base", "the model that ships with legos" if base == BUILTIN else shown_base),
+        ("versions of this export", ", ".join(_versions())),
+    ]
+    command = shlex.join(["uv", "run", *train_command(config.values, config.sources)])
+    use = _USES[form].format(base=shown_base, name=run.name)
+    if base == BUILTIN and form != "fused":  # which only legos can name
+        use = "uv run legos serve --model builtin --adapter ."
+    what = "A model with merged LoRA" if form == "fused" else "A LoRA adapter"
+    return f"""---
+{data}
+---
+
+# {run.name}
+
+{what}, trained in {arena} with legos.
+
+{_table(("", ""), facts)}
+## Evaluation
+
+{_evaluation(evaluations, figures, adapter.version)}
+## Use
+
+```
+{use}
+```
+
+## Training
+
+```
+{command}
+```
+"""
+
+
+def _facts(config: RunSettings, newest: Metrics, adapter: Adapter) -> Iterator[tuple[str, str]]:
+    """What was trained, and on how much."""
+    values = config.values
+    yield "arena", ", ".join(_arenas(config))
+    yield "optimiser steps", f"{adapter.version} applied, of {values['loop.steps']} in the run"
+    for name in ("generated", "trained"):
+        if (tokens := newest.get(f"tokens_{name}")) is not None:
+            yield f"tokens {name}", f"{int(tokens):,}"
+    yield "LoRA", f"rank {adapter.shape.rank}, scale {adapter.shape.scale:g}"
+    for name in ("training.learning_rate", "seed", "fork_from", "adapter"):
+        if values.get(name) is not None:
+            yield name.rpartition(".")[2].replace("_", " "), f"{values[name]}"
+
+
+def _arenas(config: RunSettings) -> list[str]:
+    """The names of the arenas, without folders of files."""
+    mixed = dict.fromkeys(
+        n.removeprefix("mix.").rpartition(".")[0] for n in config.values if n.startswith("mix.")
+    )
+    return [Path(name).name for name in mixed or [str(config.values["arena"])]]
+
+
+def _row_of(metrics: MetricTable, version: int) -> Metrics:
+    """The metrics of the newest step after which the policy had a version; {}: none is known."""
+    rows = [row for row in metrics.rows() if row.get("policy_version") == version]
+    return rows[-1] if rows else {}
+
+
+def _evaluation(
+    table: MetricTable, figures: dict[str, tuple[float | None, float | None]], version: int
+) -> str:
+    """The figures before and after training, and of which steps they are."""
+    if not figures:
+        return "The run was not evaluated.\n"
+    if all(after is None for _, after in figures.values()):
+        head = f"This version ({version}) was not evaluated; the figures are those of step 0.\n\n"
+    else:
+        step = _row_of(table, version)["step"]
+        head = f"Before training (step {table['step'][0]}), and this version (step {step}).\n\n"
+    rows = [
+        (name.removeprefix("eval/").replace("_", " "), *map(_number, pair))
+        for name, pair in figures.items()
+    ]
+    return head + _table(("metric", "before", "after"), rows)
+
+
+def _table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [table_line(cell.replace("|", "\\|") for cell in row) for row in rows]
+    return table_head(titles) + "".join(lines)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _is_on_hub(model: str) -> bool:
+    """Whether a model is named as the hub does, with its owner."""
+    try:
+        validate_repo_id(model)
+    except HFValidationError:
+        return False
+    return "/" in model and not Path(model).exists()
+
+
+def _license(model: str) -> str | None:
+    """The license in the card of the base model, where that card is on this machine."""
+    place = Path(model) / "README.md"
+    found = try_to_load_from_cache(model, "README.md") if _is_on_hub(model) else place
+    if not isinstance(found, str | Path) or not Path(found).is_file():
+        return None
+    text = Path(found).read_text(encoding="utf-8", errors="replace")
+    named = re.match(r"---\n(?:(?!---).*\n)*?license: *([\w.-]+) *\n", text)
+    return named and named[1]
+
+
+def _versions() -> Iterator[str]:
+    yield f"legos {own_version()}"
+    for name in _VERSIONS:
+        try:
+            yield f"{name} {version(name)}"
+        except PackageNotFoundError:
+            continue
+    yield f"Python {platform.python_version()}"
