@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from legos.errors import CheckpointError
 from legos.page.one_play import play_values
-from legos.run.index import IndexedPlay
+from legos.run.index.rows import IndexedPlay
 from legos.run.reader import RunReader
 
 __all__ = ["Sample", "sample_plays", "shortened"]
