@@ -1,7 +1,7 @@
 """Truncation of next-token distributions by top-k, then top-p, then min-p.
 
-The least probable token that is kept is found by sorting: all tokens above it are kept, and as many
-equal to it as fit, by ascending id.
+Only the most probable tokens of a row that can be kept are sorted. All tokens above the least
+probable one that is kept are kept too, and as many equal to it as fit, by ascending id.
 
 R rows, V vocabulary.
 """
@@ -9,73 +9,117 @@ R rows, V vocabulary.
 from collections.abc import Sequence
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
+from legos.mlx.generate.sampling.compiled import compiled
 from legos.mlx.generate.sampling.filters import SamplingParams, put, take
-from legos.records.message import Filters
 
 __all__ = ["cut"]
 
 NO_SHARE = 2.0  # above every cumulative probability, so that top-p has no effect
+SORTED = 2048  # values that a GPU sorts with one kernel; more take two kernels per doubling
 
 
-def cut(xp: Any, scaled: Any, weights: Any, parameters: Sequence[SamplingParams]) -> Any:
-    """Set the weights of all tokens that top-k, top-p or min-p remove to 0.
+def cut(
+    xp: Any, logits: Any, temperatures: NDArray[np.float32], parameters: Sequence[SamplingParams]
+) -> Any:
+    """Set the logits of all tokens that top-k, top-p or min-p remove to minus infinity.
 
     Equally probable tokens are kept by ascending id. The most probable token is always kept.
 
     Args:
         xp: array namespace.
-        scaled: [D, V] logits from ``processed``.
-        weights: [D, V] their exponentials, the largest of each row 1.
-        parameters: [D] sampling settings.
+        logits: [D, V] from ``processed``; never changed in place.
+        temperatures: [D, 1] by which top-p and min-p divide them, above 0.
+        parameters: [D] sampling settings; where the temperature is 0 they cut nothing.
 
     Returns:
-        [D, V] weights.
+        [D, V] logits; NaN stays NaN.
     """
     asking = [
         (row, params.filters)
         for row, params in enumerate(parameters)
         if params.filters is not None and params.temperature
     ]
-    size = scaled.shape[1]
-    ranked = [
-        (row, filters) for row, filters in asking if filters.top_p < 1.0 or 0 < filters.top_k < size
-    ]
+    size = logits.shape[1]
+    ranked = [(row, f) for row, f in asking if f.top_p < 1.0 or 0 < f.top_k < size]
     if ranked:
         rows = [row for row, _ in ranked]
-        some = take(xp, weights, rows)
-        kept = _most_probable(xp, take(xp, scaled, rows), [filters for _, filters in ranked])
-        weights = put(xp, weights, rows, xp.where(kept, some, 0.0))
-    shares = [(row, filters.min_p) for row, filters in asking if filters.min_p > 0.0]
-    if shares:
-        rows = [row for row, _ in shares]
-        some = take(xp, weights, rows)
-        least = xp.array(np.array([share for _, share in shares], np.float32))[:, None]
-        weights = put(xp, weights, rows, xp.where(some >= least, some, 0.0))
-    return weights
+        ks = [f.top_k if 0 < f.top_k < size else size for _, f in ranked]
+        shares = [f.top_p if f.top_p < 1.0 else NO_SHARE for _, f in ranked]
+        count = min(1 << (max(ks) - 1).bit_length(), size)  # few numbers: each is a trace
+        wide = np.float64 if xp is np else np.float32
+        bounds = _column(xp, ks, np.int32), _column(xp, shares, wide)
+        some = take(xp, logits, rows), xp.array(temperatures[rows])
+        logits = put(xp, logits, rows, _without_improbable(xp, *some, bounds, count))
+    least = [(row, f.min_p) for row, f in asking if f.min_p > 0.0]
+    if least:
+        rows = [row for row, _ in least]
+        some = take(xp, logits, rows), xp.array(temperatures[rows])
+        least = _column(xp, np.log([share for _, share in least]), np.float32)
+        logits = put(xp, logits, rows, _without_less(xp, *some, least))
+    return logits
 
 
-def _most_probable(xp: Any, scaled: Any, filters: Sequence[Filters]) -> Any:
-    """[R, V] True for the tokens that top-k and then top-p keep; all rows are sorted.
+def _column(xp: Any, numbers: Any, dtype: Any) -> Any:
+    """[R, 1]."""
+    return xp.array(np.array(numbers, dtype)[:, None])
+
+
+@compiled
+def _without_less(xp: Any, logits: Any, temperatures: Any, least: Any) -> Any:
+    """Remove tokens whose log-probability is less than that of the most probable one by a number.
+
+    Args:
+        xp: array namespace.
+        logits: [R, V].
+        temperatures: [R, 1].
+        least: [R, 1] the numbers, at most 0.
+    """
+    below = (logits - xp.max(logits, axis=1, keepdims=True)) / temperatures
+    return xp.where(below < least, -np.inf, logits)
+
+
+@compiled
+def _without_improbable(
+    xp: Any, logits: Any, temperatures: Any, bounds: tuple[Any, Any], count: int
+) -> Any:
+    """Remove the tokens that top-k and then top-p remove.
 
     Nothing here waits for the device: handling ties always is faster than checking for them first.
+
+    Args:
+        xp: array namespace.
+        logits: [R, V].
+        temperatures: [R, 1].
+        bounds: [R, 1] top-k and [R, 1] top-p.
+        count: at least the largest top-k.
     """
-    size = scaled.shape[1]
-    ks = [f.top_k if 0 < f.top_k < size else size for f in filters]
-    shares = [f.top_p if f.top_p < 1.0 else NO_SHARE for f in filters]
-    limits = xp.array(np.array(ks, np.int32))[:, None]
-    values = xp.sort(scaled, axis=1)[:, ::-1]
-    held = xp.exp(values - values[:, :1])
-    if min(ks) < size:
-        held = xp.where(xp.arange(size)[None, :] < limits, held, 0.0)
-    wide = np.float64 if xp is np else mx.float32
-    sums = xp.cumsum(held.astype(wide), axis=1)
-    goals = xp.array(np.array(shares), wide)[:, None] * sums[:, -1:]
-    number = xp.minimum(1 + xp.sum(sums < goals, axis=1, keepdims=True), limits)
-    last = xp.take_along_axis(values, number - 1, axis=1)
-    above = scaled > last
-    equal = scaled == last
-    room = number - xp.sum(above, axis=1, keepdims=True)
-    return above | (equal & (xp.cumsum(equal.astype(xp.int32), axis=1) <= room))
+    limits, shares = bounds
+    values = _largest(xp, logits, count)
+    held = xp.exp((values - values[:, :1]) / temperatures)
+    held = xp.where(xp.array(np.arange(count)) < limits, held, 0.0)
+    sums = xp.cumsum(held, axis=1, dtype=np.float64) if xp is np else xp.cumsum(held, axis=1)
+    number = 1 + xp.sum(sums < shares * sums[:, -1:], axis=1, keepdims=True)
+    last = xp.take_along_axis(values, xp.minimum(number, limits) - 1, axis=1)
+    room = xp.minimum(number, limits) - xp.sum(values > last, axis=1, keepdims=True)
+    equal = logits == last
+    late = xp.cumsum(equal.astype(xp.int32), axis=1) > room
+    return xp.where((logits < last) | (equal & late), -np.inf, logits)
+
+
+def _largest(xp: Any, logits: Any, count: int) -> Any:
+    """[R, count] the largest values of each row, in descending order."""
+    size = logits.shape[1]
+    if xp is np:
+        if count < size:
+            logits = np.partition(logits, size - count, axis=1)[:, size - count :]
+        return np.sort(logits, axis=1)[:, ::-1]
+    while 2 * count <= SORTED < logits.shape[1]:  # those of each block are among them
+        more = -logits.shape[1] % SORTED
+        if more:
+            logits = xp.pad(logits, ((0, 0), (0, more)), constant_values=-np.inf)
+        blocks = xp.sort(logits.reshape(len(logits), -1, SORTED), axis=2)
+        logits = blocks[:, :, SORTED - count :].reshape(len(logits), -1)
+    return xp.sort(logits, axis=1)[:, ::-1][:, :count]

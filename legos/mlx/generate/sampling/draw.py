@@ -6,7 +6,8 @@ A draw inverts the cumulative distribution at a uniform number that depends only
 - ``CumulativeTable``, for small vocabularies: the cumulative distribution as integers in host
   memory, searched once for all draws. Single rows of it can be cached.
 - ``draw``, for large vocabularies: first sums of blocks, then one block of each draw, so that
-  neither cumulative distributions nor log-probabilities of whole rows are made.
+  neither cumulative distributions nor log-probabilities of whole rows are made. A GPU takes longer
+  to start a kernel than to compute it over a few rows, so this is compiled.
 
 Both start from ``distributions``, which is written over an array namespace: NumPy where the device
 is the CPU, ``mlx.core`` elsewhere.
@@ -21,14 +22,9 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from legos.mlx.generate.sampling.compiled import compiled
 from legos.mlx.generate.sampling.cuts import cut
-from legos.mlx.generate.sampling.filters import (
-    SamplingParams,
-    exponentials,
-    processed,
-    put,
-    take,
-)
+from legos.mlx.generate.sampling.filters import SamplingParams, processed, take
 from legos.records.message import Alternatives
 from legos.records.seeds import uniforms
 
@@ -52,12 +48,11 @@ BITS = 24  # bits of each uniform number
 
 
 class Distributions(NamedTuple):
-    """D distributions on the device: the probability of a token is its weight over the total."""
+    """D distributions, each a softmax of its logits over its temperature."""
 
-    scaled: Any  # [D, V] logits after penalties, bias, masks and temperature
-    weights: Any  # [D, V] 0 where a token cannot be drawn
-    top: Any  # [D, 1] maximum of ``scaled``
-    total: Any  # [D, 1] sum of ``weights``
+    logits: Any  # [D, V] minus infinity where a token cannot be drawn
+    temperatures: NDArray[np.float32]  # [D, 1] above 0
+    greedy: NDArray[np.bool_] | None  # [D, 1] where the most probable token is certain; None: none
 
 
 class CumulativeTable(NamedTuple):
@@ -77,7 +72,7 @@ def namespace(num_vocabulary: int) -> Any:
     return np if num_vocabulary <= HOST_VOCABULARY or on_processor else mx
 
 
-@np.errstate(invalid="ignore", over="ignore", divide="ignore")  # a row of NaN stays NaN
+@np.errstate(invalid="ignore", over="ignore")  # a row of NaN stays NaN
 def distributions(xp: Any, logits: Any, parameters: Sequence[SamplingParams]) -> Distributions:
     """Make next-token distributions from logits.
 
@@ -90,28 +85,29 @@ def distributions(xp: Any, logits: Any, parameters: Sequence[SamplingParams]) ->
         D distributions. Where the logits of a row are NaN, or no token can be drawn, the
         log-probabilities of that row are NaN.
     """
-    scaled = processed(xp, logits, parameters)
-    top = xp.max(scaled, axis=1, keepdims=True)
-    greedy = [row for row, params in enumerate(parameters) if params.temperature == 0.0]
-    weights = scaled
-    if len(greedy) < len(parameters):
-        weights = cut(xp, scaled, exponentials(xp, scaled, top), parameters)
-    if greedy:
-        best = xp.argmax(take(xp, scaled, greedy), axis=1)[:, None]
-        best = best == xp.arange(scaled.shape[1])[None, :]
-        weights = put(xp, weights, greedy, best.astype(xp.float32))
-    return Distributions(scaled, weights, top, xp.sum(weights, axis=1, keepdims=True))
+    temperatures = np.array([params.temperature for params in parameters], np.float32)[:, None]
+    greedy = temperatures == 0.0
+    temperatures[greedy] = 1.0
+    left = cut(xp, processed(xp, logits, parameters), temperatures, parameters)
+    return Distributions(left, temperatures, greedy if greedy.any() else None)
 
 
-@np.errstate(invalid="ignore", divide="ignore")
+@np.errstate(invalid="ignore", over="ignore", divide="ignore")
 def table(made: Distributions) -> CumulativeTable:
     """Make the table for small vocabularies; rows of NaN keep log-probabilities of NaN."""
-    shares = np.cumsum(made.weights, axis=1, dtype=np.float64)
+    top = made.logits.max(axis=1, keepdims=True)
+    below = _below(np, made.logits, top, made.temperatures)
+    weights = np.exp(below)
+    if made.greedy is not None:
+        rows = np.flatnonzero(made.greedy)
+        weights[rows] = 0.0
+        weights[rows, made.logits[rows].argmax(axis=1)] = 1.0
+    shares = np.cumsum(weights, axis=1, dtype=np.float64)
     sound = shares[:, -1:] > 0.0
     shares /= shares[:, -1:]  # exactly 1 from the last token that can be drawn
     steps = np.ceil(np.where(sound, shares, 1.0) * 2.0**BITS)
-    logprobs = made.scaled - (made.top + np.log(made.total))
-    logprobs[made.weights == 0.0] = -np.inf
+    logprobs = below - np.log(weights.sum(axis=1, keepdims=True))
+    logprobs[weights == 0.0] = -np.inf
     return CumulativeTable(logprobs, steps.astype(np.int32))
 
 
@@ -131,7 +127,7 @@ def draw_from_table(
     return found - which * num_vocabulary, logprobs
 
 
-@np.errstate(invalid="ignore", divide="ignore")
+@np.errstate(invalid="ignore")
 def draw(
     xp: Any,
     made: Distributions,
@@ -153,46 +149,109 @@ def draw(
         Arrays of the namespace, lazy where it is ``mlx.core``: [N] token ids, and [N] their
         log-probabilities (nats), NaN where the distribution is NaN.
     """
-    weights = made.weights
-    count, num_vocabulary = weights.shape
+    each = np.array_equal(which, np.arange(len(made.temperatures)))  # one draw of each
+    index = None if each else xp.array(which)
+    if made.greedy is not None and made.greedy.all():
+        top, best = xp.max(made.logits, axis=1), xp.argmax(made.logits, axis=1)
+        certain = best, top - top  # 0, or NaN
+        return certain if each else (certain[0][index], certain[1][index])
+    numbers = _numbers(seeds, positions)[:, None]
+    inverted = _compiled if each else _inverted  # other numbers of draws seldom recur
+    greedy = None if made.greedy is None else xp.array(made.greedy)
+    given = made.logits, xp.array(made.temperatures), greedy
+    return inverted(xp, given, xp.array(numbers), index)
+
+
+@np.errstate(invalid="ignore", over="ignore", divide="ignore")
+def _inverted(xp: Any, made: tuple[Any, Any, Any], numbers: Any, index: Any) -> tuple[Any, Any]:
+    """[N] tokens at which cumulative distributions reach [N, 1] numbers, and log-probabilities.
+
+    Args:
+        xp: array namespace.
+        made: the fields of ``Distributions``.
+        numbers: [N, 1] in [0, 1).
+        index: [N] index of the distribution of each number; None: N is D, and each has one.
+    """
+    logits, temperatures, greedy = made
+    num_vocabulary = logits.shape[1]
+    top = xp.max(logits, axis=1, keepdims=True)
+    best = None if greedy is None else xp.argmax(logits, axis=1, keepdims=True)
+    weights = xp.exp(_below(xp, logits, top, temperatures))
     if num_vocabulary % BLOCK:
         weights = xp.pad(weights, ((0, 0), (0, BLOCK - num_vocabulary % BLOCK)))
-    blocks = weights.reshape(count, -1, BLOCK)
-    index = xp.array(which)
+    blocks = weights.reshape(logits.shape[0], -1, BLOCK)
     of_blocks = xp.sum(blocks, axis=2)
-    sums = xp.cumsum(of_blocks, axis=1)[index]
-    goals = xp.array(_numbers(seeds, positions))[:, None] * sums[:, -1:]
-    block = _reached(xp, of_blocks[index], sums, goals)
-    before = xp.take_along_axis(sums, xp.maximum(block - 1, 0), axis=1)
-    inside = blocks[index, block[:, 0]]
-    left = xp.maximum(goals - xp.where(block > 0, before, 0.0), 0.0)
-    place = _reached(xp, inside, xp.cumsum(inside, axis=1), left)
-    tokens = xp.minimum((block * BLOCK + place)[:, 0], num_vocabulary - 1)
-    norm = (made.top + xp.log(made.total))[index, 0]
-    return tokens, made.scaled[index, tokens] - norm
+    before = _exclusive(xp, of_blocks)
+    total = xp.sum(of_blocks, axis=1, keepdims=True)
+    if index is not None:
+        of_blocks, before, top, total, temperatures = (
+            array[index] for array in (of_blocks, before, top, total, temperatures)
+        )
+        best, greedy = (None if array is None else array[index] for array in (best, greedy))
+    goals = numbers * (before[:, -1:] + of_blocks[:, -1:])
+    block = _reached(xp, of_blocks, before, goals)
+    left = xp.maximum(goals - xp.take_along_axis(before, block, axis=1), 0.0)
+    if index is None:
+        inside = xp.take_along_axis(blocks, block[:, :, None], axis=1)[:, 0]
+    else:
+        inside = blocks[index, block[:, 0]]
+    place = _reached(xp, inside, _exclusive(xp, inside), left)
+    tokens = xp.minimum(block * BLOCK + place, num_vocabulary - 1)
+    if best is not None:
+        tokens = xp.where(greedy, best, tokens)
+    if index is None:
+        chosen = xp.take_along_axis(logits, tokens, axis=1)
+    else:
+        chosen = logits[index[:, None], tokens]
+    logprobs = _below(xp, chosen, top, temperatures) - xp.log(total)
+    if best is not None:
+        logprobs = xp.where(greedy, total - total, logprobs)  # 0, or NaN
+    return tokens[:, 0], logprobs[:, 0]
 
 
-def _reached(xp: Any, weights: Any, cumulative: Any, goals: Any) -> Any:
-    """[N, 1] the last index with a weight, up to the first whose sum exceeds the goal.
+_compiled = compiled(_inverted)
 
-    The sums of a GPU may differ by a rounding, up or down, where the weight is 0.
+
+def _exclusive(xp: Any, weights: Any) -> Any:
+    """[N, ...] the sum of the weights before each one."""
+    if xp is np:
+        return np.pad(np.cumsum(weights[:, :-1], axis=1), ((0, 0), (1, 0)))
+    return xp.cumsum(weights, axis=1, inclusive=False)
+
+
+def _reached(xp: Any, weights: Any, before: Any, goals: Any) -> Any:
+    """[N, 1] the first index with a weight at which the sum exceeds the goal; else the last one.
+
+    Args:
+        xp: array namespace.
+        weights: [N, ...]
+        before: [N, ...] their exclusive sums; those of a GPU may differ by a rounding, up or down.
+        goals: [N, 1]
     """
-    found = xp.sum(cumulative <= goals, axis=1, keepdims=True)
-    places = xp.arange(weights.shape[1])[None, :]
-    reached = (weights > 0.0) & (places <= found)
-    return xp.max(xp.where(reached, places, 0), axis=1, keepdims=True)
+    size = weights.shape[1]
+    places = xp.array(np.arange(size, dtype=np.int32))
+    order = xp.where(before + weights > goals, 2 * size - places, places)
+    return xp.argmax(xp.where(weights > 0.0, order, -1), axis=1, keepdims=True)
+
+
+def _below(xp: Any, logits: Any, top: Any, temperatures: Any) -> Any:
+    """Logits over temperatures, less the largest of each row; NumPy divides in place."""
+    below = logits - top
+    if xp is not np:
+        return below / temperatures
+    return below if (temperatures == 1.0).all() else np.divide(below, temperatures, out=below)
 
 
 def _numbers(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:
     return uniforms(np.array(seeds, np.uint64), np.array(positions, np.uint64))
 
 
-@np.errstate(invalid="ignore", divide="ignore")
+@np.errstate(invalid="ignore")
 def raw_table(xp: Any, logits: Any, rows: Sequence[int]) -> Any:
     """[R, V] log-probabilities of the model's own distributions at temperature 1, of some rows."""
     some = take(xp, logits, rows)
-    top = xp.max(some, axis=1, keepdims=True)
-    return some - (top + xp.log(xp.sum(exponentials(xp, some, top), axis=1, keepdims=True)))
+    below = some - xp.max(some, axis=1, keepdims=True)
+    return below - xp.log(xp.sum(xp.exp(below), axis=1, keepdims=True))
 
 
 def alternatives(logprobs: NDArray[np.float32], count: int) -> list[Alternatives]:

@@ -1,4 +1,4 @@
-"""Changes of the logits before truncation: penalties, logit bias, masks and temperature.
+"""Changes of the logits before truncation: penalties, logit bias and masks.
 
 Each function takes all D distributions of a step and changes only the rows that need it; no row's
 result depends on another row. All are written over an array namespace.
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from legos.records.message import Filters
 
-__all__ = ["SamplingParams", "Seen", "exponentials", "processed", "put", "take"]
+__all__ = ["SamplingParams", "Seen", "processed", "put", "take"]
 
 PLAIN = Filters()
 
@@ -55,7 +55,7 @@ class SamplingParams(NamedTuple):
 
 
 def processed(xp: Any, logits: Any, parameters: Sequence[SamplingParams]) -> Any:
-    """Apply penalties, logit bias, masks and temperature, in this order.
+    """Apply penalties, logit bias and masks, in this order.
 
     Args:
         xp: array namespace.
@@ -63,28 +63,13 @@ def processed(xp: Any, logits: Any, parameters: Sequence[SamplingParams]) -> Any
         parameters: [D] sampling settings.
 
     Returns:
-        [D, V] logits; minus infinity where a token is masked. Temperature 0 counts as 1 here.
+        [D, V] logits; minus infinity where a token is masked.
     """
-    given = logits
     if any(params.seen or (params.filters and params.filters.logit_bias) for params in parameters):
         logits = xp.array(logits)
         _penalise(xp, logits, parameters)
         _bias(xp, logits, parameters)
-    logits = _closed(xp, logits, parameters)
-    if any(params.temperature not in (0.0, 1.0) for params in parameters):
-        temperatures = np.array([params.temperature or 1.0 for params in parameters], np.float32)[
-            :, None
-        ]
-        if xp is np and logits is not given:
-            return np.divide(logits, temperatures, out=logits)
-        logits = logits / xp.array(temperatures)
-    return logits
-
-
-def exponentials(xp: Any, values: Any, top: Any) -> Any:
-    """[R, V] exponentials of ``values - top``; NumPy computes them in place."""
-    below = values - top
-    return np.exp(below, out=below) if xp is np else xp.exp(below)
+    return _closed(xp, logits, parameters)
 
 
 def take(xp: Any, array: Any, rows: Sequence[int]) -> Any:

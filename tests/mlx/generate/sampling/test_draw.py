@@ -165,15 +165,15 @@ def test_what_cannot_be_is_not_drawn_where_sums_round(
 
 
 class Scans:
-    """An array namespace whose sums differ by a rounding wherever a weight is 0, as on a GPU."""
+    """An array namespace whose sums differ by a rounding, as on a GPU."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(mx, name)
 
-    def cumsum(self, weights: Any, axis: int) -> Any:
+    def cumsum(self, weights: Any, axis: int, inclusive: bool) -> Any:
         rounded = np.where(np.arange(weights.shape[axis]) % 2, 1 - 2.0**-23, 1 + 2.0**-22)
         factors = mx.array(rounded.astype(np.float32))
-        return mx.cumsum(weights, axis=axis) * mx.where(weights > 0, 1.0, factors)
+        return mx.cumsum(weights, axis=axis, inclusive=inclusive) * factors
 
 
 @pytest.mark.parametrize("places", [(3, 700), (3, 60), (128, 255, 256), (5, 6, 7, 1100)])
