@@ -16,7 +16,6 @@ from legos.run.ending import Standing, standing
 from legos.run.folder import RunFolder
 from legos.run.index.plays import PlayIndex
 from legos.run.metrics import MetricTable, MetricTail
-from legos.run.reader import RunReader
 
 __all__ = ["RunView"]
 
@@ -42,7 +41,6 @@ class RunView:
     Attributes:
         name: name of the run on the page.
         folder: its files.
-        reader: searches and reads its plays.
         lock: held while files are read or a result is put together.
         metrics: of each step.
         evaluations: of each evaluation.
@@ -57,7 +55,6 @@ class RunView:
         """Begin without having read anything."""
         self.name = name
         self.folder = RunFolder(path)
-        self.reader = RunReader(self.folder)
         self.lock = RLock()
         self.config: RunConfig | None = None
         self.settings: dict[str, object] = {}
