@@ -1,4 +1,4 @@
-"""Generation alone, on a random model of 5 million parameters.
+"""Generation alone, on a random model of 5 million parameters; memory of checks and of layers.
 
 uv run python tests/bench/engine.py --json
 """
@@ -20,6 +20,7 @@ from typing import Any
 
 from bench.command import Ratio, run
 from bench.rounds import Workload
+from delta_peaks import memory_vs_loop
 from load_peaks import load_check_peak
 from msgspec.structs import replace
 
@@ -55,6 +56,12 @@ RATIOS: Mapping[str, Ratio] = {
     "load_check_peak_vs_weights": Ratio(
         "peak of memory while a model in bfloat16 is checked, over its weights", 1.3, at_most=True
     ),
+    "gated_delta_memory_vs_loop": Ratio(
+        "peak of memory of both passes through a layer with the gated delta rule, 2,048 tokens, as "
+        "a share of that of mlx-lm's loop over tokens",
+        0.125,
+        at_most=True,
+    ),
     "decode_ahead": Ratio(
         "speed with every step launched before the last one is read, against reading each at "
         "once; a gain on a GPU, a loss on a CPU, where it is off by default",
@@ -88,6 +95,7 @@ def bench_engine(work: Workload) -> Mapping[str, Any]:
                     "decode_ahead": ahead,
                     "rows_admitted_vs_reserved": admitted,
                     "load_check_peak_vs_weights": checked,
+                    "gated_delta_memory_vs_loop": memory_vs_loop(work.size(2048, 512)),
                     "engine_vs_bare": plain["bare_s"] / plain["engine_s"],
                     "group_prefill_share": _group_share(bench),
                     "multiturn_prefill_share": _multiturn_share(bench),

@@ -25,6 +25,7 @@ from legos.mlx.model.load import num_token_ids
 from legos.mlx.model.lora import adapted_layers, other_lora, set_lora_arrays
 from legos.mlx.model.machine import usable_bytes
 from legos.mlx.train.gradient_check import check_gradients
+from legos.mlx.train.linear_attention.layers import compute_in_chunks
 from legos.mlx.train.memory import MemoryPlan, usual_tokens
 from legos.mlx.train.passes import PassGradients, Policy, Runner, do_nothing
 from legos.mlx.train.prefix_sharing.plan import Pass, plan_passes
@@ -293,12 +294,12 @@ def _num_frozen(model: nn.Module, num_caches: int) -> int:
 
 
 def _avoid_inference_kernels(model: nn.Module) -> None:
-    """Make layers compute with operations that have gradients.
+    """Make layers compute with operations that have gradients, some of them in chunks of tokens.
 
-    In evaluation mode, layers with a gated delta rule (Qwen3.5, Kimi Linear, OLMo Hybrid) call a
-    Metal kernel that has none.
+    In evaluation mode, some recurrent layers call kernels that have none.
     """
     model.train()
+    compute_in_chunks(model)
     for _, module in model.named_modules():
         if isinstance(module, nn.Dropout):
             module.eval()  # training and sampling must compute the same probabilities

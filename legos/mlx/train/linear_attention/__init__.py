@@ -1,0 +1,1 @@
+"""Linear attention in chunks of tokens: recurrent layers with bounded memory."""
