@@ -1,8 +1,9 @@
-"""What storing plays costs a run, and how fast its plays are indexed and searched.
+"""What storing plays costs a run, how fast its plays are indexed and searched, and the page.
 
 ``uv run python tests/bench/view.py --json`` trains the built-in model on nim for some steps, with
 the plays that a run keeps by default, and repeats these plays until there are as many as in a long
-run.
+run. ``uv run --with playwright python tests/bench/view.py --page --json`` also shows them in
+Chromium, which must be installed.
 """
 
 import argparse
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path[0] = str(Path(__file__).parents[1])  # the folder of this file has another arenas
+
+from bench.view_page import page_figures
 
 from legos import open_run
 from legos.cli.process import main
@@ -61,10 +64,10 @@ def logging_share(run: Path, steps: int) -> float:
     return sum(spent) / float(open_run(run).metrics["loop/seconds_per_step"][1:].sum())
 
 
-def figures(steps: int, plays: int) -> dict[str, float]:
-    """All figures, in a folder that is removed afterwards."""
+def figures(steps: int, plays: int, updates: int) -> dict[str, float]:
+    """All figures, in a folder that is removed afterwards; without updates, not of the page."""
     with tempfile.TemporaryDirectory() as temporary:
-        run = Path(temporary) / "run"
+        run = Path(temporary) / "runs" / "run"
         share = logging_share(run, steps)
         folder = RunFolder(run)
         lines = b"".join(
@@ -84,12 +87,14 @@ def figures(steps: int, plays: int) -> dict[str, float]:
             index.search(**wanted)
             searched[name] = time.perf_counter() - started
         index.close()
+        page = page_figures(run, updates=updates) if updates else {}
         return {
             "plays": number,
             "bytes_per_play": len(lines) / size,
             "logging_share": share,
             "indexed_per_s": indexed,
             "search_s": max(searched.values()),
+            **page,
             **{f"search_s/{name}": seconds for name, seconds in searched.items()},
         }
 
@@ -99,8 +104,10 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--plays", type=int, default=100_000)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--page", action="store_true", help="also the page, in Chromium")
+    parser.add_argument("--updates", type=int, default=400, help="of the page, one in 3 s")
     given = parser.parse_args()
     output, sys.stdout = sys.stdout, sys.stderr  # what the run prints
-    found = figures(given.steps, given.plays)
+    found = figures(given.steps, given.plays, given.updates if given.page else 0)
     sys.stdout = output
     print(json.dumps({"load": os.getloadavg()[0], **found}, indent=None if given.json else 2))

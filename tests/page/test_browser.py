@@ -1,21 +1,19 @@
 """The page in Chromium, on a run of nim that is trained here and on a run of a chat model."""
 
-import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from chromium import CHROMIUM, chromium, served
 from made_runs import add_lines, add_play, made_run, step_line
 from short_runs import NIM
 
 pytestmark = [pytest.mark.optional, pytest.mark.slow]
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 HOSTILE = "<img src=x onerror=\"document.title='taken'\"><b>bold</b>"
 
 
@@ -42,23 +40,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@contextmanager
-def served(runs: Path, *options: str) -> Iterator[str]:
-    """The address of the page of some runs."""
-    command = [sys.executable, "-m", "legos", "view", str(runs), "--port", "0", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        found = re.search(r"http://\S+", process.stdout.readline())
-        assert found is not None
-        yield found[0]
-        process.terminate()
-        assert process.wait(10) == 0
-
-
 @pytest.fixture(scope="module")
 def url(runs: Path) -> Iterator[str]:
     """The address of the page of all runs."""
-    with served(runs) as found:
+    with served(runs) as (found, _):
         yield found
 
 
@@ -68,10 +53,8 @@ def browser() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api")
     if CHROMIUM is None:
         pytest.skip("there is no Chromium on PATH")
-    with sync_api.sync_playwright() as play:
-        made = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium(sync_api.sync_playwright) as made:
         yield made
-        made.close()
 
 
 @pytest.fixture
@@ -239,7 +222,7 @@ def test_a_run_that_is_moved_while_it_is_shown_is_reported(page: Any, runs: Path
 
 
 def test_a_page_for_others_asks_for_its_key(browser: Any, runs: Path) -> None:
-    with served(runs / "bad", "--host", "0.0.0.0", "--api-key", "s3cret") as url:
+    with served(runs / "bad", "--host", "0.0.0.0", "--api-key", "s3cret") as (url, _):
         page = browser.new_page()
         page.goto(url.replace("0.0.0.0", "127.0.0.1"))
         for key in ("wrong", "s3cret"):
