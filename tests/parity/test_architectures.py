@@ -8,14 +8,13 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from mlx_lm.generate import PromptProcessingBatch
-from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
 from legos.errors import EngineError
-from legos.mlx.generate.batch_cache import GROWTH, set_growth
+from legos.mlx.generate.batch_cache import BatchCache
 from legos.mlx.generate.capabilities import Capabilities, probe
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
+from legos.mlx.generate.prefill import Prefill
 from legos.mlx.model.forecast import Sizes
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.load import load_tree
@@ -32,41 +31,46 @@ def logprobs(model: Any, tokens: Any) -> NDArray[np.float32]:
 
 
 class Rows:
-    """Rows that are prefilled and decoded as the engine does it, by the model's batch caches."""
+    """Rows that are prefilled and decoded as the engine does it, in the order of their slots."""
 
     def __init__(
-        self, model: Any, rng: np.random.Generator, lengths: Sequence[int], chunk: int = 512
+        self,
+        forward: CausalModel,
+        rng: np.random.Generator,
+        lengths: Sequence[int],
+        chunk: int = 512,
     ) -> None:
-        self.model = model
+        self.forward = forward
         self.rng = rng
-        self.tokens = [list(map(int, rng.integers(3, 350, length))) for length in lengths]
-        caches = [make_prompt_cache(model) for _ in lengths]
-        batch = PromptProcessingBatch(
-            model, list(range(len(lengths))), caches, prefill_step_size=chunk
-        )
-        set_growth(batch.prompt_cache, GROWTH)
-        batch.prompt([row[:-1] for row in self.tokens])
-        self.cache: list[Any] = batch.prompt_cache
-        self.logprobs = self._forward()
+        self.chunk = chunk
+        self.cache = BatchCache(forward.model)
+        self.tokens: list[list[int]] = []
+        self.join(lengths)
 
-    def _forward(self) -> NDArray[np.float32]:
-        last = mx.array([[row[-1]] for row in self.tokens])
-        return np.array(nn.log_softmax(self.model(last, cache=self.cache)[:, -1], axis=-1))
+    def join(self, lengths: Sequence[int]) -> None:
+        new = [list(map(int, self.rng.integers(3, 350, length))) for length in lengths]
+        rows = [tuple(row) for row in new]
+        known = [([], 0)] * len(new)
+        prefill = Prefill(self.forward, rows, known, cache=self.cache, step=self.chunk)
+        while not prefill.advance(self.chunk):
+            pass
+        self.logprobs = np.array(nn.log_softmax(prefill.logits(), axis=-1))
+        self.cache.join(prefill.block, range(len(new)))
+        self.tokens += new
 
     def step(self) -> None:
+        self.tokens = [self.tokens[slot] for slot in self.cache.settle()]
+        self.cache.decode()
         for row in self.tokens:
             row.append(int(self.rng.integers(3, 350)))
-        self.logprobs = self._forward()
+        last = mx.array([row[-1] for row in self.tokens])
+        logits = self.forward.next_logits(last, self.cache.layers)
+        self.logprobs = np.array(nn.log_softmax(logits, axis=-1))
 
-    def keep(self, indices: Sequence[int]) -> None:
-        for layer in self.cache:
-            layer.filter(list(indices))
-        self.tokens = [list(self.tokens[index]) for index in indices]
-
-    def extend(self, other: "Rows") -> None:
-        for layer, more in zip(self.cache, other.cache, strict=True):
-            layer.extend(more)
-        self.tokens += other.tokens
+    def keep(self, sources: Sequence[int]) -> None:
+        slots = self.cache.fork(sources)
+        kept = {slot: list(self.tokens[old]) for slot, old in zip(slots, sources, strict=True)}
+        self.tokens = [kept.get(slot, []) for slot in range(max(slots) + 1)]
 
     def check(self, models: Sequence[Any]) -> None:
         """Each row is what its model computes alone and without a cache."""
@@ -78,14 +82,14 @@ class Rows:
 def test_rows_of_a_batch_compute_as_alone(folders: Mapping[str, Path], architecture: str) -> None:
     model = load_tree(folders[architecture])
     rng = np.random.default_rng(0)
-    rows = Rows(model, rng, (3, 17, 9, 2, 30))
+    rows = Rows(CausalModel(model), rng, (3, 17, 9, 2, 30))
     rows.check([model] * 5)
     rows.step()
     rows.keep([2, 0, 0, 1])  # one is forked, two are gone, and the order is another one
     for _ in range(2):
         rows.step()
         rows.check([model] * 4)
-    rows.extend(Rows(model, rng, (12, 2, 40)))
+    rows.join((12, 2, 40))
     for _ in range(11):
         rows.step()
     rows.check([model] * 7)
@@ -112,7 +116,7 @@ def test_four_bits_hold_the_weights_to_half_a_step(folders: Mapping[str, Path]) 
 def test_prompts_in_pieces_compute_as_whole(folders: Mapping[str, Path], architecture: str) -> None:
     """Pieces of 256 tokens: mlx-lm's state-space layers get unlike rows wrong in other ones."""
     model = load_tree(folders[architecture])
-    rows = Rows(model, np.random.default_rng(0), (600, 400, 256, 5), 256)
+    rows = Rows(CausalModel(model), np.random.default_rng(0), (600, 400, 256, 5), 256)
     rows.check([model] * 4)
 
 
@@ -135,7 +139,7 @@ def test_adapters_by_row_compute_as_in_trees_of_their_own(
 ) -> None:
     folder = folders[architecture]
     model = load_tree(folder)
-    slots = AdapterSlots(model)
+    forward, slots = CausalModel(model), AdapterSlots(model)
     trees: dict[int, Any] = {0: load_tree(folder)}
     for seed, rank, num_layers in ((1, 4, LAYERS), (2, 6, 1)):
         adapter, tree = trained(folder, seed=seed, rank=rank, num_layers=num_layers)
@@ -144,16 +148,16 @@ def test_adapters_by_row_compute_as_in_trees_of_their_own(
     for used in ([1] * 4, [2] * 4, [0] * 4, [1, 0, 2, 1], [2, 2, 0, 0]):
         models = [trees[slot] for slot in used]
         with slots.rows(used):
-            rows = Rows(model, rng, (3, 17, 9, 40))
+            rows = Rows(forward, rng, (3, 17, 9, 40))
             rows.step()
         rows.check(models)
         base = np.stack([logprobs(trees[0], row)[0, -1] for row in rows.tokens])
         changed = np.abs(rows.logprobs - base).max(axis=-1) > 0.05
         assert changed.tolist() == [slot > 0 for slot in used]
-        with slots.rows([used[1], used[0], used[3]]):
-            rows.keep([1, 0, 3])
+        with slots.rows([used[3], used[1], used[2]]):
+            rows.keep([1, 2, 3])  # the last row moves into the slot of the first
             rows.step()
-        rows.check([models[1], models[0], models[3]])
+        rows.check([models[3], models[1], models[2]])
 
 
 def test_experts_that_sort_their_tokens_know_the_rows(folders: Mapping[str, Path]) -> None:
@@ -215,5 +219,7 @@ def test_what_caches_can_do_and_cost_is_found_out(
     assert found == Capabilities(
         sizes=Sizes.of(model), prompt_step=256 if "ArraysCache" in caches else 1
     )
-    rows = Rows(model, np.random.default_rng(0), (300, 40, 2))
-    assert sum(layer.nbytes for layer in rows.cache) <= found.cache_bytes(3, 300, 256) + 10_000
+    rows = Rows(CausalModel(model), np.random.default_rng(0), (300, 40, 2))
+    assert (
+        sum(layer.nbytes for layer in rows.cache.layers) <= found.cache_bytes(3, 300, 256) + 10_000
+    )

@@ -1,30 +1,331 @@
-"""The batch caches of all layers together: rows are selected and read with one synchronisation.
+"""The key-value cache of all layers: the slots of the rows that are prefilled or decoded.
 
-mlx-lm's ``BatchKVCache`` reads its left padding on the host in every layer, each time with a wait
-for the device. Here that of all layers is evaluated at once, and the rest is computed on the host.
+    begin    a block of prompts takes free slots, and is prefilled into them
+    join     its rows are decoded from now on; each further fork of a row is copied into a slot
+    fork     the rows that go on keep their slots; each further fork of a row is copied
+    settle   the last rows move into the slots that are free, so that none is computed, unless
+             prompts take them at once
+    decode   one more token of every row
+
+Layers of standard attention (mlx-lm's ``KVCache``, also inside of a ``CacheList``) are slots
+(``SlotCache``). All others, such as sliding windows and recurrent states, are mlx-lm's batch
+caches, small and of a constant size: each of these events selects their rows anew, in the order of
+the slots.
+
+The buffers grow geometrically within the limit of bytes, and are kept until no row is left.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count, islice
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import BatchKVCache, CacheList
+import mlx.nn as nn
+from mlx_lm.models.cache import CacheList, KVCache, make_prompt_cache
 
-__all__ = [
-    "GROWTH",
-    "evaluate",
-    "extract_rows",
-    "growth",
-    "is_full",
-    "is_plain",
-    "parts",
-    "select_rows",
-    "set_growth",
-]
+from legos.mlx.generate.slot_cache import Pass, SlotCache, Space
+
+__all__ = ["BatchCache", "BlockCache", "evaluate", "extract_rows", "growth", "parts"]
 
 GROWTH, MOST_GROWTH = 16, 64
-"""Tokens: the space for keys and values grows by multiples of the first, and by no more than the
-second; the copies for it are small beside all that attention reads in as many steps."""
+"""Tokens: every slot has space for up to so many more than its row holds, in multiples of the
+first."""
+EXPECTED = 4  # slots get space for this share of the tokens that may still come
+
+
+def growth(tokens: int) -> int:
+    """For how many more tokens a slot must have space where so many still come."""
+    return min(-(-tokens // GROWTH) * GROWTH, MOST_GROWTH)
+
+
+@dataclass(eq=False, slots=True)
+class BlockCache:
+    """The cache of a block of prompts that is prefilled."""
+
+    layers: list[Any]  # one cache per layer
+    slots: tuple[int, ...]  # [B] the slot of each row
+
+    @property
+    def in_slots(self) -> bool:
+        """Whether all layers are slots."""
+        return all(isinstance(layer, SlotCache) for layer in self.layers)
+
+
+class BatchCache:
+    """Slots for keys and values, and mlx-lm's batch caches of all other layers.
+
+    Attributes:
+        layers: one cache per layer, of the rows that are decoded; empty where there is none.
+        live: the slots of these rows.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        max_slots: int = 1,
+        space_of: Callable[[int], int] | None = None,
+    ) -> None:
+        """Make an empty cache.
+
+        Args:
+            model: the model.
+            max_slots: more slots than this are made only where so many are in use.
+            space_of: number of slots -> the most tokens for which each of them may have space;
+                None: any number.
+        """
+        self._model = model
+        self._max_slots = max_slots
+        self._space_of = space_of
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove all rows, and release the buffers."""
+        self._space = Space()
+        self._slot_caches: list[SlotCache] = []
+        self._blocks: list[BlockCache] = []
+        self._width = 0  # rows of the decoded layers that are not slots
+        self.layers: list[Any] = []
+        self.live: set[int] = set()
+
+    def begin(self, known: Sequence[list[Any]], tokens: int, *, coming: int = 0) -> BlockCache:
+        """Give a block of prompts its slots, and write the prefixes that are known.
+
+        Args:
+            known: [B] the cache of a prefix of each row, one object per layer; empty: none.
+            tokens: tokens of the longest row.
+            coming: the most tokens that a row may get after them.
+        """
+        block = BlockCache([], tuple(self._free(len(known))))
+        self._blocks.append(block)
+        self._fit(tokens + 1, coming)
+        rows = [row or make_prompt_cache(self._model) for row in known]
+        numbers = count()
+        layers = zip(*rows, strict=True)
+        block.layers = [self._merged(each, block.slots, numbers) for each in layers]
+        return block
+
+    def prefill(
+        self, block: BlockCache, starts: Sequence[int], width: int, ends: Sequence[int]
+    ) -> None:
+        """Prepare a forward pass of a block.
+
+        Args:
+            block: the block.
+            starts: [B] tokens of each row so far.
+            width: tokens that the pass computes for each row, padding on the right included.
+            ends: [B] tokens of each row after the pass, without padding.
+        """
+        self._start(block.slots, starts, width, ends)
+
+    def join(self, block: BlockCache, rows: Sequence[int]) -> list[int]:
+        """Decode rows of a block from now on; the slots of its other rows are free again.
+
+        Args:
+            block: the block, which is complete.
+            rows: numbers of its rows, one for each of their forks.
+
+        Returns:
+            The slot of each fork.
+        """
+        self._blocks.remove(block)
+        self._forget(slot for row, slot in enumerate(block.slots) if row not in rows)
+        slots, pairs = self._placed([block.slots[row] for row in rows])
+        if rows:
+            self._join_others(block, dict(zip(slots, rows, strict=True)))
+        self._copy(pairs)
+        return slots
+
+    def fork(self, sources: Sequence[int]) -> list[int]:
+        """Keep the rows that go on; the slots of all others are free.
+
+        Args:
+            sources: slots of decoded rows, one for each of their forks.
+
+        Returns:
+            The slot of each fork, which of one fork is that of its row.
+        """
+        ended = self.live.difference(sources)
+        self.live -= ended
+        self._forget(ended)
+        slots, pairs = self._placed(sources)
+        if pairs:
+            copied = {slot: source for source, slot in pairs}
+            slots_used = range(self._count)
+            self._select([copied.get(slot, slot % self._width) for slot in slots_used])
+        self._copy(pairs)
+        if not self.live:
+            self.layers, self._width = [], 0
+        return slots
+
+    def fits(self, rows: int, tokens: int) -> bool:
+        """Whether so many further rows of so many tokens need no more than the limit as it is.
+
+        Free slots between the rows count too, until ``settle`` closes the gaps.
+        """
+        slots = max(self._used.union(self._free(rows)), default=-1) + 1
+        space = self._space
+        enough = slots <= space.slots and tokens <= space.tokens
+        return enough or self._space_of is None or tokens <= self._space_of(slots)
+
+    def settle(self) -> list[int]:
+        """Move the last rows into free slots before them, so that none of these is computed.
+
+        Returns:
+            The former slot of the row in each slot.
+        """
+        before, used, pairs = list(range(self._count)), self._used, list[tuple[int, int]]()
+        if len(used) < len(before):
+            for gap in (slot for slot in before if slot not in used):
+                last = max(self.live)
+                if last < gap:
+                    break
+                self.live = self.live - {last} | {gap}
+                pairs.append((last, gap))
+                before[gap] = last
+        del before[self._count :]
+        self._copy(pairs)
+        self._forget(last for last, _ in pairs)
+        self._select(before)
+        return before
+
+    def decode(self, coming: int = 0) -> int:
+        """Prepare one more token of every row: slot i becomes row i of the pass.
+
+        Args:
+            coming: the most tokens that a row may still get.
+
+        Returns:
+            Number of rows of the pass. Free slots, or those of a block that is not complete, may be
+            among them; what such a row computes is not used.
+        """
+        number, lengths = self._count, self._space.lengths
+        self._select(range(number))
+        self._fit(max(lengths[slot] for slot in self.live) + 1, coming)
+        starts = [min(length, self._space.tokens - 1) for length in lengths[:number]]
+        ends = [start + (slot in self.live) for slot, start in enumerate(starts)]
+        self._start(range(number), starts, 1, ends)
+        return number
+
+    def wipe(self, slots: Iterable[int]) -> None:
+        """Write zeros over rows whose keys and values may be no numbers, as no mask hides these."""
+        for slot in slots:
+            for cache in self._slot_caches:
+                cache.wipe(slot)
+
+    @property
+    def _used(self) -> set[int]:
+        return self.live.union(*(block.slots for block in self._blocks))
+
+    @property
+    def _count(self) -> int:
+        """Slots up to the last row that is decoded."""
+        return max(self.live, default=-1) + 1
+
+    def _free(self, number: int) -> list[int]:
+        """The first free slots."""
+        used = self._used
+        return list(islice((slot for slot in count() if slot not in used), number))
+
+    def _forget(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            self._space.lengths[slot] = 0
+
+    def _fit(self, tokens: int, coming: int) -> None:
+        """Make space for so many tokens in every slot that is used, and for some that come."""
+        space, slots = self._space, max(self._used) + 1
+        tokens = max(tokens, *space.lengths, 0)
+        if slots <= space.slots and tokens <= space.tokens:
+            return
+        most_slots, most = space.slots, space.tokens
+        if slots > most_slots:
+            most_slots = max(slots, min(2 * most_slots, self._max_slots))
+        if tokens > most:
+            most = tokens + min(coming, max(most, coming // EXPECTED, MOST_GROWTH))
+        if self._space_of is not None and most > self._space_of(most_slots):
+            most_slots = slots
+            most = max(tokens + growth(coming), min(most, self._space_of(slots)))
+        held = [slot for slot, length in enumerate(space.lengths) if length]
+        space.held = max(held, default=-1) + 1, max(space.lengths, default=0)
+        space.slots, space.tokens = most_slots, most
+        space.lengths = (space.lengths + [0] * most_slots)[:most_slots]
+
+    def _start(
+        self, slots: Sequence[int], starts: Sequence[int], width: int, ends: Sequence[int]
+    ) -> None:
+        self._space.current = Pass(slots, starts, width, self._space.tokens)
+        for slot, end in zip(slots, ends, strict=True):
+            self._space.lengths[slot] = end
+        for cache in self._slot_caches:
+            cache.begin()
+
+    def _merged(self, rows: Sequence[Any], slots: Sequence[int], numbers: Iterator[int]) -> Any:
+        """One layer of a block, from its caches of single rows."""
+        if isinstance(rows[0], CacheList):
+            parts = zip(*(row.caches for row in rows), strict=True)
+            return CacheList(*(self._merged(part, slots, numbers) for part in parts))
+        if type(rows[0]) is not KVCache:
+            return rows[0].merge(rows)
+        number = next(numbers)
+        if number == len(self._slot_caches):
+            self._slot_caches.append(SlotCache(self._space))
+        cache = self._slot_caches[number]
+        for slot, row in zip(slots, rows, strict=True):
+            if row.offset:
+                cache.put((slot,), row.keys[..., : row.offset, :], row.values[..., : row.offset, :])
+        return cache
+
+    def _placed(self, sources: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
+        """The slot of each fork, and the pairs of slots from which and into which one is copied."""
+        slots: list[int] = []
+        pairs: list[tuple[int, int]] = []
+        self.live.update(sources)
+        for source in sources:
+            slot = source
+            if source in slots:
+                (slot,) = self._free(1)
+                pairs.append((source, slot))
+            slots.append(slot)
+            self.live.add(slot)
+        if pairs:
+            self._fit(0, 0)
+        return slots, pairs
+
+    def _copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy rows from slots into others; none is copied from a slot that another one enters."""
+        into: dict[int, list[int]] = {}
+        for source, slot in pairs:
+            into.setdefault(source, []).append(slot)
+        for source, slots in into.items():
+            rows = [cache.copy(source) for cache in self._slot_caches]
+            mx.eval(rows)  # otherwise all of the buffers would be copied
+            for cache, (keys, values) in zip(self._slot_caches, rows, strict=True):
+                cache.put(slots, keys, values)
+            for slot in slots:
+                self._space.lengths[slot] = self._space.lengths[source]
+
+    def _join_others(self, block: BlockCache, rows: Mapping[int, int]) -> None:
+        """Add the layers of a block that are not slots; slot -> row of the block."""
+        first = self._width
+        if not self.layers:
+            self.layers = block.layers
+        else:
+            for old, new in zip(parts(self.layers), parts(block.layers), strict=True):
+                if not isinstance(old, SlotCache):
+                    old.extend(new)
+        self._width += len(block.slots)
+        last = self._width - 1
+        self._select([first + rows[n] if n in rows else min(n, last) for n in range(self._count)])
+
+    def _select(self, index: Sequence[int]) -> None:
+        """Select rows of the layers that are not slots; index[i] becomes row i."""
+        if list(index) != list(range(self._width)):
+            rows = mx.array(list(index))
+            for part in parts(self.layers):
+                if not isinstance(part, SlotCache):
+                    part.filter(rows)
+            self._width = len(index)
 
 
 def evaluate(cache: Sequence[Any]) -> None:
@@ -36,50 +337,8 @@ def evaluate(cache: Sequence[Any]) -> None:
     mx.eval([vars(part) for part in parts(cache)])
 
 
-def growth(tokens: int) -> int:
-    """By how many tokens full rows grow where so many still come; mlx-lm's caches grow by 256."""
-    return min(-(-tokens // GROWTH) * GROWTH, MOST_GROWTH)
-
-
-def is_full(cache: Sequence[Any]) -> bool:
-    """Whether the next token makes the rows grow."""
-    plain = next((part for part in parts(cache) if is_plain(part)), None)
-    return plain is not None and plain.keys is not None and plain._idx >= plain.keys.shape[2]
-
-
-def set_growth(cache: Sequence[Any], tokens: int) -> None:
-    """Let full rows grow where so many tokens still come."""
-    for part in parts(cache):
-        if is_plain(part):
-            part.step = growth(tokens)
-
-
-def select_rows(cache: Sequence[Any], indices: Sequence[int]) -> None:
-    """Select rows of a cache in place, and remove the padding that all of them have in common.
-
-    Args:
-        cache: one batch cache per layer.
-        indices: at least one; the new row i is the old row ``indices[i]``.
-    """
-    mx.eval([part.left_padding for part in parts(cache) if is_plain(part)])
-    rows = mx.array(list(indices))
-    for part in parts(cache):
-        if not is_plain(part):
-            part.filter(rows)
-            continue
-        before: list[int] = part.left_padding.tolist()
-        padding = [before[index] for index in indices]
-        common = min(padding)
-        if part.keys is not None:  # on a CPU, rows of a slice are gathered ten times as slowly
-            part.keys = part.keys[rows][..., common:, :]
-            part.values = part.values[rows][..., common:, :]
-        part.left_padding = mx.array([length - common for length in padding])
-        part.offset = part.offset[rows]
-        part._idx -= common
-
-
 def extract_rows(cache: Sequence[Any], indices: Sequence[int]) -> Iterator[list[Any]]:
-    """Copy rows of a cache, one at a time: an evaluated cache per layer, without padding."""
+    """Copy rows of the last pass, one at a time: an evaluated cache per layer, without padding."""
     if indices:
         evaluate(cache)  # otherwise every layer waits for its own padding, for each row
     for index in indices:
@@ -92,8 +351,3 @@ def parts(cache: Sequence[Any]) -> Iterator[Any]:
     """The caches of all layers, each of a ``CacheList`` by itself."""
     for layer in cache:
         yield from parts(layer.caches) if isinstance(layer, CacheList) else (layer,)
-
-
-def is_plain(part: Any) -> bool:
-    """Whether a cache is one of keys and values without a window."""
-    return type(part) is BatchKVCache

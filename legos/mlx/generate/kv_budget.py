@@ -18,9 +18,9 @@ class KeyValueBudget:
 
     Most answers are shorter than they may be, so a request that starts counts as its tokens and a
     quarter of those that may still come. Where the rows outgrow the limit all the same, the
-    youngest requests must wait and be computed again (``excess``). Rows are padded to the longest
-    one of their batch, so each counts as much as the longest. While nothing is reserved, the next
-    request is admitted whatever its size.
+    youngest requests must wait and be computed again (``excess``). The slots of a batch have space
+    for its longest row, so each row counts as much as the longest. While nothing is reserved, the
+    next request is admitted whatever its size.
     """
 
     limit: int  # bytes that may be reserved in all
@@ -33,6 +33,11 @@ class KeyValueBudget:
     def taken(self) -> int:
         """Bytes reserved now."""
         return self._bytes(len(self._takers))
+
+    def space_of(self, slots: int) -> int:
+        """Tokens for which each of some slots may have space within the limit."""
+        sizes = self.capabilities.sizes
+        return (self.limit // slots - sizes.row_bytes) // max(sizes.token_bytes, 1)
 
     def take(self, sequence: SequenceState) -> bool:
         """Reserve bytes for a request; False where they do not fit now."""

@@ -5,10 +5,8 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.generate import PromptProcessingBatch
-from mlx_lm.models.cache import make_prompt_cache
 
-from legos.mlx.generate.batch_cache import GROWTH, set_growth
+from legos.mlx.generate.batch_cache import BatchCache
 from legos.mlx.model.forward import CausalModel
 from legos.records.batch import pad_rows as padded
 
@@ -25,11 +23,15 @@ def last_logits(forward: CausalModel, rows: Sequence[Row]) -> mx.array:
 
 
 class Prefill:
-    """Fills a batch cache with one block of rows, one chunk at a time.
+    """Fills slots of a cache with one block of rows, one chunk at a time.
+
+    The chunks contain whole rows where the model is split into trunk and head and all of its layers
+    are slots. Otherwise one more pass computes the last token of each row: without a head, logits
+    would be computed at all positions, and a sliding window keeps whole chunks until a token comes.
 
     Attributes:
         num_tokens: number of tokens to compute in all, without padding.
-        cache: one batch cache per layer; complete after ``logits`` is called.
+        block: the block's part of the cache; complete after ``logits`` is called.
     """
 
     def __init__(
@@ -38,7 +40,9 @@ class Prefill:
         rows: Sequence[Row],
         known: Sequence[tuple[list[Any], int]],
         *,
+        cache: BatchCache,
         step: int,
+        coming: int = 0,
     ) -> None:
         """Prepare a block.
 
@@ -47,27 +51,34 @@ class Prefill:
             rows: token ids of each row.
             known: for each row, the cache of a prefix and its number of tokens (fewer than the row
                 has); an empty cache and 0 where no prefix is cached.
+            cache: gives the rows slots until they join it.
             step: rows are processed in chunks of a multiple of this many tokens.
+            coming: the most tokens that a row may get after its own.
         """
         self._forward = forward
         self._step = step
+        self._cache = cache
+        self.block = cache.begin([found for found, _ in known], max(map(len, rows)), coming=coming)
+        self._whole = self.block.in_slots and forward.trunk is not forward.model
+        apart = 0 if self._whole else 1  # last tokens of each row, which are computed by themselves
+        self._starts = [done for _, done in known]
+        self._ends = [len(row) - apart for row in rows]
+        rest = [
+            row[done:end] for row, done, end in zip(rows, self._starts, self._ends, strict=True)
+        ]
+        self._lengths = [len(row) for row in rest]
+        self.num_tokens = sum(self._lengths) + apart * len(rows)
         self._last = mx.array([row[-1] for row in rows])
-        rest = [row[done:-1] for row, (_, done) in zip(rows, known, strict=True)]
-        lengths = [len(row) for row in rest]
-        self.num_tokens = sum(lengths) + len(rows)
-        caches = [cache or make_prompt_cache(forward.model) for cache, _ in known]
-        self.cache: list[Any] = PromptProcessingBatch(
-            forward.model, list(range(len(rows))), caches
-        ).prompt_cache
-        set_growth(self.cache, GROWTH)
+        self._hidden: dict[int, mx.array] = {}  # row -> [H] hidden state of its last token
         self._position = 0
-        self._padded = max(lengths) > min(lengths)
-        self._longest = max(max(lengths), MIN_CHUNK) if self._padded else max(lengths)
-        self._inputs = mx.array(padded(rest, width=self._longest)) if self._longest else None
+        self._longest = max(self._lengths)
+        self._padded = self._longest > min(self._lengths)
         if self._padded:
-            padding = [self._longest - length for length in lengths]
-            for layer in self.cache:
-                layer.prepare(lengths=lengths, right_padding=padding)
+            self._longest = max(self._longest, MIN_CHUNK)
+            padding = [self._longest - length for length in self._lengths]
+            for layer in self.block.layers:
+                layer.prepare(lengths=self._lengths, right_padding=padding)
+        self._inputs = mx.array(padded(rest, width=self._longest)) if self._longest else None
 
     def advance(self, max_tokens: int) -> bool:
         """Compute one chunk of about ``max_tokens`` padded tokens; True after the last chunk."""
@@ -76,18 +87,34 @@ class Prefill:
             width = max(width, self._step)
             if self._longest - self._position - width < MIN_CHUNK:
                 width = self._longest - self._position
-            chunk = self._inputs[:, self._position : self._position + width]
-            self._forward.model(chunk, cache=self.cache)
-            self._position += width
+            self._compute(self._inputs[:, self._position : self._position + width])
             if self._position >= self._longest and self._padded:
-                for layer in self.cache:
+                for layer in self.block.layers:
                     layer.finalize()
-            mx.eval([layer.state for layer in self.cache])
+            mx.eval([layer.state for layer in self.block.layers], list(self._hidden.values()))
         return self._position >= self._longest
 
     def logits(self) -> mx.array:
-        """[B, V] float32 next-token logits; adds the last token of each row to the cache."""
-        return self._forward.next_logits(self._last, self.cache)
+        """[B, V] float32 next-token logits."""
+        if self._whole:
+            hidden = mx.stack([self._hidden[row] for row in range(len(self._ends))])
+            return self._forward.head(hidden).astype(mx.float32)
+        ends = [end + 1 for end in self._ends]
+        self._cache.prefill(self.block, self._ends, 1, ends)
+        return self._forward.next_logits(self._last, self.block.layers)
+
+    def _compute(self, chunk: mx.array) -> None:
+        """Add a chunk to the cache, and keep the hidden states of last tokens in it."""
+        begin, width = self._position, chunk.shape[1]
+        self._position += width
+        starts = [min(n + begin, end) for n, end in zip(self._starts, self._ends, strict=True)]
+        ends = [min(start + width, end) for start, end in zip(starts, self._ends, strict=True)]
+        self._cache.prefill(self.block, starts, width, ends)
+        hidden = self._forward.trunk(chunk, cache=self.block.layers)
+        if self._whole:
+            for row, length in enumerate(self._lengths):
+                if begin < length <= self._position:
+                    self._hidden[row] = hidden[row, length - 1 - begin]
 
 
 def pad_rows(rows: Sequence[Row]) -> tuple[mx.array, mx.array]:

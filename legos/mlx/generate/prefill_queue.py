@@ -3,15 +3,16 @@
 from collections.abc import Collection, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any
 
 import mlx.core as mx
 
 from legos.mlx.generate.adapter_table import LiveAdapter
+from legos.mlx.generate.batch_cache import BlockCache
 from legos.mlx.generate.kv_budget import KeyValueBudget
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.generate.prefill import Prefill, last_logits
 from legos.mlx.generate.prefix_cache import PrefixCache
+from legos.mlx.generate.rows import DecodingRows
 from legos.mlx.generate.sampling.sampler import Row, Sampler
 from legos.mlx.generate.sequences import SequenceState
 from legos.mlx.model.forward import CausalModel
@@ -31,7 +32,7 @@ class Block:
     rows: list[Row]  # rows that still have sequences
     versions: list[int]  # policy version that computed each of them
     logits: mx.array  # [B, V] float32 next-token logits
-    cache: list[Any]  # one batch cache per layer; empty where every sequence ends here
+    cache: BlockCache | None  # None: every sequence ends here
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,9 @@ class PrefillQueue:
 
     forward: CausalModel
     slots: AdapterSlots  # the adapters of the model
+    rows: DecodingRows  # the rows beside which a block gets its slots
     prefixes: PrefixCache  # keys and values of prompt prefixes
     budget: KeyValueBudget
-    block_tokens: int  # maximum number of padded tokens of a block
     chunk_tokens: int  # maximum length of a row that is computed in one forward pass
     prompt_step: int  # prompts are processed in chunks of a multiple of this many tokens
     most_forks: int  # a row waits for room for at most so many forks
@@ -141,7 +142,7 @@ class PrefillQueue:
         with self.slots.rows([live.slot for live, _ in keys]):
             logits = last_logits(self.forward, [tokens for _, tokens in keys])
         self._count(waiting, sum(len(tokens) for _, tokens in keys), reused=0)
-        return _block(waiting, [live for live, _ in keys], logits, [])
+        return _block(waiting, [live for live, _ in keys], logits, None)
 
     def prefilled(self, room: int, max_tokens: int) -> Block | None:
         """Compute one chunk of the block in progress, or of a new one; None until it is finished.
@@ -160,20 +161,18 @@ class PrefillQueue:
                 return None
             logits = block.prefill.logits()
         self._underway = None
-        return _block(block.waiting, block.lives, logits, block.prefill.cache)
+        return _block(block.waiting, block.lives, logits, block.prefill.block)
 
     def _next_block(self, room: int, max_tokens: int) -> _Underway | None:
-        """Start a block of the oldest row and others of about its length.
+        """Start a block of the oldest row and others of about its length, all in one pass.
 
-        Where chunks have a minimum size, the block is limited to ``max_tokens``, so that its first
-        chunk fits one forward pass.
+        A row that is longer is computed alone, in several passes.
         """
         admitted = self._admitted(room)
         if not admitted:
             return None
         found = {key: self.prefixes.find(key[0].epoch, key[1]) or ([], 0) for key in admitted}
-        most = self.block_tokens if self.prompt_step == 1 else max_tokens
-        blocks = row_blocks(admitted, most, length=lambda key: len(key[1]) - found[key][1])
+        blocks = row_blocks(admitted, max_tokens, length=lambda key: len(key[1]) - found[key][1])
         keys = next(block for block in blocks if admitted[0] in block)
         self._put_off(admitted, keys)
         waiting: Sequences = {}
@@ -183,11 +182,16 @@ class PrefillQueue:
             left = [sequence for sequence in sequences if sequence not in waiting[key]]
             if left:
                 self._longer[key] = left
+        if not self.rows.cache.fits(len(keys), max(map(_length, keys)) + 1):
+            self.rows.settle()
+        coming = (sequence.remaining for sequences in waiting.values() for sequence in sequences)
         prefill = Prefill(
             self.forward,
             [tokens for _, tokens in keys],
             [found[key] for key in keys],
+            cache=self.rows.cache,
             step=self.prompt_step,
+            coming=max(coming),
         )
         self._count(waiting, prefill.num_tokens, reused=sum(found[key][1] for key in keys))
         return _Underway(waiting, [copy(live) for live, _ in keys], prefill)
@@ -240,7 +244,7 @@ def _num_forks(sequences: Sequence[SequenceState]) -> int:
 
 
 def _block(
-    waiting: Sequences, lives: Sequence[LiveAdapter], logits: mx.array, cache: list[Any]
+    waiting: Sequences, lives: Sequence[LiveAdapter], logits: mx.array, cache: BlockCache | None
 ) -> Block:
     """The result of a block, without the rows that have no sequences."""
     rows: list[Row] = []

@@ -1,12 +1,12 @@
 """The decoding batch: its rows, the sequences of each row, and their key-value cache."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
 
 import mlx.core as mx
 
-from legos.mlx.generate.batch_cache import evaluate, is_full, select_rows, set_growth
+from legos.mlx.generate.batch_cache import BatchCache, BlockCache, evaluate
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.generate.sampling.sampler import Draws, Row, Sampler
 from legos.mlx.generate.sequences import SequenceState
@@ -27,30 +27,40 @@ class LaunchedStep:
     learns that it had ended already is removed here, so its token is never read.
     """
 
-    rows: list[Row]  # [B] the rows, in the order of the batch
+    rows: list[Row]  # [B] the rows; the index of each is its slot
     versions: list[int]  # [B] policy version that computes each row
     draws: Draws
 
-    def keep(self, indices: Sequence[int]) -> None:
-        """Remove all other rows; every row must have one sequence."""
-        self.rows = [(None, self.rows[old][1], new) for new, old in enumerate(indices)]
-        self.versions = [self.versions[index] for index in indices]
-        self.draws = self.draws.keep(indices)
+    def keep(self, slots: Collection[int]) -> None:
+        """Remove the rows in all other slots; every row must have one sequence."""
+        numbers = [number for number, (_, _, slot) in enumerate(self.rows) if slot in slots]
+        self.rows = [self.rows[number] for number in numbers]
+        self.versions = [self.versions[number] for number in numbers]
+        self.draws = self.draws.keep(numbers)
+
+    def moved(self, before: Sequence[int]) -> mx.array:
+        """[B] the tokens, after the row in slot ``before[i]`` has moved into slot i, for each i."""
+        numbers = {slot: number for number, (_, _, slot) in enumerate(self.rows)}
+        order = [numbers[slot] for slot in before]
+        slots = {slot: new for new, slot in enumerate(before)}
+        self.rows = [(key, sequences, slots[slot]) for key, sequences, slot in self.rows]
+        same = order == list(range(len(order)))
+        return self.draws.tokens if same else self.draws.tokens[mx.array(order)]
 
 
 class DecodingRows:
-    """Rows of a batch cache; the sequences of one row have the same tokens.
+    """The rows in the slots of a cache; the sequences of one row have the same tokens.
 
     Attributes:
-        cache: one batch cache per layer; empty where there is no row.
+        cache: the cache of the rows, and of the blocks that are prefilled for them.
         rows_computed: number of rows computed by the model so far.
     """
 
-    def __init__(self, slots: AdapterSlots, max_rows: int) -> None:
-        self._slots = slots
+    def __init__(self, slots: AdapterSlots, cache: BatchCache, max_rows: int) -> None:
+        self._adapters = slots
         self._max_rows = max_rows
-        self._sequences: list[list[SequenceState]] = []
-        self.cache: list[Any] = []
+        self._sequences: dict[int, list[SequenceState]] = {}  # slot -> sequences of its row
+        self.cache = cache
         self._steps = 0
         self.rows_computed = 0
 
@@ -65,20 +75,25 @@ class DecodingRows:
     @property
     def longest(self) -> int:
         """Tokens of the longest row whose tokens are read; 0 without rows."""
-        firsts = (sequences[0] for sequences in self._sequences)
+        firsts = (sequences[0] for sequences in self._sequences.values())
         return max((len(m.request.prompt_ids) + len(m.tokens) for m in firsts), default=0)
 
     @property
     def sequences(self) -> set[SequenceState]:
         """All sequences that are decoded."""
-        return {one for sequences in self._sequences for one in sequences}
+        return {one for sequences in self._sequences.values() for one in sequences}
 
     def listed(self) -> list[Row]:
         """Every row in the sampler's format, without a key, which would copy all its tokens."""
-        return [(None, sequences, index) for index, sequences in enumerate(self._sequences)]
+        return [(None, sequences, slot) for slot, sequences in self._sequences.items()]
 
     def launch(
-        self, forward: CausalModel, sampler: Sampler, unread: LaunchedStep | None
+        self,
+        forward: CausalModel,
+        sampler: Sampler,
+        unread: LaunchedStep | None,
+        *,
+        refill: bool,
     ) -> LaunchedStep:
         """Start to compute one more token of every row; adds the last one to the cache.
 
@@ -86,24 +101,40 @@ class DecodingRows:
             forward: the model.
             sampler: samples the tokens.
             unread: the step before, whose rows have one sequence each, if it is not read yet.
+            refill: whether prompts will take the free slots between the rows at once; only where
+                every step was read.
         """
-        if unread is None:
-            last = mx.array([sequences[0].tokens[-1] for sequences in self._sequences])
-        else:
-            last = unread.draws.tokens
         self.rows_computed += len(self._sequences)
         self._steps += 1
         if self._steps % EVALUATED_EVERY == 0:
-            evaluate(self.cache)
-        lives = [sequences[0].live for sequences in self._sequences]
-        if is_full(self.cache):
-            coming = (one.remaining for sequences in self._sequences for one in sequences)
-            set_growth(self.cache, max(coming))
-        with self._slots.rows([live.slot for live in lives]):
-            logits = forward.next_logits(last, self.cache)
+            evaluate(self.cache.layers)
+        if refill and self.cache.fits(0, self.longest):
+            last = None
+        else:
+            before = self.settle()
+            last = None if unread is None else unread.moved(before)
+        number = self.cache.decode(max(one.remaining for one in self.sequences))
+        firsts = {slot: sequences[0] for slot, sequences in self._sequences.items()}
+        spare = next(iter(firsts.values()))
+        rows_of = [firsts.get(slot, spare) for slot in range(number)]
+        if last is None:
+            last = mx.array([first.tokens[-1] for first in rows_of])
+        with self._adapters.rows([first.live.slot for first in rows_of]):
+            logits = forward.next_logits(last, self.cache.layers)
         rows = self.listed()
         draws = sampler.draw(rows, logits, unread=0 if unread is None else 1)
-        return LaunchedStep(rows, [live.version for live in lives], draws)
+        return LaunchedStep(rows, [first.live.version for first in firsts.values()], draws)
+
+    def settle(self) -> list[int]:
+        """Close the gaps between the rows; every step must be read, or renumbered (``moved``).
+
+        Returns:
+            The former slot of the row in each slot.
+        """
+        before = self.cache.settle()
+        old = self._sequences
+        self._sequences = {new: old[slot] for new, slot in enumerate(before) if slot in old}
+        return before
 
     def fork(self, forks: Sequence[Fork]) -> Sequence[Fork]:
         """Replace every row by its forks; a row without forks is removed.
@@ -112,48 +143,50 @@ class DecodingRows:
             The forks that do not fit.
         """
         fit = forks[: self._max_rows]
-        _reorder(self.cache, [index for index, _ in fit], len(self._sequences))
-        self._put([sequences for _, sequences in fit])
+        on = {slot for slot, _ in fit}
+        self.cache.wipe(slot for _, m, slot in self.listed() if slot not in on and failed(m))
+        slots = self.cache.fork([slot for slot, _ in fit])
+        self._put(slots, fit)
         return forks[self._max_rows :]
 
-    def join(self, cache: list[Any], forks: Sequence[Fork], count: int) -> Sequence[Fork]:
+    def join(self, block: BlockCache, rows: Sequence[Row], forks: Sequence[Fork]) -> Sequence[Fork]:
         """Add the forks of freshly computed rows.
 
         Args:
-            cache: cache of ``count`` rows; if it is empty, no fork can join.
+            block: the cache of the rows.
+            rows: the rows that were computed; their indices are those of the block.
             forks: the forks that are decoded further.
-            count: number of rows that were computed.
 
         Returns:
             The forks that do not fit.
         """
-        room = self.room if cache else 0
-        if forks[:room]:
-            _reorder(cache, [index for index, _ in forks[:room]], count)
-            if self.cache:
-                for old, new in zip(self.cache, cache, strict=True):
-                    old.extend(new)
-            else:
-                self.cache = cache
-            self._sequences += [sequences for _, sequences in forks[:room]]
-        return forks[room:]
+        fit, left = forks[: self.room], forks[self.room :]
+        self.cache.wipe(block.slots[index] for _, sequences, index in rows if failed(sequences))
+        slots = self.cache.join(block, [index for index, _ in fit])
+        self._put(slots, fit, self._sequences)
+        return left
 
     def remove(self, ended: Collection[SequenceState]) -> None:
         """Remove sequences from their rows; a row without sequences is removed."""
-        rows = [[m for m in sequences if m not in ended] for sequences in self._sequences]
-        self.fork([(index, sequences) for index, sequences in enumerate(rows) if sequences])
+        rows = [(slot, [m for m in row if m not in ended]) for slot, row in self._sequences.items()]
+        self.fork([(slot, sequences) for slot, sequences in rows if sequences])
 
     def clear(self) -> None:
-        """Remove all rows."""
-        self._put([])
+        """Remove all rows and blocks, and release the memory of the cache."""
+        self._sequences = {}
+        self.cache.clear()
 
-    def _put(self, sequences: list[list[SequenceState]]) -> None:
-        self._sequences = sequences
-        if not sequences:
-            self.cache = []
+    def _put(
+        self,
+        slots: Sequence[int],
+        forks: Sequence[Fork],
+        others: Mapping[int, list[SequenceState]] = MappingProxyType({}),
+    ) -> None:
+        """Put forks into their slots, in the order of the slots."""
+        new = {slot: sequences for slot, (_, sequences) in zip(slots, forks, strict=True)}
+        self._sequences = dict(sorted({**others, **new}.items()))
 
 
-def _reorder(cache: Sequence[Any], indices: Sequence[int], count: int) -> None:
-    """Select rows of a cache: the new row i is the old row ``indices[i]``."""
-    if indices and list(indices) != list(range(count)):
-        select_rows(cache, indices)
+def failed(sequences: Sequence[SequenceState]) -> bool:
+    """Whether a row may hold keys and values that are no numbers."""
+    return sequences[0].failure is not None

@@ -22,7 +22,7 @@ import mlx.nn as nn
 from legos.device.adaptive import AdaptiveLimit
 from legos.errors import LegosError, RequestError
 from legos.mlx.generate.adapter_table import AdapterTable
-from legos.mlx.generate.batch_cache import extract_rows
+from legos.mlx.generate.batch_cache import BatchCache, extract_rows
 from legos.mlx.generate.capabilities import Capabilities, probe
 from legos.mlx.generate.kv_budget import KeyValueBudget
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
@@ -96,17 +96,18 @@ class Scheduler:
         self._prefixes = PrefixCache(prefix_bytes)
         self.budget = KeyValueBudget(cache_bytes, capabilities)
         self._cache_bytes = AdaptiveLimit(cache_bytes, recovery=RECOVERY)
+        cache = BatchCache(model, max_slots=max_rows, space_of=self.budget.space_of)
+        self._rows = DecodingRows(self._slots, cache, max_rows)
         self.waiting = PrefillQueue(
             forward=self._forward,
             slots=self._slots,
+            rows=self._rows,
             prefixes=self._prefixes,
             budget=self.budget,
-            block_tokens=self._prefill_tokens,
             chunk_tokens=limits.chunk_tokens,
             prompt_step=capabilities.prompt_step,
             most_forks=max(max_rows // 4, 1),
         )
-        self._rows = DecodingRows(self._slots, max_rows)
         self.scores = ScoreQueue(self._forward, self._slots)
         self._score_tokens = limits.chunk_tokens  # tokens of the next block of scores when idle
         self._clock = clock
@@ -217,6 +218,8 @@ class Scheduler:
         block = self.waiting.prefilled(self._rows.room, max_tokens)
         if block is not None:
             self._begin(block, results)
+        if not self._busy:
+            self._rows.clear()
         if self.scores:
             self._score(began, alone=not (results or self._busy))
         self._cache_bytes.success()
@@ -244,12 +247,14 @@ class Scheduler:
 
     def _begin(self, block: Block, results: list[Outcome]) -> None:
         """Sample for newly prefilled rows; unfinished ones join the decoding batch, or wait."""
-        if not block.rows:
-            return
-        drawn = self.sampler.read(self.sampler.draw(block.rows, block.logits))
-        self._keep(block.rows, block.cache)
-        forks = self._advance(block.rows, block.versions, drawn, results)
-        self._wait(self._rows.join(block.cache, forks, block.logits.shape[0]))
+        forks: Sequence[Fork] = ()
+        if block.rows:
+            drawn = self.sampler.read(self.sampler.draw(block.rows, block.logits))
+            self._keep(block.rows, block.cache.layers if block.cache else ())
+            forks = self._advance(block.rows, block.versions, drawn, results)
+        if block.cache is not None:
+            forks = self._rows.join(block.cache, block.rows, forks)
+        self._wait(forks)
 
     def collect(self, results: list[Outcome]) -> None:
         """Read the last step if it is unread; its results are appended."""
@@ -269,7 +274,8 @@ class Scheduler:
     def _decode(self, results: list[Outcome]) -> None:
         """Launch one more step of every row, and read the last step that can be read."""
         before, self._unread = self._unread, None
-        step = self._rows.launch(self._forward, self.sampler, before)
+        refill = before is None and self.waiting.can_start(self._rows.room)
+        step = self._rows.launch(self._forward, self.sampler, before, refill=refill)
         if before is not None:
             self._read(before, results, following=step)
         if self._rows and self._can_stay_unread(step):
@@ -295,20 +301,20 @@ class Scheduler:
             results: the results are appended.
             following: the next step, if it has been launched; it loses the rows that have ended.
         """
-        before = [len(sequences[0].tokens) for _, sequences, _ in step.rows]
+        before = {slot: len(sequences[0].tokens) for _, sequences, slot in step.rows}
         drawn = self.sampler.read(step.draws)
         forks = self._advance(step.rows, step.versions, drawn, results)
-        on = {index for index, _ in forks}
+        on = {slot for slot, _ in forks}
         ended: list[Row] = []
-        for _, sequences, index in step.rows:
+        for _, sequences, slot in step.rows:
             first = sequences[0]
-            if index not in on and first.failure is None:
-                cached = first.tokens[: before[index] if following is None else None]
+            if slot not in on and first.failure is None:
+                cached = first.tokens[: before[slot] if following is None else None]
                 tokens = (*first.request.prompt_ids, *cached)
-                ended.append(((first.epoch, tokens), sequences, index))
-        self._keep(ended, self._rows.cache, answers=True)
+                ended.append(((first.epoch, tokens), sequences, slot))
+        self._keep(ended, self._rows.cache.layers, answers=True)
         if following is not None and 0 < len(forks) < len(step.rows):
-            following.keep([index for index, _ in forks])
+            following.keep(on)
         self._wait(self._rows.fork(forks))
 
     def _advance(

@@ -16,7 +16,7 @@ from mlx_lm.models.cache import can_trim_prompt_cache
 from numpy.typing import NDArray
 
 from legos.errors import AdapterError, ModelError
-from legos.mlx.generate.batch_cache import extract_rows, select_rows
+from legos.mlx.generate.batch_cache import BatchCache, BlockCache, extract_rows
 from legos.mlx.generate.multi_lora.slots import NO_ADAPTER, AdapterSlots
 from legos.mlx.generate.prefill import Prefill
 from legos.mlx.generate.prefix_cache import copied, trimmed
@@ -98,18 +98,22 @@ def _check(forward: CausalModel, slots: AdapterSlots, step: int, used: tuple[int
                     f"{nats:.2g} nats ({share:.2g} of their deviation)"
                 )
 
-    def prefilled(rows: Sequence[Row], known: Sequence[Known], done: str) -> list[Any]:
-        """The cache of a batch, after a check of its rows' next-token distributions."""
-        prefill = Prefill(forward, [tokens for tokens, _ in rows], known, step=step)
+    cache = BatchCache(forward.model)
+
+    def prefilled(rows: Sequence[Row], known: Sequence[Known], done: str) -> BlockCache:
+        """The cache of a block, after a check of its rows' next-token distributions."""
+        tokens = [tokens for tokens, _ in rows]
+        prefill = Prefill(forward, tokens, known, cache=cache, step=step)
         with slots.rows([slot for _, slot in rows]):
             while not prefill.advance(chunk * len(rows)):
                 pass
             check(rows, prefill.logits(), done)
-        return prefill.cache
+        return prefill.block
 
-    prefilled(first[:1], [([], 0)], "rows in chunks")
-    cache = prefilled(first, [([], 0), ([], 0)], "in a batch, rows of unlike lengths")
-    (stored,) = extract_rows(cache, [0])
+    cache.join(prefilled(first[:1], [([], 0)], "rows in chunks"), [])
+    block = prefilled(first, [([], 0), ([], 0)], "in a batch, rows of unlike lengths")
+    (stored,) = extract_rows(block.layers, [0])
+    cache.join(block, [0, 1])
     rows: list[Row] = [(short, used[1]), ((*long, 3, 4), used[0])]
     known: list[Known] = [([], 0), (copied(stored), len(long))]
     if can_trim_prompt_cache(stored):
@@ -117,15 +121,16 @@ def _check(forward: CausalModel, slots: AdapterSlots, step: int, used: tuple[int
         rows.insert(0, ((*long[:half], 5, 1, 2), used[0]))
         known.insert(0, (trimmed(stored, len(long) - half), half))
     again = prefilled(rows, known, "rows that continue a cached prefix")
-    select_rows(again, [1, 0, 0])
-    for layer, more in zip(again, cache, strict=True):
-        layer.extend(more)
-    rows = [rows[1], rows[0], rows[0], *first]
+    slots_taken = cache.join(again, [1, 0, 0])
+    decoded = dict(zip([0, 1, *slots_taken], [*first, rows[1], rows[0], rows[0]], strict=True))
     for token in (3, 4):
+        rows = [decoded[slot] for slot in cache.settle()]
         rows = [((*tokens, token + n % 2), slot) for n, (tokens, slot) in enumerate(rows)]
+        decoded = dict(enumerate(rows))
+        cache.decode()
         with slots.rows([slot for _, slot in rows]):
             last = mx.array([tokens[-1] for tokens, _ in rows])
-            logits = forward.next_logits(last, again)
+            logits = forward.next_logits(last, cache.layers)
         check(rows, logits, "rows that were forked and joined")
 
 

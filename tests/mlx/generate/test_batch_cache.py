@@ -1,8 +1,8 @@
-"""Rows of all layers are selected and read as mlx-lm does it in each, with fewer waits."""
+"""Rows of a batch cache hold their own tokens, whatever joins, forks, ends and moves."""
 
 import io
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,66 +13,123 @@ from conftest import EngineRoom
 from hypothesis import given
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import ArraysCache, BatchKVCache, BatchRotatingKVCache, CacheList
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
+from numpy.typing import NDArray
 from tiny_models import write_any_model
 
-from legos.mlx.generate.batch_cache import extract_rows, select_rows
+from legos.mlx.generate.batch_cache import BatchCache, extract_rows
+from legos.mlx.generate.slot_cache import SlotCache
 from legos.records.request import Request
 
-ROWS, WINDOW = 5, 4
+HEADS, SIZE = 2, 3
 
 
-def filled(seed: int) -> list[Any]:
-    """One batch cache of each kind, and both kinds of keys and values in one layer."""
-    rng = np.random.default_rng(seed)
-    padding = rng.integers(0, 6, ROWS).tolist()
+class CacheWriter:
+    """Stands in for a model: its keys and values are the tokens, its state their sum."""
 
-    def keys_and_values(cache: Any) -> Any:
-        for width in (7, *([1] * int(rng.integers(0, 4)))):
-            cache.update_and_fetch(*mx.array(rng.standard_normal((2, ROWS, 2, width, 3))))
-        return cache
+    layers = (None, None)
 
-    state = ArraysCache(2, left_padding=padding)
-    state[0], state[1] = mx.array(rng.standard_normal((2, ROWS, 3)))
-    both = CacheList(BatchKVCache(padding), BatchRotatingKVCache(WINDOW, padding))
-    for part in both.caches:
-        keys_and_values(part)
-    return [
-        keys_and_values(BatchKVCache(padding)),
-        BatchKVCache(padding),
-        keys_and_values(BatchRotatingKVCache(WINDOW, padding)),
-        state,
-        both,
-    ]
+    def make_cache(self) -> list[Any]:
+        return [KVCache(), CacheList(KVCache(), ArraysCache(1))]
 
 
-def check_equal(found: Sequence[Any], expected: Sequence[Any]) -> None:
-    for one, other in zip(found, expected, strict=True):
-        pairs = zip(tree_flatten(one.state), tree_flatten(other.state), strict=True)
-        for (name, value), (_, wanted) in pairs:
-            assert np.array_equal(np.array(value), np.array(wanted)), name
+def write(layers: list[Any], tokens: list[list[int]], real: list[int]) -> None:
+    """One forward pass of rows of one width, of which only the first tokens are real."""
+    rows = mx.array(tokens).astype(mx.float32)
+    keys = mx.broadcast_to(rows[:, None, :, None], (len(tokens), HEADS, rows.shape[1], SIZE))
+    both = layers[1].caches
+    for cache, scale in ((layers[0], 1), (both[0], 2)):
+        cache.update_and_fetch(scale * keys, -scale * keys)
+    sums = mx.array([[float(sum(row[:n]))] for row, n in zip(tokens, real, strict=True)])
+    both[1][0] = sums if both[1][0] is None else both[1][0] + sums
 
 
-@given(
-    seed=st.integers(0, 1000),
-    indices=st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=7),
-)
-def test_rows_are_selected_and_extracted_as_in_each_layer_alone(
-    seed: int, indices: list[int]
-) -> None:
-    cache, expected = filled(seed), filled(seed)
-    written = (0, 2, 3, 4)  # layers that hold tokens
-    rows = list(extract_rows([cache[layer] for layer in written], indices))
-    for index, row in zip(indices, rows, strict=True):
-        check_equal(row, [expected[layer].extract(index) for layer in written])
-    select_rows(cache, indices)
-    for layer in expected:
-        layer.filter(indices)
-    check_equal(cache, expected)
-    select_rows(cache, [len(indices) - 1, 0])  # the padding that remains is known too
-    for layer in expected:
-        layer.filter([len(indices) - 1, 0])
-    check_equal(cache, expected)
+def held(cache: BatchCache) -> list[tuple[NDArray[Any], NDArray[Any], float]]:
+    """The tokens of every row in its two kinds of keys and values, and its state."""
+    rows = extract_rows(cache.layers, range(max(cache.live) + 1))
+    found: list[tuple[NDArray[Any], NDArray[Any], float]] = []
+    for one, both in rows:
+        part, state = both.caches
+        for kv in (one, part):
+            assert np.array_equal(kv.keys, -kv.values)
+            assert kv.offset == kv.keys.shape[2]
+        found.append(
+            (np.array(one.keys)[0, 1, :, 2], np.array(part.keys)[0, 0, :, 0] / 2, state[0].item())
+        )
+    return found
+
+
+@given(data=st.data())
+def test_rows_hold_their_own_tokens(data: st.DataObject) -> None:
+    rng = random.Random(data.draw(st.integers(0, 10**6)))
+    limit = data.draw(st.sampled_from((None, 60)))
+    space_of = None if limit is None else (lambda slots: limit // slots)
+    cache = BatchCache(CacheWriter(), max_slots=4, space_of=space_of)  # pyright: ignore[reportArgumentType]
+    rows: dict[int, list[int]] = {}
+    for _ in range(data.draw(st.integers(1, 6))):
+        new = [
+            [rng.randrange(1, 99) for _ in range(rng.randint(1, 7))]
+            for _ in range(rng.randint(1, 3))
+        ]
+        lengths = [len(row) for row in new]
+        block = cache.begin([[] for _ in new], max(lengths), coming=rng.randrange(9))
+        width = max(lengths)
+        cache.prefill(block, [0] * len(new), width, lengths)
+        write(block.layers, [row + [0] * (width - len(row)) for row in new], lengths)
+        forks = [rng.randrange(len(new)) for _ in range(rng.randint(0, 4))]
+        slots = cache.join(block, forks)
+        rows |= {slot: new[row] for slot, row in zip(slots, forks, strict=True)}
+        for _ in range(rng.randint(0, 5)):
+            if not rows:
+                break
+            if rng.random() < 0.7:
+                before = cache.settle()
+                assert cache.live == set(range(len(before)))
+                rows = {n: rows[slot] for n, slot in enumerate(before)}
+            tokens = [rng.randrange(1, 99) for _ in range(cache.decode(rng.randrange(40)))]
+            write(cache.layers, [[token] for token in tokens], [1] * len(tokens))
+            rows = {slot: [*row, tokens[slot]] for slot, row in rows.items()}
+            found = held(cache)
+            for slot, row in rows.items():
+                assert found[slot][0].tolist() == found[slot][1].tolist() == row
+                assert found[slot][2] == sum(row)
+            sources = [slot for slot in rows for _ in range(rng.choice((0, 1, 1, 1, 2)))]
+            rows = {n: rows[source] for n, source in zip(cache.fork(sources), sources, strict=True)}
+            assert cache.live == set(rows)
+
+
+def test_a_slot_is_written_in_place() -> None:
+    """A pass allocates less than one buffer of a layer, also after rows were moved."""
+    cache = BatchCache(CacheWriter())  # pyright: ignore[reportArgumentType]
+    block = cache.begin([[]] * 4, 5000, coming=9)
+    cache.prefill(block, [0] * 4, 5000, [5000] * 4)
+    write(block.layers, [[1] * 5000] * 4, [5000] * 4)
+    cache.join(block, range(4))
+    cache.fork([1, 2, 3])
+    cache.settle()
+    for _ in range(3):
+        cache.decode()
+        mx.eval([cache.layers[0].state])
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        write(cache.layers, [[1]] * 3, [1] * 3)
+        mx.eval(cache.layers[0].state)
+        buffer = cache.layers[0].nbytes // 2
+        assert mx.get_peak_memory() - before < buffer // 10
+
+
+def test_numbers_that_are_none_do_not_stay_in_a_slot() -> None:
+    cache = BatchCache(CacheWriter())  # pyright: ignore[reportArgumentType]
+    block = cache.begin([[], []], 3)
+    cache.prefill(block, [0, 0], 3, [3, 3])
+    write(block.layers, [[1, 2, 3]] * 2, [3, 3])
+    slot: SlotCache = block.layers[0]
+    assert slot.keys is not None
+    slot.keys = slot.keys * mx.array(float("nan"))
+    cache.wipe(block.slots)
+    assert not mx.isnan(slot.keys).all().item()
+    rows = slot.keys.reshape(2, HEADS, -1, SIZE)
+    assert mx.all(rows[:, :, :3] == 0).item()
 
 
 @pytest.fixture
@@ -113,8 +170,7 @@ def test_a_row_that_ends_waits_once_for_all_layers(
     }
     one.submit(asked)
     one.tick(2)
-    while one.engine._scheduler:
-        before, ended = len(waits), len(one.answers)
-        one.tick()
-        assert len(waits) - before <= most * (len(one.answers) - ended)
+    before, ended = len(waits), len(one.answers)
+    one.finish()
     assert len(one.answers) == len(asked)
+    assert len(waits) - before <= most * (len(asked) - ended)

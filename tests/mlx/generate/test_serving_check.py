@@ -9,6 +9,7 @@ from mlx_lm.models.cache import CacheList, KVCache
 from legos.errors import ModelError
 from legos.mlx.checks import small_models
 from legos.mlx.checks.small_models import small_model
+from legos.mlx.generate.batch_cache import BatchCache
 from legos.mlx.generate.capabilities import Capabilities, probe
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.generate.prefill import Prefill, last_logits
@@ -60,7 +61,8 @@ def test_a_padded_chunk_of_one_token_is_prefilled(lengths: tuple[int, ...]) -> N
     """A sliding window takes one token for a decoding step, which cannot be padded."""
     forward = CausalModel(small_model("gemma3_text"))
     rows = [tuple(range(1, length + 1)) for length in lengths]
-    prefill = Prefill(forward, rows, [([], 0)] * len(rows), step=1)
+    cache = BatchCache(forward.model)
+    prefill = Prefill(forward, rows, [([], 0)] * len(rows), cache=cache, step=1)
     while not prefill.advance(5 * len(rows)):
         pass
     expected = last_logits(forward, rows)

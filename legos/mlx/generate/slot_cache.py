@@ -1,0 +1,245 @@
+"""Keys and values in slots: one row of tokens in each, written in place and never padded.
+
+A slot holds its row from its first position on, and every row has a position of its own, so a row
+that ends leaves its slot to the next one, and no other row is moved. The buffer of a layer is flat,
+``[S * H * C, D]`` for S slots, H heads, C tokens and D numbers of a head: all that a pass writes is
+one scatter by numbers that are equal for all layers, and all that attention reads is a slice.
+
+MLX writes into a buffer in place where nothing else holds it when the write is started. So rows are
+copied and evaluated before they are put into other slots, and nothing keeps a slice of a buffer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.cache import KVCache
+from numpy.typing import NDArray
+
+__all__ = ["Pass", "SlotCache", "Space"]
+
+Mask = mx.array | str | None
+
+
+class Pass:
+    """Where one forward pass writes, the same for all layers: B rows, T tokens each.
+
+    Attributes:
+        slots: [B] the slot of each row.
+        fresh: whether the rows begin with this pass, so that they attend to nothing before it.
+        end: tokens of the longest row after the pass.
+        offset, after: [B] number of tokens of each row before and after the pass.
+    """
+
+    def __init__(self, slots: Sequence[int], starts: Sequence[int], width: int, space: int) -> None:
+        """Prepare the arrays that all layers use.
+
+        Args:
+            slots: [B] different slots.
+            starts: [B] tokens of each row so far.
+            width: number of tokens T; those beyond the space are written to its last place, which
+                must be free.
+            space: tokens of a slot.
+        """
+        self.slots = tuple(slots)
+        self._space = space
+        first = np.array(starts, np.int32)
+        self._columns = np.minimum(first[:, None] + np.arange(width), space - 1)
+        self._indices: dict[int, mx.array] = {}
+        self._masks: dict[tuple[int | None, bool], Mask] = {}
+        self._level = bool((first == first[0]).all())  # rows of one length
+        self.width = width
+        self.fresh = not first.any()
+        self.end = min(int(first.max()) + width, space)
+        self.offset = mx.array(first)
+        self.after = mx.array(first + width)
+
+    @property
+    def adjacent(self) -> slice | None:
+        """The slots as a slice; None where they are no neighbours, or not in order."""
+        first = self.slots[0]
+        last = first + len(self.slots)
+        return slice(first, last) if self.slots == tuple(range(first, last)) else None
+
+    def written(self, heads: int) -> mx.array:
+        """[B, H, T] the places of a flat buffer that the pass writes to."""
+        if heads not in self._indices:
+            self._indices[heads] = _places(self.slots, self._columns, heads, self._space)
+        return self._indices[heads]
+
+    def mask(self, window: int | None, *, array: bool) -> Mask:
+        """What each token attends to: in its own row, to itself and all tokens before it.
+
+        Args:
+            window: number of tokens that a token attends to at most, itself included.
+            array: whether the mask must be an array.
+
+        Returns:
+            [B, 1, T, end] booleans; None or "causal" where rows of one length need no array.
+        """
+        key = window, array
+        if key not in self._masks:
+            self._masks[key] = self._mask(window, array=array)
+        return self._masks[key]
+
+    def _mask(self, window: int | None, *, array: bool) -> Mask:
+        if self._level and not array and (window is None or self.end <= window):
+            return None if self.width == 1 else "causal"
+        token = (self.offset[:, None] + mx.arange(self.width))[:, None, :, None]
+        before = mx.arange(self.end)
+        mask = before <= token
+        return mask if window is None else mask & (before > token - window)
+
+
+@dataclass(slots=True)
+class Space:
+    """What the slots of all layers have in common."""
+
+    slots: int = 0  # number of slots
+    tokens: int = 0  # tokens for which each slot has space
+    lengths: list[int] = field(default_factory=list[int])  # [slots] tokens in each slot
+    held: tuple[int, int] = (0, 0)  # slots and tokens to keep where the buffers change their size
+    current: Pass = field(default_factory=lambda: Pass((0,), (0,), 1, 1))
+
+
+class SlotCache:
+    """The slots of one layer, as mlx-lm's models use a cache.
+
+    Attributes:
+        keys, values: [S * H * C, D] flat buffers; None before the first pass.
+        offset: [B] number of tokens of each row of the current pass.
+    """
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._shape = (0, 0, 0)  # slots, heads and tokens of the buffers
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+        self.offset = space.current.offset
+
+    def begin(self) -> None:
+        """Begin the current pass of the space."""
+        self.offset = self._space.current.offset
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Write the pass; returns all that its rows attend to, as ``keys_and_values``.
+
+        Args:
+            keys: [B, H, T, D]
+            values: [B, H, T, D'], where D' may be another size.
+        """
+        current = self._space.current
+        self._write(current.written(keys.shape[1]), keys, values)
+        self.offset = current.after
+        return (keys, values) if current.fresh else self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """[B, H, end, D] keys and [B, H, end, D'] values of the rows of the current pass."""
+        current, adjacent = self._space.current, self._space.current.adjacent
+        if adjacent is None:
+            return self._copy(current.slots, current.end)
+        shape = *self._shape, -1
+        keys, values = (flat.reshape(shape) for flat in self._buffers())
+        return keys[adjacent, :, : current.end], values[adjacent, :, : current.end]
+
+    def make_mask(
+        self, num_tokens: int, *, return_array: bool = False, window_size: int | None = None
+    ) -> Mask:
+        """The mask of the current pass, which has so many tokens in each row."""
+        return self._space.current.mask(window_size, array=return_array)
+
+    def prepare(self, **_: Any) -> None:
+        """Padding on the right needs nothing: it is overwritten before a token attends to it."""
+
+    def finalize(self) -> None:
+        """After the last padded pass."""
+
+    def copy(self, slot: int) -> tuple[mx.array, mx.array]:
+        """[1, H, T, D] keys and values of the T tokens in a slot, which share no memory with it."""
+        return self._copy((slot,), self._space.lengths[slot])
+
+    def put(self, slots: Sequence[int], keys: mx.array, values: mx.array) -> None:
+        """Write one row into some slots, from their first place on.
+
+        Args:
+            slots: the slots.
+            keys: [1, H, T, D] evaluated, so that they keep no slice of the buffer.
+            values: [1, H, T, D']
+        """
+        _, heads, tokens, _ = keys.shape
+        columns = np.arange(tokens)[None].repeat(len(slots), axis=0)
+        self._write(_places(slots, columns, heads, self._space.tokens), keys, values)
+
+    def wipe(self, slot: int) -> None:
+        """Write zeros over the tokens of a slot that are not numbers, which no mask would hide."""
+        if self.keys is not None and self._space.lengths[slot]:
+            self.put((slot,), *(mx.zeros_like(part) for part in self.copy(slot)))
+
+    def extract(self, row: int) -> KVCache:
+        """A copy of one row of the current pass."""
+        one = KVCache()
+        one.keys, one.values = self.copy(self._space.current.slots[row])
+        one.offset = one.keys.shape[2]
+        return one
+
+    @property
+    def state(self) -> tuple[mx.array, ...]:
+        """The buffers that exist."""
+        return tuple(part for part in (self.keys, self.values) if part is not None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers."""
+        return sum(part.nbytes for part in self.state)
+
+    def _write(self, places: mx.array, keys: mx.array, values: mx.array) -> None:
+        self._fit(keys, values)
+        for flat, update in zip(self._buffers(), (keys, values), strict=True):
+            if update.size:  # of deepseek's latent keys, MLX cannot write the 0 values
+                flat[places] = update
+
+    def _copy(self, slots: Sequence[int], end: int) -> tuple[mx.array, mx.array]:
+        _, heads, tokens = self._shape
+        columns = np.arange(end)[None].repeat(len(slots), axis=0)
+        places = _places(slots, columns, heads, tokens)
+        keys, values = self._buffers()
+        return keys[places], values[places]
+
+    def _fit(self, keys: mx.array, values: mx.array) -> None:
+        """Give the buffers the size that the space has now; what the slots hold is copied."""
+        shape = self._space.slots, keys.shape[1], self._space.tokens
+        if shape == self._shape:
+            return
+        before, self._shape = self._shape, shape
+        self.keys = self._resized(self.keys, before, keys)
+        self.values = self._resized(self.values, before, values)
+
+    def _resized(
+        self, flat: mx.array | None, before: tuple[int, int, int], like: mx.array
+    ) -> mx.array:
+        new = mx.zeros((*self._shape, like.shape[-1]), like.dtype)
+        slots, tokens = self._space.held
+        if flat is not None and slots:
+            new[:slots, :, :tokens] = _rows(flat, before)[:slots, :, :tokens]
+        return new.reshape(prod(self._shape), like.shape[-1])
+
+    def _buffers(self) -> tuple[mx.array, mx.array]:
+        assert self.keys is not None
+        assert self.values is not None
+        return self.keys, self.values
+
+
+def _rows(flat: mx.array, shape: tuple[int, int, int]) -> mx.array:
+    """[S, H, C, D] view of a flat buffer."""
+    return flat.reshape(*shape, flat.shape[-1])
+
+
+def _places(
+    slots: Sequence[int], columns: NDArray[np.integer[Any]], heads: int, space: int
+) -> mx.array:
+    """[B, H, T] numbers of places in a flat buffer, of the columns [B, T] of B slots."""
+    rows = np.array(slots)[:, None] * heads + np.arange(heads)
+    return mx.array((rows[:, :, None] * space + columns[:, None, :]).astype(np.uint32))

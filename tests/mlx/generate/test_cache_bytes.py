@@ -1,0 +1,46 @@
+"""Keys and values are written once: rows that end, join and grow move almost nothing else."""
+
+import random
+from collections.abc import Callable
+
+from cache_bytes import counted
+from conftest import EngineRoom
+
+from legos.records.request import Request
+
+HEAD = 16  # size of a head of the tiny models
+
+
+def requests_of_random_lengths(count: int, *, prompt: int, answer: int) -> dict[int, Request]:
+    """Distinct prompts and answers of up to so many tokens; nothing tells how long an answer is."""
+    rng = random.Random(0)
+
+    def stop_after(most: int) -> Callable[..., bool]:
+        return lambda tokens: len(tokens) >= most
+
+    return {
+        number: Request(
+            prompt_ids=tuple(rng.randrange(3, 300) for _ in range(rng.randint(2, prompt))),
+            max_tokens=answer,
+            seed=number,
+            stops=stop_after(rng.randint(1, answer)),
+        )
+        for number in range(count)
+    }
+
+
+def test_rows_that_end_are_refilled_in_place(room: Callable[..., EngineRoom]) -> None:
+    """From the first answer to the last prompt, as in a run, which always has prompts."""
+    one = room(max_rows=8, prefix_bytes=0, chunk_tokens=64)
+    one.submit(requests_of_random_lengths(64, prompt=16, answer=48))
+    while not one.answers:
+        one.tick()
+    with counted(HEAD) as cache:
+        before, answered = one.engine.stats(), len(one.answers)
+        while one.engine._scheduler.waiting:
+            one.tick()
+        after = one.engine.stats()
+    names = ("prefill_tokens_total", "tokens_generated_total")
+    new = sum(after[name] - before[name] for name in names) - (len(one.answers) - answered)
+    assert new > 1000  # the last token of each answer is not cached
+    assert cache.total <= 1.2 * new * one.engine.capabilities.sizes.token_bytes
