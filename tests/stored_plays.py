@@ -14,6 +14,7 @@ TIMES = (
     "loop/lag_max_s",
     "loop/engine_idle_share",
     "loop/trainer_idle_share",
+    "loop/pass_max_s",
     "memory/peak_gib",
 )
 """Metrics of a step that differ between two runs of the same settings and seed."""

@@ -206,6 +206,7 @@ class LoraBackend:
             entropies=per_sample(found.entropies, counts),
             row_limit=limit,
             peak_bytes=found.peak_bytes,
+            pass_s=found.pass_s,
         )
 
     def _together(self, compute: Callable[[], T], *order: Any) -> T:

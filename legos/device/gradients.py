@@ -32,6 +32,7 @@ class StepResult:
     entropies: NDArray[np.float32]  # [N] nats at their positions
     row_limit: int | None = None  # tokens; longer samples were left out; None: none was
     peak_bytes: int | None = None  # peak memory of the device; None: not measured
+    pass_s: float | None = None  # seconds of the longest pass; None: not measured
 
 
 class DeviceGradients(Protocol):

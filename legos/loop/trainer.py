@@ -327,6 +327,9 @@ class PolicyTrainer:
         peaks = [part.found.peak_bytes for part in parts if part.found.peak_bytes is not None]
         if peaks:
             metrics["memory/peak_gib"] = max(peaks) / 2**30
+        longest = [part.found.pass_s for part in parts if part.found.pass_s is not None]
+        if longest:
+            metrics["loop/pass_max_s"] = max(longest)
         return metrics
 
     def _prefix(self, policy: str) -> str:

@@ -33,6 +33,7 @@ class BackendConfig:
     reference: Path | None = None  # adapter of the first KL reference; None: the first policy
     restored: bool = False  # True: a checkpoint, which holds the reference, is restored next
     memory_limit_bytes: int | None = None  # memory that may be used; None: most of the device's
+    pass_limit_s: float | None = None  # seconds that a pass may take; None: no limit
     num_vocabulary: int | None = None  # token ids below it can be sampled; None: all of the head
     report: Callable[[str], None] | None = None  # gets the memory plan; None: it is logged
 
@@ -48,6 +49,7 @@ class PassResult:
     entropies: Sequence[NDArray[np.float32]] = ()  # [S][A] nats, in the same way; (): not reported
     row_limit: int | None = None  # tokens; longer samples did not fit into memory; None: all did
     peak_bytes: int | None = None  # peak memory of the device, bytes; None: not measured
+    pass_s: float | None = None  # seconds of the longest pass; None: not measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ from legos.records.packing import StepRows, StepSamples
 __all__ = ["PassGradients", "Policy", "Runner", "do_nothing", "pass_batch"]
 
 
-def do_nothing() -> None:
+def do_nothing(*_: object) -> None:
     """What is called between computations where nothing is asked."""
 
 
@@ -75,6 +75,7 @@ class PassGradients:
         passes: Sequence[Pass],
         *,
         before_pass: Callable[[], None] = do_nothing,
+        after_pass: Callable[[int], None] = do_nothing,
         before_prefix: Callable[[], None] = do_nothing,
     ) -> StepResult:
         """Compute some passes.
@@ -87,6 +88,7 @@ class PassGradients:
         Args:
             passes: the passes.
             before_pass: called before each; may raise an error, after which nothing has changed.
+            after_pass: called with the number of its tokens after each.
             before_prefix: the same before each computation of a carried prefix.
         """
         last = {number: index for index, one in enumerate(passes) for number in one.carried}
@@ -103,6 +105,7 @@ class PassGradients:
                 gradients = tree_map(mx.add, gradients, found)
                 _add(cotangents, one, back)
             mx.eval(value, counted, reported, gradients, list(cotangents.values()))
+            after_pass(one.num_tokens)
             loss += float(np.array(value))
             sums += np.array(counted, np.float64)
             self._put(of_tokens, batch, indices, reported)
