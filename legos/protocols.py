@@ -14,6 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
+from legos.losses.alarms import Alarm
 from legos.losses.objective import Objective
 from legos.records.episode import Episode, Task
 from legos.records.message import Completion, Message, Prompt, Sampling
@@ -369,7 +373,7 @@ class RewardModel(Protocol):
 
 
 class Tracker(Protocol):
-    """Receives metrics."""
+    """Receives the metrics, plays and alarms of a run."""
 
     def log(self, metrics: Mapping[str, float | int | None], *, step: int) -> None:
         """Record the metrics of one optimiser step.
@@ -378,6 +382,28 @@ class Tracker(Protocol):
         after those of later steps. Step 0 has only metrics.
         """
         ...
+
+    def plays(
+        self,
+        episodes: Sequence[Episode],
+        *,
+        step: int,
+        evaluation: bool,
+        ratios: Callable[[], NDArray[np.float32]] | None = None,
+    ) -> None:
+        """Record the plays of a step or of an evaluation, before its metrics.
+
+        Args:
+            episodes: the plays.
+            step: the optimiser step.
+            evaluation: whether an evaluation played them.
+            ratios: computes the importance ratio of each trained token; None: there are none.
+        """
+        pass
+
+    def alert(self, alarm: Alarm, *, step: int) -> None:
+        """Record an alarm that a step has raised, before its metrics."""
+        pass
 
     def close(self) -> None:
         """Write all pending data and close."""

@@ -3,16 +3,29 @@
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
+from functools import partial
+from pathlib import Path
 
 from legos.apps.transcript import example
 from legos.config.schema import RunConfig
 from legos.errors import EngineError
+from legos.installed import own_version
 from legos.loop.concurrency import EngineStats
 from legos.protocols import Tracker
+from legos.run.find import find_run, split_place
 from legos.run.folder import RunFolder
+from legos.run.key_figures import key_figures
 from legos.run.run import Run
-from legos.track import ConsoleTracker, JsonlTracker, ManyTrackers, WandbTracker
+from legos.track import (
+    ConsoleTracker,
+    ExperimentTracker,
+    JsonlTracker,
+    ManyTrackers,
+    TrackerBeside,
+)
 from legos.track.console import LONG_ANSWER
+from legos.track.trackio import start_trackio
+from legos.track.wandb import kill_service, start_wandb
 
 __all__ = ["shown_while", "trackers"]
 
@@ -28,9 +41,8 @@ def trackers(
     """Where the metrics of steps and of evaluations go, and the console; closed at the end."""
     track, loop, console = config.track, config.loop, None
     steps: list[Tracker] = [JsonlTracker(folder.metrics)]
-    if track.wandb != "off":
-        settings = config.model_dump(mode="json")
-        steps.append(WandbTracker(folder.path, mode=track.wandb, config=settings))
+    for name, each in _experiments(config, folder).items():
+        steps.append(TrackerBeside(each, name, kill=kill_service))
     if track.console:
         console = ConsoleTracker(
             num_steps=loop.steps, evaluate_every=loop.evaluate_every, arenas=arenas
@@ -41,6 +53,43 @@ def trackers(
         closing(ManyTrackers(steps)) as tracker,
     ):
         yield tracker, evaluations, console
+
+
+def _experiments(config: RunConfig, folder: RunFolder) -> dict[str, Tracker]:
+    """The services of experiments that a run is logged to, by name."""
+    track, found = config.track, dict[str, Tracker]()
+    settings = {**config.model_dump(mode="json"), "legos_version": own_version()}
+    if config.fork_from is not None:
+        name, at = split_place(config.fork_from)
+        settings["forked_from"] = {"run": Path(name).name, "step": at, "id": _id_of(Path(name))}
+    adapters = partial(
+        ExperimentTracker, folder=folder.path, better=key_figures, best_by=config.loop.keep_best
+    )
+    if track.wandb != "off":
+        import wandb
+
+        files = [Path(name.rpartition(":")[0]) for name in config.arenas]
+        run = start_wandb(
+            folder.path,
+            mode=track.wandb,
+            config=settings,
+            files=[file.resolve() for file in files if file.suffix == ".py" and file.is_file()],
+            tags=track.tags,
+            notes=track.notes,
+            group=track.group,
+            entity=track.entity,
+        )
+        found["Weights & Biases"] = adapters(wandb, run)
+    if track.trackio:
+        library, run = start_trackio(folder.path, config=settings, group=track.group)
+        found["trackio"] = adapters(library, run, step_column=False)
+    return found
+
+
+def _id_of(parent: Path) -> str | None:
+    """The id of the run from which another one was forked; None: it was not logged."""
+    kept = find_run(parent).path / "wandb" / "run-id"
+    return kept.read_text().strip() if kept.is_file() else None
 
 
 @asynccontextmanager

@@ -167,6 +167,16 @@ class TrackConfig(Settings):
     wandb: Literal["off", "auto", "online", "offline"] = knob("off")
     """Log to Weights & Biases; auto: online where an API key is configured, otherwise offline. The
     project is legos, or WANDB_PROJECT."""
+    trackio: bool = knob(False)
+    """Log to trackio, if it is installed. The project is legos, or TRACKIO_PROJECT."""
+    tags: tuple[str, ...] = knob((), loose=True)
+    """Label of the run in Weights & Biases; may be repeated."""
+    notes: str | None = knob(None)
+    """A text that is shown with the run there."""
+    group: str | None = knob(None)
+    """Runs of one group are shown together there and in trackio."""
+    entity: str | None = knob(None)
+    """User or team of Weights & Biases to which the run belongs; none: that of the API key."""
 
 
 class RunConfig(Settings):

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 from legos.credit.means import with_children
@@ -24,10 +24,12 @@ class AlarmLog:
 
     Attributes:
         evaluated: metrics of the newest evaluation, under flat names.
+        alert: also called with each alarm that is logged, and its step.
     """
 
     def __init__(self) -> None:
         self.evaluated: Mapping[str, float] = {}
+        self.alert: Callable[[Alarm, int], object] = lambda _, __: None
         self._sounding: set[tuple[str, str]] = set()  # metric and level of alarms already logged
         self._equal: dict[str, tuple[int, Rewards]] = {}  # arena -> steps, and rewards in all
 
@@ -52,6 +54,7 @@ class AlarmLog:
             if (alarm.metric, alarm.level) not in self._sounding:
                 level = logging.ERROR if alarm.level == "error" else logging.WARNING
                 logger.log(level, "step %d: %s", metrics["step"], alarm.text)
+                self.alert(alarm, int(metrics["step"] or 0))
         warned = {(metric, level) for metric, level in self._sounding if level == "warning"}
         self._sounding = warned | {(alarm.metric, alarm.level) for alarm in found}
 

@@ -214,7 +214,10 @@ class Evaluations:
         flat = flat_metrics(found)
         self._compare(step, flat)
         out.evaluations.log({"policy_version": version, **flat}, step=step)
-        self._plays.add_evaluation(step, self._evaluation.episodes)
+        episodes = self._evaluation.episodes
+        self._plays.add_evaluation(step, episodes)
+        if episodes:
+            out.steps.plays(episodes, step=step, evaluation=True)
         out.steps.log(flat, step=step)
 
     def _compare(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -260,8 +260,9 @@ class RunFolder:
     @property
     def _parts(self) -> tuple[Path, ...]:
         files = (self.config, self.metrics, self.evaluations, self.episodes)
-        folders = (self.plays.folder, self.adapters, self.checkpoints, self.path / "wandb")
-        return *files, self.stalls, self.failure, *folders
+        folders = (self.plays.folder, self.adapters, self.checkpoints)
+        services = self.path / "wandb", self.path / "trackio"
+        return *files, self.stalls, self.failure, *folders, *services
 
     @property
     def _came_to_nothing(self) -> bool:

@@ -19,6 +19,7 @@ from legos.loop.evaluation import flat_metrics
 from legos.loop.loop import batcher_of, training_loop
 from legos.loop.mix import Mix, mix_of
 from legos.loop.player import PlayGroup
+from legos.loop.trained import importance_ratios
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.play.step import play_each
 from legos.protocols import Snapshot, Tracker
@@ -214,6 +215,7 @@ class Run:
             async with reaching(clients, self._trainer.publisher) as publisher:
                 leaving = LeavingPublisher(publisher, self._stopping)
                 out = Outputs(tracker, evaluations, leaving)
+                self._trainer.alarms.alert = lambda alarm, step: tracker.alert(alarm, step=step)
                 try:
                     await self._to_the_end(out)
                 finally:
@@ -285,8 +287,10 @@ class Run:
         step, settings = self.step, self._settings
         last = step >= settings.steps  # its checkpoint is written when the run closes
         metrics |= self.speed.of_step(groups, metrics["step_s"] or 0.0)
-        self._state.log(metrics, out.steps)
         episodes = [episode for group in groups for episode in group.episodes]
+        ratios = partial(importance_ratios, self._trainer.passes)
+        out.steps.plays(episodes, step=step, evaluation=False, ratios=ratios)
+        self._state.log(metrics, out.steps)
         self.example = next((e for e in episodes if not (e.error or e.void)), self.example)
         self._plays.add_step(step, groups, self._trainer.passes)
         if self._plays.full:

@@ -1,8 +1,15 @@
-"""Trackers that receive the metrics of a run: a file, the terminal, Weights & Biases."""
+"""Trackers that receive the metrics of a run: a file, the terminal, a service of experiments."""
 
+from legos.track.beside import TrackerBeside
 from legos.track.console import ConsoleTracker
+from legos.track.experiment import ExperimentTracker
 from legos.track.jsonl import JsonlTracker
 from legos.track.many import ManyTrackers
-from legos.track.wandb import WandbTracker
 
-__all__ = ["ConsoleTracker", "JsonlTracker", "ManyTrackers", "WandbTracker"]
+__all__ = [
+    "ConsoleTracker",
+    "ExperimentTracker",
+    "JsonlTracker",
+    "ManyTrackers",
+    "TrackerBeside",
+]

@@ -9,6 +9,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from legos.protocols import Tracker
+
 __all__ = ["COLUMNS", "LONG_ANSWER", "Column", "ConsoleTracker"]
 
 Metrics = Mapping[str, float | int | None]
@@ -51,7 +53,7 @@ COLUMNS = (
 )
 
 
-class ConsoleTracker:
+class ConsoleTracker(Tracker):
     """Shows steps as they are logged; a column appears with its first value.
 
     On a terminal the table is redrawn in place, at most ten times per second. Otherwise one plain

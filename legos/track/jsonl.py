@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from legos.files.lines import append_whole
+from legos.protocols import Tracker
 
 __all__ = ["JsonlTracker"]
 
 
-class JsonlTracker:
+class JsonlTracker(Tracker):
     """Appends one line per step, each in a single write."""
 
     def __init__(self, path: Path) -> None:

@@ -1,89 +1,115 @@
-"""Log the same metrics under the same names to Weights & Biases, online or offline."""
+"""Open a run of Weights & Biases, online or offline, that belongs to a run folder."""
 
+import logging
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
+
 from legos.errors import ConfigError
-from legos.files.lines import has_evaluation_alone
 
-__all__ = ["WandbMode", "WandbTracker", "choose_mode"]
+__all__ = ["WandbMode", "choose_mode", "kill_service", "own_id", "start_wandb"]
 
+logger = logging.getLogger(__name__)
 WandbMode = Literal["auto", "online", "offline"]
-
-EVALUATED_STEP = "eval/step"
-
 FLUSH_S = 1.0  # a process that is killed loses at most what it logged in this time
+START_S = 30  # until an unreachable service is given up
+_SUMMARY = {"eval/*": "min,max,last", "train/*": "min,max,last"}
 
 
-class WandbTracker:
-    """One Weights & Biases run; its files are in ``folder/wandb``."""
+def start_wandb(
+    folder: Path,
+    *,
+    mode: WandbMode = "auto",
+    config: Mapping[str, Any],
+    files: Sequence[Path] = (),
+    tags: Sequence[str] = (),
+    notes: str | None = None,
+    group: str | None = None,
+    entity: str | None = None,
+) -> Any:
+    """Start the run, or continue the one that was started in this folder.
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        mode: WandbMode = "auto",
-        config: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Start the run, or continue the one that was started in this folder.
+    Its files are in ``folder/wandb``. Where the service cannot be reached, the run is kept offline.
 
-        Args:
-            folder: the run folder; its name becomes the name of the run.
-            mode: ``auto`` is online if a key is configured, otherwise offline.
-            config: settings shown with the run.
+    Args:
+        folder: the run folder; its name becomes the name of the run.
+        mode: ``auto`` is online if a key is configured, otherwise offline.
+        config: settings shown with the run.
+        files: files of code that are kept with the run.
+        tags: labels of the run.
+        notes: a text shown with it.
+        group: runs of one group are shown together.
+        entity: user or team that it belongs to; None: that of the key.
 
-        Raises:
-            ConfigError: the run cannot be started (no network, a rejected key).
-        """
-        import wandb
+    Raises:
+        ConfigError: the run cannot be started, for instance because the key was rejected.
+    """
+    import wandb
+    from wandb.errors import CommError
 
-        home = folder / "wandb"
-        home.mkdir(parents=True, exist_ok=True)
+    wandb.setup(wandb.Settings(silent=True))  # the console shows the run
+    chosen = choose_mode(mode)
+    arguments: dict[str, Any] = {
+        "project": os.environ.get("WANDB_PROJECT", "legos"),
+        "name": folder.resolve().name,
+        "id": own_id(folder),
+        "resume": "allow",
+        "dir": folder,
+        "config": dict(config),
+        "tags": list(tags) or None,
+        "notes": notes,
+        "group": group,
+        "entity": entity,
+        "settings": wandb.Settings(
+            silent=True,
+            console="off",
+            disable_git=True,
+            init_timeout=START_S,
+            x_transaction_log_flush_interval=FLUSH_S,
+        ),
+    }
+    try:
         try:
-            self._run = wandb.init(
-                project=os.environ.get("WANDB_PROJECT", "legos"),
-                name=folder.name,
-                id=_run_id(home),
-                resume="allow",
-                dir=folder,
-                mode=choose_mode(mode),
-                config=dict(config or {}),
-                settings=wandb.Settings(
-                    silent=True,
-                    console="off",
-                    disable_git=True,
-                    x_transaction_log_flush_interval=FLUSH_S,
-                ),
-            )
-        except wandb.Error as error:
-            raise ConfigError(
-                f"cannot start Weights & Biases: {error}; use --track.wandb offline"
-            ) from error
-        self._run.define_metric(EVALUATED_STEP)
-        self._run.define_metric("eval/*", step_metric=EVALUATED_STEP)
+            run: Any = wandb.init(mode=chosen, **arguments)
+        except CommError as error:
+            if mode == "online":
+                raise
+            logger.warning("Weights & Biases cannot be reached, so the run is offline: %s", error)
+            run = wandb.init(mode="offline", **arguments)
+    except wandb.Error as error:
+        raise ConfigError(
+            f"cannot start Weights & Biases: {error}; use --track.wandb offline"
+        ) from error
+    run.define_metric("step", hidden=True)
+    run.define_metric("*", step_metric="step")
+    for names, summary in _SUMMARY.items():
+        run.define_metric(names, step_metric="step", summary=summary)
+    if (folder / "config.toml").is_file():
+        run.save(str(folder / "config.toml"), base_path=str(folder), policy="now")
+    for file in files:
+        run.log_code(str(file.parent), include_fn=partial(_is_file, f"{file}"))
+    return run
 
-    def log(self, metrics: Mapping[str, float | int | None], *, step: int) -> None:
-        """Log the metrics of one step, without those that are None.
 
-        W&B ignores what comes for an earlier step than the newest one, and a step is written once
-        it is committed. Metrics of an evaluation that come late are therefore logged with the next
-        step; ``eval/step`` is the step that they belong to, and the horizontal axis of their
-        curves.
-        """
-        values = {name: value for name, value in metrics.items() if value is not None}
-        if any(name.startswith("eval/") for name in values):
-            values[EVALUATED_STEP] = step
-        if has_evaluation_alone(metrics):
-            self._run.log(values, step=max(step, self._run.step))
-        else:
-            self._run.log(values, step=step, commit=True)
+def _is_file(wanted: str, path: str) -> bool:
+    return path == wanted
 
-    def close(self) -> None:
-        """Write all pending data and end the run."""
-        self._run.finish()
+
+def kill_service() -> None:
+    """End the process of W&B, which keeps this one from exiting while it cannot upload.
+
+    Its file has what it was sent; ``wandb sync`` uploads it later.
+    """
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if process.name().startswith("wandb"):
+                process.kill()
 
 
 def choose_mode(mode: WandbMode) -> Literal["online", "offline"]:
@@ -97,9 +123,10 @@ def choose_mode(mode: WandbMode) -> Literal["online", "offline"]:
     return "online" if wandb.login(prompt=False, verify=False) else "offline"
 
 
-def _run_id(home: Path) -> str:
-    """The id stored in the folder, so that a resumed run continues the same curves."""
-    kept = home / "run-id"
+def own_id(folder: Path) -> str:
+    """The id of a run folder, which is kept in it, so that a resumed run continues its curves."""
+    kept = folder / "wandb" / "run-id"
     if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(secrets.token_hex(4))
     return kept.read_text().strip()

@@ -17,6 +17,7 @@ from bench.server_processes import running
 from rivals import rivals_file
 from short_runs import FEW, NIM
 from tiny_folders import write_tiny_model
+from wandb_file import WandbFile
 
 from legos.apps import train as app
 from legos.apps.runs import list_runs
@@ -27,6 +28,7 @@ from legos.records.names import POLICY, evaluated_name
 from legos.run.checkpoint import newest_whole, read_state
 from legos.run.metrics import read_steps
 from legos.track import JsonlTracker
+from legos.track.experiment import grouped
 from legos.weights.folder import read_adapter
 from legos.wiring.trainer import Trainer, trainer_of
 
@@ -284,29 +286,34 @@ def test_an_arena_that_fails_ends_the_run_with_its_message(
 
 
 @pytest.mark.slow
-def test_weights_and_biases_get_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    import wandb
-
-    logged: list[tuple[int, dict[str, Any]]] = []
-    log = wandb.Run.log
-
-    def spy(self: wandb.Run, data: dict[str, Any], *, step: int, **rest: Any) -> None:
-        logged.append((step, data))
-        log(self, data, step=step, **rest)
-
+def test_weights_and_biases_get_the_same_numbers_over_resume_and_fork(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setattr(wandb.Run, "log", spy)
-    assert main(["train", "--out", "run", *NIM, "--steps", "3", "--track", "wandb"]) == 0
+    kept = ["--loop.evaluate-every", "2", "--loop.checkpoint-every", "2"]
+    first = ["--out", "run", *NIM, *kept, "--steps", "3", "--track", "wandb"]
+    assert main(["train", *first]) == 0
+    assert main(["train", "--resume", "run", "--steps", "5"]) == 0
+    files = Path("run/wandb").glob("offline-run-*/*.wandb")
+    found = [WandbFile(file) for file in sorted(files, key=lambda each: each.stat().st_mtime_ns)]
+    assert [each.run.run_id for each in found] == [found[0].run.run_id] * 2
+    rows = [row for each in found for row in each.rows]
+    assert [row["_step"] for row in rows] == [*range(len(rows))]
     lines = read_steps(Path("run/metrics.jsonl"))
-    steps = [(step, data) for step, data in logged if "loss" in data]
-    assert [step for step, _ in steps] == [line["step"] for line in lines]
-    for (_, data), line in zip(steps, lines, strict=True):
-        assert {**data, "eval/step": None} == {**line, "eval/step": None}
-    assert logged[0][0] == logged[0][1]["eval/step"] == 0  # the evaluation before the first step
-    [file] = Path("run/wandb").glob("offline-run-*/*.wandb")
-    written = file.read_bytes()
-    for line in lines:
-        assert str(line["loss"]).encode() in written
+    steps = [row for row in rows if "train/loss" in row]
+    for row, line in zip(steps, lines, strict=True):
+        wanted = {grouped(n): v for n, v in line.items() if v is not None and n != "step"}
+        assert {n: v for n, v in row.items() if n in wanted} == pytest.approx(wanted)
+    evaluated = [row["step"] for row in rows if "eval/exploitability" in row]
+    assert evaluated == [0, 2, 3, 4, 5]
+    assert [row["step"] for row in rows if "eval/plays" in row] == evaluated[1:]
+    assert any({"best", "latest"} <= {*aliases} for _, aliases in found[0].artifacts)
+    assert main(["train", "--fork-from", "run@4", "--steps", "5", "--out", "fork"]) == 0
+    [file] = Path("fork/wandb").glob("offline-run-*/*.wandb")
+    fork = WandbFile(file)
+    parent = {"run": "run", "step": "4", "id": found[0].run.run_id}
+    assert (fork.config["forked_from"], fork.run.run_id != parent["id"]) == (parent, True)
+    assert [row["step"] for row in fork.rows if "train/loss" in row] == [5]
 
 
 def test_a_run_whose_steps_changed_nothing_does_not_end_well(

@@ -13,7 +13,7 @@ from fakes.futures import answered
 from legos.errors import CheckpointError, Stopped
 from legos.losses.metrics import SUMS
 from legos.losses.objective import Objective
-from legos.protocols import Snapshot
+from legos.protocols import Snapshot, Tracker
 from legos.records.names import POLICY
 from legos.records.sample import Sample
 from legos.records.step import PassResult, Stop, Update, never
@@ -140,7 +140,7 @@ class FakePublisher:
         self.dropped.append(name)
 
 
-class FakeTracker:
+class FakeTracker(Tracker):
     """A tracker that records what is logged.
 
     Attributes:

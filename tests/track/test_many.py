@@ -4,10 +4,11 @@ from collections.abc import Mapping
 
 import pytest
 
+from legos.protocols import Tracker
 from legos.track.many import ManyTrackers
 
 
-class Recorder:
+class Recorder(Tracker):
     """Keeps what it gets; fails to close where told to."""
 
     def __init__(self, *, fails: bool = False) -> None:

@@ -1,5 +1,6 @@
 """Weights & Biases, for real, in offline mode; and how its mode is chosen."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from wandb_file import WandbFile
 
 from legos.track.wandb import WandbMode, choose_mode
 
@@ -33,44 +35,96 @@ def test_a_mode_given_is_kept(mode: WandbMode) -> None:
     assert choose_mode(mode) == mode
 
 
-OFFLINE_RUN = """
+LOGGED = """
 import sys
 from pathlib import Path
-from legos.track.wandb import WandbTracker
+import numpy as np
+from made_records import make_episode
+from legos.losses.alarms import Alarm
+from legos.run.key_figures import key_figures
+from legos.track import ExperimentTracker
+from legos.track.wandb import start_wandb
 
 assert "wandb" not in sys.modules
-tracker = WandbTracker(Path(sys.argv[1]), mode="offline", config={"seed": 3})
-tracker.log({"loss": 0.5, "play/moves_per_s": 12.0, "exploitability": None}, step=1)
-tracker.log({"loss": 0.25}, step=2)
-tracker.log({"eval/optimal": 0.875}, step=1)
-tracker.log({"loss": 0.125}, step=3)
+folder, first, last = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+run = start_wandb(
+    folder, mode="offline", config={"seed": 3}, files=[folder / "code" / "game.py"],
+    tags=["a", "b"], notes="a note", group="seeds", entity="team",
+)
+import wandb
+tracker = ExperimentTracker(wandb, run, folder, better=key_figures)
+plays = [make_episode({"only": reward}) for reward in (0.0, 1.0)]
+for step in range(first, last + 1):
+    tracker.plays(plays, step=step, evaluation=False, ratios=lambda: np.ones(5, np.float32))
+    tracker.log({"step": step, "loss": 1 / step, "policy_version": step, "kl": None}, step=step)
+tracker.plays(plays, step=last - 1, evaluation=True)
+tracker.log({"eval/reward_mean": 0.1 * last}, step=last - 1)
+tracker.alert(Alarm(level="error", metric="loss", text="too high"), step=last)
 tracker.close()
 """
 
 
 @pytest.mark.slow
-def test_an_offline_run_is_written_under_the_run_folder_and_goes_on(tmp_path: Path) -> None:
+def test_what_is_written_offline_over_a_resume(tmp_path: Path) -> None:
     run = tmp_path / "brave-run"
-    ids: list[str] = []
-    for times in (1, 2):
-        subprocess.run([sys.executable, "-c", OFFLINE_RUN, str(run)], check=True, timeout=120)
-        files = sorted(run.glob("wandb/offline-run-*/*.wandb"))
-        assert len(files) == times
-        ids.append((run / "wandb" / "run-id").read_text())
-    assert ids[0] == ids[1]
-    written = files[0].read_bytes()
-    for piece in (b"play/moves_per_s", b"loss", b"0.5", b"0.25", b"brave-run", b"seed"):
-        assert piece in written
-    assert b"exploitability" not in written
-    assert all(piece in written for piece in (b"eval/step", b"0.875", b"0.125"))
+    for version in range(14):
+        (run / "adapters" / f"v{version}").mkdir(parents=True)
+        (run / "adapters" / f"v{version}" / "adapters.safetensors").write_text(f"{version}")
+    (run / "code").mkdir()
+    (run / "code" / "game.py").write_text("a = 1\n")
+    (run / "code" / "other.py").write_text("b = 1\n")
+    (run / "config.toml").write_text("seed = 3\n")
+    found: list[WandbFile] = []
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    for first, last in ((1, 12), (11, 13)):  # the second goes on from the checkpoint of step 10
+        command = [sys.executable, "-c", LOGGED, f"{run}", f"{first}", f"{last}"]
+        before = set(run.glob("wandb/offline-run-*/*.wandb"))
+        subprocess.run(command, check=True, timeout=240, env=environment)
+        [file] = set(run.glob("wandb/offline-run-*/*.wandb")) - before
+        found.append(WandbFile(file))
+        files = file.parent / "files"
+        assert (files / "config.toml").read_text() == "seed = 3\n"
+    one, other = found
+    assert one.run.run_id == other.run.run_id
+    assert (one.run.display_name, one.run.run_group, [*one.run.tags]) == (
+        "brave-run",
+        "seeds",
+        ["a", "b"],
+    )
+    assert (one.run.notes, one.run.entity, one.config["seed"]) == ("a note", "team", 3)
+    rows = [*one.rows, *other.rows]
+    assert [row["_step"] for row in rows] == [*range(16)]
+    assert [row["step"] for row in rows if "train/loss" in row] == [*range(1, 14)]
+    assert [row["step"] for row in rows if "eval/reward_mean" in row] == [11, 12]
+    assert [row["step"] for row in rows if "train/histogram/ratios" in row] == [10]
+    assert all("eval/plays" in row for row in rows if "eval/reward_mean" in row)
+    assert not any("train/kl" in row for row in rows)
+    for names, summary in (("*", False), ("eval/*", True), ("train/*", True)):
+        definition = one.metrics[names]
+        assert definition.step_metric == "step"
+        assert (definition.summary.min, definition.summary.max) == (summary, summary)
+    kept = [(n, {*a}) for f in found for n, a in f.artifacts if n == "brave-run-adapter"]
+    assert [aliases for _, aliases in kept] == [
+        {"best", "latest", "adapter-v11"},
+        {"latest", "adapter-v12"},
+        {"best", "latest", "adapter-v12"},
+        {"latest", "adapter-v13"},
+    ]
+    assert any("source" in name for name, _ in one.artifacts)
+    assert one.alerts == [("step 12: loss", "too high")]
 
 
 KILLED = """
 import sys, time
 from pathlib import Path
-from legos.track.wandb import WandbTracker
+import wandb
+from legos.track import ExperimentTracker, TrackerBeside
+from legos.track.wandb import start_wandb
 
-tracker = WandbTracker(Path(sys.argv[1]), mode="offline")
+folder = Path(sys.argv[1])
+run = start_wandb(folder, mode="offline", config={})
+logged = ExperimentTracker(wandb, run, folder, better=lambda _: {})
+tracker = TrackerBeside(logged, "W&B")
 for step in (1, 2, 3):
     tracker.log({"loss": 100.5 + step}, step=step)
 print("logged", flush=True)
@@ -94,3 +148,33 @@ def test_the_file_of_a_run_that_is_killed_has_its_last_step(tmp_path: Path) -> N
             time.sleep(0.1)
         process.send_signal(signal.SIGKILL)
     assert all(loss in file.read_bytes() for loss in (b"101.5", b"102.5", b"103.5"))
+
+
+HUNG = """
+import signal, sys
+from pathlib import Path
+import psutil, wandb
+from legos.track import ExperimentTracker, TrackerBeside
+from legos.track.wandb import kill_service, start_wandb
+
+folder = Path(sys.argv[1])
+run = start_wandb(folder, mode="offline", config={})
+logged = ExperimentTracker(wandb, run, folder, better=lambda _: {})
+tracker = TrackerBeside(logged, "W&B", close_s=2, kill=kill_service)
+tracker.log({"loss": 0.5}, step=1)
+[service] = [p for p in psutil.Process().children() if p.name() == "wandb-core"]
+service.send_signal(getattr(signal, sys.argv[2]))
+for step in range(2, 3000):
+    tracker.log({"loss": 0.5}, step=step)
+tracker.close()
+print("ended", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+def test_a_service_that_is_dead_or_hangs_does_not_keep_a_run(how: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HUNG, str(tmp_path / "run"), how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.returncode) == ("ended\n", 0)
+    assert "W&B lacks a part of the run, which goes on" in done.stderr
