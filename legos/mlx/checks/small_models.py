@@ -70,7 +70,7 @@ def _drawn(
 ) -> tuple[Callable[[], nn.Module], list[tuple[str, mx.array]]]:
     """What builds a model, and its random weights in bfloat16."""
     module = importlib.import_module(f"mlx_lm.models.{_VARIANTS.get(architecture, architecture)}")
-    settings = module.ModelArgs.from_dict(_config(architecture) | dict(fields))
+    settings = module.ModelArgs.from_dict(_config(architecture, dict(fields)))
     mx.random.seed(seed)
 
     def made() -> nn.Module:
@@ -93,7 +93,8 @@ def _configs() -> dict[str, Any]:
     return json.loads(Path(__file__).with_suffix(".json").read_text())
 
 
-def _config(architecture: str) -> dict[str, Any]:
+def _config(architecture: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with other fields, which those of a wrapped text model are too."""
     configs = _configs()
     inner = configs["inner"].get(architecture, architecture)
     own = configs["own"]
@@ -102,5 +103,6 @@ def _config(architecture: str) -> dict[str, Any]:
         "model_type": inner,
         **own.get(inner, {}),
         **own.get(architecture, {}),
+        **fields,
     }
     return {**text, "model_type": architecture, "text_config": text}

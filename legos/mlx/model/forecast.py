@@ -1,14 +1,19 @@
 """The memory that training and generation need, in closed form from the sizes of a model's modules.
 
     training  = weights + 5 LoRA + pass                 LoRA: values, EMA, two moments, gradients
-    pass      = n layer + transient + head + carried    with checkpointing: n inputs + one layer
+    pass      = n layer + transient + head + carried + states
+                with checkpointing: n inputs + one layer instead of n layer
     layer     = N (A outputs + B inputs') b + C heads N T' b
+    states    = D N state                                loops over tokens; in chunks of tokens:
+                n state N / segment + one segment
     engine    = prefixes + cache + max(prefill, growth of the cache)
 
 N tokens of a pass in rows of T, n layers with LoRA, b bytes of an activation. Outputs and inputs
 are the widths of a layer's linear modules and norms; inputs' are their float32 copies, which LoRA
 makes of 16-bit activations. T' is what a token attends to on average: a row is computed in up to
-four pieces, so half of T and a bit more. The constants are fitted to measured peaks of small
+four pieces, so half of T and a bit more; as a whole, with all of T, where a layer has a state. A
+loop over tokens holds the states of all of them, layers in chunks those between segments of a row.
+The constants are fitted to measured peaks of small
 models and to traced graphs of large ones (docs/run/mac.md).
 """
 
@@ -21,15 +26,21 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.gated_delta import gated_delta_update
 
 from legos.mlx.model.faults import raise_fault
 from legos.mlx.model.load import num_token_ids
 from legos.mlx.model.lora import LINEAR, SWITCH, pair_shapes
 from legos.mlx.model.machine import NEGLIGIBLE, cache_sizes, num_bytes
+from legos.mlx.model.retyped import called
 from legos.records.limits import EngineLimits, TrainingSize
 
 __all__ = [
+    "CHUNK",
     "COPIED",
+    "SEGMENT",
+    "VECTOR_CHUNK",
+    "VECTOR_SEGMENT",
     "Sizes",
     "cache_leaves",
     "chunk_positions",
@@ -52,7 +63,14 @@ INPUTS = 6.0  # hidden states that a checkpointed layer keeps
 TRANSIENT = 0.6  # further outputs of one layer, where each keeps its own
 CARRIED = 0.5  # share of the longest row that other passes continue
 COPIED = 1.4  # copies of the keys and values of a prefix for each row that continues it
-STATES = 4.0  # copies of a recurrent state for each token
+STATES = 4.0  # copies of a recurrent state for each token, where a loop computes a layer
+CHUNK, VECTOR_CHUNK = 64, 16
+"""Tokens of a chunk in layers with the gated delta rule, where a head has one gate, and where each
+of its key dimensions has one."""
+SEGMENT, VECTOR_SEGMENT = 256, 64  # tokens of a row between two states that training holds there
+WIDTHS, PAIRS = 10.0, 5.0
+"""Copies, in the segment being computed, of the keys and values of the heads, and of the gates
+between two tokens of a chunk."""
 PREFILL, SCORES = 2.4, 0.68  # float32 copies of a layer's outputs and scores, of any type
 GROWING = 2  # layers whose old and new keys and values are held while the cache grows
 FIXED = 2 << 20  # bytes of many small buffers
@@ -84,6 +102,8 @@ class Sizes:
     key_bytes: int  # the same in all layers with keys and values, as training copies them
     row_bytes: int  # states and full sliding windows of one row
     state_bytes: int  # the states alone
+    segment: int  # tokens of a row for which training holds the states once; 1: a loop over tokens
+    segment_width: int  # numbers that one token takes in the segment being computed
 
     @classmethod
     def of(cls, tree: Any) -> "Sizes":
@@ -103,6 +123,7 @@ class Sizes:
             raise_fault(error)
             leaves = []
         states = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, ArraysCache))
+        segment, width = _segments(tree, leaves)
         windows = [leaf for leaf in leaves if isinstance(leaf, RotatingKVCache)]
         plain = sum(_token_bytes(leaf) for leaf in leaves if isinstance(leaf, KVCache))
         return cls(
@@ -119,6 +140,8 @@ class Sizes:
             key_bytes=plain + sum(map(_token_bytes, windows)),
             row_bytes=states + sum(leaf.max_size * _token_bytes(leaf) for leaf in windows),
             state_bytes=states,
+            segment=segment,
+            segment_width=width,
         )
 
 
@@ -142,7 +165,8 @@ def pass_bytes(sizes: Sizes, size: TrainingSize, rows: float, length: int) -> in
         length: tokens of the longest row.
     """
     tokens, adapted = rows * length, min(size.layers, sizes.layers)
-    attended = length * (1 + 1 / min(-(-length // PIECE), PIECES)) / 2
+    pieces = 1 if sizes.state_bytes else min(-(-length // PIECE), PIECES)
+    attended = length * (1 + 1 / pieces) / 2
     outputs = tokens * sizes.outputs * sizes.item
     copies = tokens * sizes.inputs * FLOAT32 * (sizes.item < FLOAT32)
     scores = tokens * sizes.heads * attended * sizes.item
@@ -155,7 +179,12 @@ def pass_bytes(sizes: Sizes, size: TrainingSize, rows: float, length: int) -> in
         layers = layer + INPUTS * adapted * tokens * hidden
     else:
         layers = adapted * layer + TRANSIENT * outputs
-    states = STATES * tokens * sizes.state_bytes
+    if sizes.segment == 1:
+        states = STATES * tokens * sizes.state_bytes
+    else:
+        held = tokens / sizes.segment * (1 if size.checkpointing else adapted) / sizes.layers
+        states = held * sizes.state_bytes
+        states += rows * min(length, sizes.segment) * sizes.segment_width * FLOAT32
     return int(layers + of_logits * logits + CARRIED * carried + states) + FIXED
 
 
@@ -240,6 +269,20 @@ def _token_bytes(cache: Any) -> int:
     if cache.keys is None:
         return 0
     return sum(array.nbytes // array.shape[2] for array in (cache.keys, cache.values))
+
+
+def _segments(tree: nn.Module, leaves: Sequence[Any]) -> tuple[int, int]:
+    """Tokens of a segment, and numbers for one of them, in the layers with the gated delta rule."""
+    rules = [m for _, m in tree.named_modules() if called(type(m), (gated_delta_update,))]
+    states = [a for leaf in leaves if isinstance(leaf, ArraysCache) for a in leaf.cache]
+    shapes = [array.shape for array in states if array is not None and array.ndim == 4]
+    if not rules or not shapes:
+        return 1, 0
+    _, heads, size, keys = max(shapes, key=math.prod)
+    vectors = any(module["dt_bias"].size > module["A_log"].size for module in rules)
+    gates = VECTOR_CHUNK * keys if vectors else CHUNK
+    width = WIDTHS * heads * (keys + size) + PAIRS * heads * gates
+    return VECTOR_SEGMENT if vectors else SEGMENT, int(width)
 
 
 def _widths(layer: nn.Module, experts: int) -> tuple[int, int, int]:

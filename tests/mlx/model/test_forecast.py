@@ -4,6 +4,7 @@ import gc
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -30,6 +31,7 @@ from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.model.machine import num_bytes
 from legos.mlx.model.worker import InlineWorker
 from legos.mlx.train.backend import mlx_backend
+from legos.mlx.train.linear_attention.layers import compute_in_chunks
 from legos.records.limits import EngineLimits, TrainingSize
 from legos.records.request import Request, Result
 from legos.records.step import BackendConfig, Update
@@ -44,6 +46,10 @@ SMALL: dict[str, Any] = {
 MIDDLE = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "vocab_size": 4096}
 WIDE = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3, "vocab_size": 32000}
 
+DELTA: dict[str, Any] = SMALL | {
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}  # as in Qwen3.5
 EXPERTS = SMALL | {"moe_intermediate_size": 128}
 
 
@@ -87,6 +93,8 @@ BY_HAND: list[tuple[str, Mapping[str, Any], Any, Step]] = [
     ("gemma3_text", MIDDLE, mx.float32, Step(16, 16, 1, 2000, checkpointing=True)),
     ("qwen3", WIDE, mx.bfloat16, Step(8, 16, 2, 1000, checkpointing=True)),
     ("qwen3", WIDE, mx.bfloat16, Step(8, 16, 8, 128)),
+    *(("qwen3_5", DELTA, mx.float32, STEPS[n]) for n in (0, 4, 5, 6)),
+    ("qwen3_5", DELTA, mx.float32, Step(8, 16, 1, 2048)),
 ]
 QUICK = [IN_CI[0], IN_CI[1], IN_CI[12], IN_CI[-2]]
 COMBINATIONS = [
@@ -274,11 +282,38 @@ def test_prefixes_and_further_policies_are_counted() -> None:
     assert both - none == pytest.approx(carried, rel=0.01)
 
 
-@pytest.mark.parametrize("architecture", ["mamba", "falcon_h1", "qwen3_5"])
+@pytest.mark.parametrize("architecture", ["mamba", "falcon_h1"])
 def test_states_of_recurrent_layers_are_counted(architecture: str) -> None:
     sizes = Sizes.of(small_model(architecture, **SMALL))
     assert sizes.state_bytes > 0
     assert pass_bytes(sizes, TrainingSize(), 1, 512) > 512 * sizes.state_bytes
+
+
+@pytest.mark.parametrize(("architecture", "segment"), [("qwen3_5", 256), ("kimi_linear", 64)])
+def test_states_of_layers_in_chunks_are_counted_once_a_segment(
+    architecture: str, segment: int
+) -> None:
+    """Also of a tree that computes in chunks already, as a trainer's does."""
+    tree = small_model(architecture)
+    sizes = Sizes.of(tree)
+    compute_in_chunks(tree)
+    assert Sizes.of(tree) == sizes
+    assert sizes.segment == segment
+    more = replace(sizes, state_bytes=sizes.state_bytes + 1000)
+    size = TrainingSize(layers=4)
+    added = pass_bytes(more, size, 1, 512) - pass_bytes(sizes, size, 1, 512)
+    assert added == pytest.approx(1000 * 512 / segment, abs=1)
+
+
+def test_a_segment_is_computed_at_a_time() -> None:
+    sizes = Sizes.of(small_model("qwen3_5", **DELTA))
+    assert sizes.segment_width == 10 * 4 * (128 + 128) + 5 * 4 * 64
+    none = replace(sizes, segment_width=0)
+    added = [
+        pass_bytes(sizes, TrainingSize(), 1, length) - pass_bytes(none, TrainingSize(), 1, length)
+        for length in (100, 256, 1000)
+    ]
+    assert added == pytest.approx([4 * n * sizes.segment_width for n in (100, 256, 256)], abs=1)
 
 
 @pytest.mark.parametrize(

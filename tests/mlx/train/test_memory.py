@@ -55,6 +55,8 @@ SIZES = Sizes(
     key_bytes=0,
     row_bytes=0,
     state_bytes=0,
+    segment=1,
+    segment_width=0,
 )
 
 

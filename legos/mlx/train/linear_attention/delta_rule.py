@@ -27,10 +27,10 @@ from typing import Any, cast
 import mlx.core as mx
 import mlx.nn as nn
 
-__all__ = ["SEGMENT", "gated_delta_rule"]
+from legos.mlx.model.forecast import CHUNK, SEGMENT, VECTOR_CHUNK, VECTOR_SEGMENT
 
-CHUNK, SEGMENT = 64, 256  # tokens, where a head has one gate
-VECTOR_CHUNK, VECTOR_SEGMENT = 16, 64  # where it has Dk, and P takes C * C * Dk numbers
+__all__ = ["gated_delta_rule"]
+
 _Run = Callable[..., tuple[mx.array, mx.array]]
 """Computes a segment from the state before it, the weights of the gates, and q, k, v, a and b."""
 
