@@ -14,9 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from legos.losses.alarms import Alarm
 from legos.losses.objective import Objective
 from legos.records.episode import Episode, Task
@@ -37,6 +34,7 @@ __all__ = [
     "Engine",
     "Matchmaker",
     "Publisher",
+    "Ratios",
     "RewardModel",
     "Scorer",
     "Seat",
@@ -48,6 +46,8 @@ __all__ = [
 Deliver = Callable[[Sequence[tuple[int, Result]]], None]
 Snapshot = Callable[[Path], object]
 """Writes the state of a backend into an existing folder; any thread may call it."""
+Ratios = Callable[[], Any] | None
+"""Computes the importance ratios of all trained tokens of a step: [A] floats."""
 
 
 class Client(Protocol):
@@ -384,21 +384,9 @@ class Tracker(Protocol):
         ...
 
     def plays(
-        self,
-        episodes: Sequence[Episode],
-        *,
-        step: int,
-        evaluation: bool,
-        ratios: Callable[[], NDArray[np.float32]] | None = None,
+        self, episodes: Sequence[Episode], *, step: int, evaluation: bool, ratios: Ratios = None
     ) -> None:
-        """Record the plays of a step or of an evaluation, before its metrics.
-
-        Args:
-            episodes: the plays.
-            step: the optimiser step.
-            evaluation: whether an evaluation played them.
-            ratios: computes the importance ratio of each trained token; None: there are none.
-        """
+        """Record the plays of a step or of an evaluation, before its metrics."""
         pass
 
     def alert(self, alarm: Alarm, *, step: int) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from legos.files.lines import has_evaluation_alone
 from legos.losses.alarms import Alarm
-from legos.protocols import Tracker
+from legos.protocols import Ratios, Tracker
 from legos.records.episode import Episode
 
 __all__ = ["ExperimentTracker", "grouped"]
@@ -98,12 +98,7 @@ class ExperimentTracker(Tracker):
         self._row(values, step)
 
     def plays(
-        self,
-        episodes: Sequence[Episode],
-        *,
-        step: int,
-        evaluation: bool,
-        ratios: Callable[[], Any] | None = None,
+        self, episodes: Sequence[Episode], *, step: int, evaluation: bool, ratios: Ratios = None
     ) -> None:
         """Take the plays of a step or of an evaluation, before its metrics; see ``Tracker``."""
         if evaluation or self._plays[0] != "evaluation":
