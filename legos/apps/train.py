@@ -78,13 +78,20 @@ def check(resolved: ResolvedConfig, *, resume: Path | None = None) -> None:
         RunFolder(config.out).check_free()
 
 
-def train(resolved: ResolvedConfig, *, resume: Path | None = None, view: bool = False) -> int:
+def train(
+    resolved: ResolvedConfig,
+    *,
+    resume: Path | None = None,
+    view: bool = False,
+    ended: Callable[[Path], object] = lambda _: None,
+) -> int:
     """Train as configured, in a new run folder or in the one to resume.
 
     Args:
         resolved: the resolved settings.
         resume: folder of the run to continue.
         view: whether a local page shows the run meanwhile.
+        ended: called with the run folder when all is done.
 
     Returns:
         Exit code: 0, or 128 + the number of the signal that ended the run.
@@ -94,12 +101,12 @@ def train(resolved: ResolvedConfig, *, resume: Path | None = None, view: bool = 
     """
     try:
         if resume is None:
-            return _train(resolved, None, None, view=view)
+            return _train(resolved, None, None, view=view, ended=ended)
         folder = RunFolder(resume)
         with folder.resumed_run() as checkpoint:
             if checkpoint is None:
                 _print(f"the run in {resume} ended before its first checkpoint and starts again")
-            return _train(resolved, folder, checkpoint, view=view)
+            return _train(resolved, folder, checkpoint, view=view, ended=ended)
     except DeviceError as error:
         if error.run is not None:
             restart(error.run, str(error))
@@ -107,7 +114,12 @@ def train(resolved: ResolvedConfig, *, resume: Path | None = None, view: bool = 
 
 
 def _train(
-    resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path | None, *, view: bool
+    resolved: ResolvedConfig,
+    resumed: RunFolder | None,
+    checkpoint: Path | None,
+    *,
+    view: bool,
+    ended: Callable[[Path], object],
 ) -> int:
     config = resolved.config
     started = time.perf_counter()
@@ -147,10 +159,7 @@ def _train(
                 writer=writer,
                 play=play_each if players is None else players.play,
             )
-            if checkpoint is not None:
-                run.resume(checkpoint)
-            elif config.fork_from is not None:
-                _fork(run, config, config.fork_from)
+            _restore(run, config, checkpoint)
             seconds = 0.0
             if not run.finished:
                 if resumed is not None:
@@ -161,11 +170,25 @@ def _train(
                 with failure_kept(folder), page:
                     _go(run, config, folder, trainer, signals=signals, serving=serving)
                 seconds = time.perf_counter() - started
-            if run.finished:
-                Console().print(comparison(run.first, run.last, config.title))
-                trainer.ledger.check_applied()
+            _check_and_compare(run, trainer, config.title)
             _print(*summary(run, folder, config, seconds, signals.received))
+            ended(folder.path)
         return 0 if signals.received is None else 128 + signals.received
+
+
+def _restore(run: Run, config: RunConfig, checkpoint: Path | None) -> None:
+    """Restore the state with which the run begins, if it goes on or is forked."""
+    if checkpoint is not None:
+        run.resume(checkpoint)
+    elif config.fork_from is not None:
+        _fork(run, config, config.fork_from)
+
+
+def _check_and_compare(run: Run, trainer: Trainer, title: str) -> None:
+    """Print a table of a finished run; refuse one whose steps changed nothing."""
+    if run.finished:
+        Console().print(comparison(run.first, run.last, title))
+        trainer.ledger.check_applied()
 
 
 def _continued(

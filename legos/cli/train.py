@@ -1,5 +1,7 @@
 """``legos train``: train a model by self-play."""
 
+import os
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -44,6 +46,8 @@ def train(
     serve: int | None = None,
     view: Flag = False,
     dry_run: Flag = False,
+    quiet: Flag = False,
+    json: Flag = False,
     training: Training = None,
     generation: Generation = None,
     play: Play = None,
@@ -72,6 +76,9 @@ def train(
         serve: Port of 127.0.0.1 at which the policy can be asked while it trains; 0: a free port.
         view: Show the run on a local page while it trains; see legos view.
         dry_run: Check the settings, print each with its source, and stop.
+        quiet: Print nothing but warnings and errors.
+        json: Print one JSON object at the end, as legos runs show does; all else goes to standard
+            error.
         training: Settings of the optimiser step.
         generation: Settings of sampling.
         play: Settings of the arena.
@@ -89,11 +96,17 @@ def train(
     overrides = {**shares(mix), **dotted(groups, shorthands)}
     resolved = resolve_run(config, resume=resume, overrides=overrides)
     resume = None if resume is None else resolved.config.out  # a name is now a folder
-    return start(resolved, resume, view=view, dry_run=dry_run)
+    return start(resolved, resume, view=view, dry_run=dry_run, quiet=quiet, json=json)
 
 
 def start(
-    resolved: ResolvedConfig, resume: Path | None, *, dry_run: bool, view: bool = False
+    resolved: ResolvedConfig,
+    resume: Path | None,
+    *,
+    dry_run: bool,
+    view: bool = False,
+    quiet: bool = False,
+    json: bool = False,
 ) -> int | None:
     """Check the settings and train, or with ``dry_run`` print them.
 
@@ -102,10 +115,13 @@ def start(
         resume: folder of the run to continue; None: a new run.
         view: whether a local page shows the run meanwhile.
         dry_run: only print the settings.
+        quiet: whether only warnings and errors are printed.
+        json: whether a JSON object describes the run at the end.
 
     Returns:
         Exit code; None: nothing was trained by this process.
     """
+    from legos.apps.runs import describe_run
     from legos.apps.train import check, train  # imports MLX, which takes a second
     from legos.wiring.model import follow
 
@@ -114,4 +130,12 @@ def start(
     check(resolved, resume=resume)
     if dry_run:
         return show(resolved.toml())
-    return train(resolved, resume=resume, view=view)
+    ended: list[Path] = []
+    with (
+        Path(os.devnull).open("w") as nowhere,
+        redirect_stdout(nowhere) if quiet else nullcontext(),
+    ):
+        code = train(resolved, resume=resume, view=view, ended=ended.append)
+    if json:
+        show(describe_run(str(ended[0])), json=True)
+    return code

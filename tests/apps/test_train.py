@@ -1,5 +1,6 @@
 """``legos train``: what it leaves, and that its books are those of the engine."""
 
+import json
 import os
 import re
 import shlex
@@ -314,6 +315,20 @@ def test_weights_and_biases_get_the_same_numbers_over_resume_and_fork(
     parent = {"run": "run", "step": "4", "id": found[0].run.run_id}
     assert (fork.config["forked_from"], fork.run.run_id != parent["id"]) == (parent, True)
     assert [row["step"] for row in fork.rows if "train/loss" in row] == [5]
+
+
+@pytest.mark.slow
+def test_a_quiet_run_prints_one_json_object_or_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *NIM, "--steps", "2", "--out", "run", "--quiet", "--json"]) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert (told["folder"], told["state"], told["step"]) == ("run", "ended", 2)
+    assert "eval/exploitability" in told
+    assert main(["train", *NIM, "--steps", "2", "--out", "more", "--quiet"]) == 0
+    assert capfd.readouterr().out == ""
+    assert main(["train", *NIM, "--steps", "2", "--out", "third", "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["folder"] == "third"
+    assert "step 2/2" in err
 
 
 def test_a_run_whose_steps_changed_nothing_does_not_end_well(

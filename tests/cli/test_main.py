@@ -44,7 +44,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
 def trained(stub: Stub) -> Trained:
     calls: Trained = []
 
-    def train(config: ResolvedConfig, *, resume: Path | None, view: bool) -> None:
+    def train(config: ResolvedConfig, *, resume: Path | None, **_: Any) -> None:
         calls.append((config, resume))
 
     def check(config: ResolvedConfig, *, resume: Path | None) -> None:
