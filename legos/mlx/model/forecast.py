@@ -13,8 +13,8 @@ are the widths of a layer's linear modules and norms; inputs' are their float32 
 makes of 16-bit activations. T' is what a token attends to on average: a row is computed in up to
 four pieces, so half of T and a bit more; as a whole, with all of T, where a layer has a state. A
 loop over tokens holds the states of all of them, layers in chunks those between segments of a row.
-The constants are fitted to measured peaks of small
-models and to traced graphs of large ones (docs/run/mac.md).
+The constants are fitted to measured peaks of small models and to traced graphs of large ones
+(docs/run/mac.md).
 """
 
 import math
