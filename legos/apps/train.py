@@ -124,12 +124,11 @@ def _train(
     config = resolved.config
     started = time.perf_counter()
     _print(f"loading {config.model}")
-    restored = checkpoint is not None or config.fork_from is not None
     made = trainer_of(
         config,
         inline=config.loop.deterministic,
         start=start_of(config, _continued(config, resumed, checkpoint)),
-        restored=restored,
+        restored=checkpoint is not None or config.fork_from is not None,
         tell=_print,
         api_key=os.environ.get("LEGOS_API_KEY"),
     )
