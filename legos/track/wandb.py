@@ -81,6 +81,8 @@ def start_wandb(
             if mode == "online":
                 raise
             logger.warning("Weights & Biases cannot be reached, so the run is offline: %s", error)
+            wandb.teardown()  # its process still holds the id of the run
+            wandb.setup(wandb.Settings(silent=True))
             run = wandb.init(mode="offline", **arguments)
     except wandb.Error as error:
         raise ConfigError(

@@ -178,3 +178,41 @@ def test_a_service_that_is_dead_or_hangs_does_not_keep_a_run(how: str, tmp_path:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.stdout, done.returncode) == ("ended\n", 0)
     assert "W&B lacks a part of the run, which goes on" in done.stderr
+
+
+UNREACHABLE = """
+import sys
+from pathlib import Path
+from legos.errors import ConfigError
+from legos.track import wandb as opened
+
+opened.START_S = 2
+try:
+    run = opened.start_wandb(Path(sys.argv[1]), mode=sys.argv[2], config={})
+    run.log({"loss": 0.5}, step=1, commit=True)
+    run.finish()
+    print(run.settings.mode)
+except ConfigError as error:
+    print(str(error)[:30])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mode", "told"), [("auto", "offline\n"), ("online", "cannot start Weights & Biases:\n")]
+)
+def test_a_service_that_cannot_be_reached_leaves_the_run_offline(
+    mode: str, told: str, tmp_path: Path
+) -> None:
+    address = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "a" * 40}
+    done = subprocess.run(
+        [sys.executable, "-c", UNREACHABLE, str(tmp_path / "run"), mode],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env={**{n: v for n, v in os.environ.items() if n != "WANDB_MODE"}, **address},
+    )
+    assert done.stdout == told
+    assert ("cannot be reached" in done.stderr) == (mode == "auto")
+    assert bool([*tmp_path.glob("run/wandb/offline-run-*/*.wandb")]) == (mode == "auto")
