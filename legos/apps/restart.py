@@ -33,7 +33,15 @@ def restart(folder: Path, reason: str) -> None:
         reason: why this process cannot go on.
     """
     done = int(os.environ.get(RESTARTS, "0"))
-    if not _is_command() or done >= MAX_RESTARTS or not checkpoints(RunFolder(folder).checkpoints):
+    if not _is_command() or not checkpoints(RunFolder(folder).checkpoints):
+        return
+    if done >= MAX_RESTARTS:
+        logger.error(
+            "%s; %d new processes have failed as well: restart the machine, and look at the "
+            "report of `legos doctor` before the run goes on",
+            reason,
+            done,
+        )
         return
     logger.error(
         "%s; the run starts again in a new process, from its last checkpoint (restart %d of %d)",

@@ -74,7 +74,9 @@ def test_in_other_programs_the_run_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_restarts_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restarts_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     assert main(["train", *NIM, "--steps", "1", "--out", str(tmp_path / "run")]) == 0
     started: list[list[str]] = []
     monkeypatch.setattr(restart.os, "execv", lambda _, command: started.append(command))
@@ -84,6 +86,7 @@ def test_restarts_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         restart.restart(tmp_path / "run", "the device failed")
     again = ["-m", "legos", "train", "--resume", str(tmp_path / "run")]
     assert [command[1:] for command in started] == [again, [*again, "--view"]]
+    assert caplog.text.count("the device failed; 3 new processes have failed as well") == 2
     monkeypatch.delenv(restart.RESTARTS)
     restart.restart(tmp_path / "elsewhere", "the device failed")  # without a checkpoint
     assert len(started) == 2
