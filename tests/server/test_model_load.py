@@ -53,7 +53,7 @@ def test_weights_that_do_not_fit_into_memory_are_refused(tmp_path: Path) -> None
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 2
     assert "has 7.2 GiB of weights but " in errors
-    assert "smaller or quantised model" in errors
+    assert "in 4 bits or a smaller model" in errors
 
 
 _STUCK = """

@@ -13,6 +13,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import load_model as load_mlx_model
 
 from legos.errors import ModelError
+from legos.mlx.model.machine import on_metal, usable_bytes
 from legos.mlx.model.patched import patch
 from legos.weights.model_folder import WAY_OUT, quantised_by
 
@@ -26,6 +27,7 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+CHECKED = 1.1  # peak of memory while a model is loaded and checked / its weights
 REFUSED = {"phi3small": "mlx-lm's code for it corrupts the memory of the process"}
 BY_TOKEN = frozenset(("embed_tokens", "wte", "embed_in", "embeddings", "tok_embeddings", "lm_head"))
 """Names of the modules that have a row for each token."""
@@ -93,25 +95,26 @@ def _check_quantisation(folder: Path) -> None:
 
 
 def _check_memory(folder: Path) -> None:
-    """Refuse weights that do not fit into memory; MLX would hang.
+    """Refuse weights that do not fit into memory next to their check; MLX would hang.
 
     Raises:
-        ModelError: the weights do not fit; the message gives both sizes.
+        ModelError: they do not fit; the message gives the sizes.
     """
     size = sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
     free = _free_memory()
-    if size > free:
+    if CHECKED * size > free:
         raise ModelError(
             f"{folder} has {size / 2**30:.1f} GiB of weights but {free / 2**30:.1f} GiB of memory "
-            "are free; close other programs, or take a smaller or quantised model"
+            f"can be used, and loading and checking them takes {CHECKED * size / 2**30:.1f} GiB; "
+            "close other programs, or take a copy of the model in 4 bits or a smaller model"
         )
 
 
 def _free_memory() -> int:
-    """Bytes that the process may still allocate; on a Mac, which frees memory late, all memory."""
+    """Bytes that may still be allocated; on a Mac, which frees memory late, all that ever may."""
     memory = psutil.virtual_memory()
     if sys.platform == "darwin":
-        return memory.total
+        return usable_bytes() if on_metal() else memory.total
     free = memory.available + psutil.swap_memory().free
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:

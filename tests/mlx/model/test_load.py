@@ -14,6 +14,7 @@ from legos.errors import ModelError, RequestError
 from legos.fakes import make_sample
 from legos.losses.objective import Objective
 from legos.mlx.device import MlxDevice
+from legos.mlx.model import load
 from legos.records.request import Request
 from legos.weights.model_folder import context_length
 
@@ -80,6 +81,29 @@ def test_a_model_that_would_end_the_process_is_not_loaded(tmp_path: Path) -> Non
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"is a phi3small model: .* corrupts the memory"):
         MlxDevice().load(str(folder))
+
+
+def test_a_model_whose_check_does_not_fit_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights alone would fit."""
+    folder = write_any_model(tmp_path)
+    size = sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
+    monkeypatch.setattr(load, "_free_memory", lambda: int(1.05 * size))
+    with pytest.raises(ModelError, match=r"loading and checking them takes .*in 4 bits or a small"):
+        load.load_tree(folder)
+    monkeypatch.setattr(load, "_free_memory", lambda: int(1.15 * size))
+    load.load_tree(folder)
+
+
+def test_on_metal_a_model_gets_the_memory_that_the_gpu_may_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not all of the machine: macOS would swap."""
+    monkeypatch.setattr(load.sys, "platform", "darwin")
+    monkeypatch.setattr(load, "on_metal", lambda: True)
+    monkeypatch.setattr(load, "usable_bytes", lambda: 123)
+    assert load._free_memory() == 123
 
 
 def test_packed_weights_count_as_many_parameters_as_unpacked_ones(tmp_path: Path) -> None:
