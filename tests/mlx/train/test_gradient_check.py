@@ -3,9 +3,13 @@
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
 import pytest
 
 from legos.errors import ModelError, TrainerError
+from legos.fakes import make_sample
+from legos.losses.objective import Objective
 from legos.mlx.checks.small_models import small_model
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.lora import add_lora, lora_shape
@@ -13,6 +17,8 @@ from legos.mlx.model.machine import num_bytes, peak_bytes
 from legos.mlx.model.worker import InlineWorker
 from legos.mlx.train.backend import mlx_backend
 from legos.mlx.train.gradient_check import check_gradients
+from legos.mlx.train.step_gradients import StepGradients
+from legos.records.packing import StepSamples
 from legos.records.step import BackendConfig
 
 
@@ -52,6 +58,33 @@ def test_models_that_cannot_be_trained_are_refused_with_the_reason() -> None:
         shares("gemma3n")
     with pytest.raises(ModelError, match=r"qwen3_moe cannot be run: .*only supports float32"):
         shares("qwen3_moe", dtype=mx.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("mode", "bits", "group"), [("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)]
+)
+def test_formats_with_small_floats_have_the_gradients_of_their_values(
+    mode: str, bits: int, group: int
+) -> None:
+    form = {"group_size": group, "bits": bits, "mode": mode}
+    found: list[dict[str, np.ndarray]] = []
+    for packed in (True, False):
+        tree: Any = small_model("llama")
+        linear = [module for module in tree.modules() if isinstance(module, nn.Linear)]
+        if packed:
+            nn.quantize(
+                tree, **form, class_predicate=lambda _, module: isinstance(module, nn.Linear)
+            )
+        else:
+            for module in linear:
+                module.weight = mx.dequantize(*mx.quantize(module.weight, **form), **form)
+        tree.freeze()
+        add_lora(tree, lora_shape(tree, rank=2, alpha=4.0, num_layers=8, head=False), seed=0)
+        step = StepSamples(samples=[make_sample(range(1, 9))], weights=[1.0])
+        gradients = StepGradients(tree).of_step(step, Objective(), {}).gradients
+        found.append({name: np.array(array) for name, array in gradients.items()})
+    for name, array in found[0].items():
+        assert found[1][name] == pytest.approx(array, rel=1e-4, abs=1e-7), name
 
 
 def test_lora_on_the_head_alone_is_trained() -> None:
