@@ -110,6 +110,11 @@ def test_the_figures_of_a_mix_carry_the_names_of_its_arenas() -> None:
     assert (row["arena"], row["evaluated"]) == ("nim+Sums", "nim exploitability 0.5, Sums reward 1")
 
 
+def test_a_figure_that_is_not_defined_is_left_out() -> None:
+    rows, _ = in_brief({"a": {"eval/reward_mean": None}, "b": {"eval/reward_mean": 0.5}})
+    assert [row["evaluated"] for row in rows.values()] == [None, "reward 0.5"]
+
+
 def test_a_run_that_cannot_be_read_does_not_hide_the_others(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

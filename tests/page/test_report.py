@@ -79,6 +79,21 @@ def test_plays_of_evaluations_are_shown_where_there_are_two(runs: Path) -> None:
     ]
 
 
+def test_each_arena_of_a_mix_has_its_plays_and_figure(runs: Path) -> None:
+    folder = made_run(runs / "one", steps=4)
+    for arena in ("nim", "kuhn"):
+        add_play(folder, 4, arena, arena=arena)
+    line = {"eval/nim/exploitability": 0.5, "eval/kuhn/exploitability": 0.25, "eval/kuhn/x": None}
+    folder.evaluations.unlink()
+    add_lines(folder.evaluations, [{"step": 0, **line}])
+    values = values_of(folder.path)
+    assert [each["play"]["arena"] for each in values["plays"]["one"]] == ["kuhn", "nim"]
+    assert [figure["metric"] for figure in values["runs"][0]["key"]] == [*line][:2]
+    [column] = values["evaluations"]["columns"]
+    assert column["figures"]["eval/kuhn/exploitability"] == [[0.25, 0.25, 0.25], None]
+    assert column["figures"]["eval/kuhn/x"] == [None, None]
+
+
 def test_runs_that_differ_in_their_seeds_have_one_column(runs: Path) -> None:
     for seed in (1, 2):
         folder = made_run(runs / f"a-{seed}", seed=seed)
@@ -138,12 +153,13 @@ def test_long_plays_are_cut_so_that_the_file_stays_small(runs: Path) -> None:
 
 
 def test_texts_are_data_and_only_the_scripts_of_the_page_run(runs: Path) -> None:
-    folder = made_run(runs / "one", steps=4)
+    folder = made_run(runs / "<b>one", steps=4)
     add_play(folder, 1, HOSTILE, question=HOSTILE)
     html = report_html(values_of(folder.path), plotly="none")
     assert HOSTILE not in html
+    assert "<b>" not in html
     assert html.count("<script") == 3
-    assert data_of(html)["plays"]["one"][0]["play"]["turns"][0]["said"] == HOSTILE
+    assert data_of(html)["plays"]["<b>one"][0]["play"]["turns"][0]["said"] == HOSTILE
     policy = re.search(r"script-src ([^;]*);", html)
     assert policy is not None
     assert "unsafe" not in policy[1]

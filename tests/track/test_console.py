@@ -1,7 +1,10 @@
 """The table on a terminal, and the plain lines elsewhere."""
 
 import io
+import re
 
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from legos.track.console import ConsoleTracker
@@ -66,6 +69,31 @@ def test_elsewhere_the_last_line_is_not_repeated() -> None:
     tracker.log({"loss": 1.0}, step=1)
     tracker.close()
     assert out.getvalue() == "step 1/25  loss +1.0000\n"
+
+
+@given(
+    gaps=st.lists(st.sampled_from([0.1, 3.0, 20.0]), min_size=25, max_size=25),
+    late=st.lists(st.integers(0, 4), min_size=25, max_size=25),
+    stop=st.integers(1, 25),
+)
+def test_no_step_has_two_lines(gaps: list[float], late: list[int], stop: int) -> None:
+    clock, out = Clock(), io.StringIO()
+    console = Console(file=out, width=200)
+    tracker = ConsoleTracker(num_steps=25, console=console, evaluate_every=5, clock=clock)
+    tracker.log({"eval/reward_mean": 0.0}, step=0)
+    waiting: dict[int, int] = {}  # evaluated step -> the step after which its metrics come
+    for step in range(1, stop + 1):
+        clock.now += gaps[step - 1]
+        tracker.log({"loss": 0.5}, step=step)
+        if step % 5 == 0:
+            waiting[step] = step + late[step - 1]
+        for evaluated in [one for one, end in waiting.items() if end <= step]:
+            del waiting[evaluated]
+            tracker.log({"eval/reward_mean": 0.5}, step=evaluated)
+    tracker.close()
+    steps = re.findall(r"^step (\d+)/", out.getvalue(), re.MULTILINE)
+    assert len(steps) == len(set(steps))
+    assert f"{stop}" in steps
 
 
 def test_steps_that_were_not_applied_are_counted() -> None:
