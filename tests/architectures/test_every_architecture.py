@@ -8,6 +8,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from architectures.families import FAMILIES, family_row
 from architectures.harness import check_architecture
 from architectures.table import HEAD, table_row
 
@@ -37,3 +38,14 @@ def test_an_architecture_is_right_or_refused(name: str) -> None:
     if mx.default_device().type == mx.DeviceType.cpu:
         assert table_row(report) in PAGE.read_text(), report
     assert report.reasons or (report.serves and report.checkpoints and report.bfloat16)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "qwen3_5" else pytest.mark.nightly)
+        for name in FAMILIES
+    ],
+)
+def test_a_family_is_as_its_page_says(name: str) -> None:
+    assert family_row(name) in PAGE.read_text()
