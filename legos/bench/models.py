@@ -13,7 +13,7 @@ from safetensors.numpy import (
 
 from legos.builtin import builtin_path
 
-__all__ = ["MODELS", "write_bench_model"]
+__all__ = ["HEAD", "MODELS", "write_bench_model"]
 
 HEAD = 64  # width of an attention head
 MODELS = {"5m": (256, 6, 704, 358), "40m": (448, 5, 1216, 32768)}

@@ -9,23 +9,25 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[1])  # the folder of the package bench
 
+import random
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from itertools import pairwise
 from typing import Any
 
 from bench.command import Ratio, run
 from bench.rounds import Workload
+from cache_bytes import counted
 from delta_peaks import memory_vs_loop
 from load_peaks import load_check_peak
 from msgspec.structs import replace
 
 from legos.bench.engine_bench import EngineBench, numbered_requests
-from legos.bench.models import write_bench_model
+from legos.bench.models import HEAD, write_bench_model
 from legos.bench.turns import medians
 from legos.clients.submit import submit_all
 from legos.records.limits import EngineLimits
@@ -52,6 +54,12 @@ RATIOS: Mapping[str, Ratio] = {
         "rows decoded at once, of answers that take a quarter of max_tokens, against those that "
         "fit if each held max_tokens",
         2.5,
+    ),
+    "cache_bytes_vs_written": Ratio(
+        "bytes that go into the KV cache, over those of new tokens, while 64 answers of random "
+        "lengths are decoded 8 at a time",
+        1.2,
+        at_most=True,
     ),
     "load_check_peak_vs_weights": Ratio(
         "peak of memory while a model in bfloat16 is checked, over its weights", 1.3, at_most=True
@@ -87,6 +95,7 @@ def bench_engine(work: Workload) -> Mapping[str, Any]:
         plain = _against_bare(model, limits, work.part(0.25), tokens)
         ahead = _ahead(model, limits, work.part(0.15), tokens)
         admitted = _admitted(model, work)
+        moved = _cache_bytes(model, work)
         checked = load_check_peak(write_bench_model("40m", Path(folder) / "checked"))
         with closing(EngineBench(model, limits)) as bench:
             return {
@@ -94,6 +103,7 @@ def bench_engine(work: Workload) -> Mapping[str, Any]:
                 "ratios": {
                     "decode_ahead": ahead,
                     "rows_admitted_vs_reserved": admitted,
+                    "cache_bytes_vs_written": moved,
                     "load_check_peak_vs_weights": checked,
                     "gated_delta_memory_vs_loop": memory_vs_loop(work.size(2048, 512)),
                     "engine_vs_bare": plain["bare_s"] / plain["engine_s"],
@@ -154,6 +164,40 @@ def _admitted(model: Path, work: Workload) -> float:
         requests = numbered_requests(bench.prompts(3 * reserved, 8, seed=6), most, BASE)
         bench.run([replace(request, stops=ended) for request in requests])
     return statistics.mean(rows) / reserved
+
+
+def _cache_bytes(model: Path, work: Workload) -> float:
+    """Bytes written into the cache over those of new tokens, in a steady state.
+
+    From the first answer until no prompt waits, rows end and are refilled all the time. Prompts
+    have 16 to 64 tokens and answers up to a quarter of ``max_tokens``, as nobody knows their
+    length.
+    """
+    rows, most = work.size((8, 1024), (4, 256))
+    rng = random.Random(7)
+    limits = EngineLimits(max_rows=rows, prefix_bytes=0)
+    with closing(EngineBench(model, limits)) as bench, counted(HEAD) as cache:
+        seen: list[tuple[float, float]] = []  # bytes, and tokens that have a place in the cache
+
+        def stop_after(length: int) -> Callable[[Sequence[int]], bool]:
+            def stops(tokens: Sequence[int]) -> bool:
+                stats = bench.engine.stats()
+                if stats["requests_answered_total"] and stats["requests_waiting"]:
+                    drawn = stats["tokens_generated_total"] - stats["requests_answered_total"]
+                    seen.append((cache.total, drawn + stats["prefill_tokens_total"]))
+                return len(tokens) >= length
+
+            return stops
+
+        lengths = [(rng.randint(16, 64), rng.randint(1, most // 4)) for _ in range(8 * rows)]
+        prompts = [bench.prompts(1, length, seed=n)[0] for n, (length, _) in enumerate(lengths)]
+        requests = numbered_requests(prompts, most, BASE)
+        stops = [stop_after(length) for _, length in lengths]
+        bench.run([replace(one, stops=stop) for one, stop in zip(requests, stops, strict=True)])
+        engine: Any = bench.engine
+        token_bytes = engine.capabilities.sizes.token_bytes
+    (first_bytes, first_tokens), (last_bytes, last_tokens) = seen[0], seen[-1]
+    return (last_bytes - first_bytes) / ((last_tokens - first_tokens) * token_bytes)
 
 
 def _computed(bench: EngineBench) -> float:

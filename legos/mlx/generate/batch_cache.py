@@ -12,7 +12,8 @@ Layers of standard attention (mlx-lm's ``KVCache``, also inside of a ``CacheList
 caches, small and of a constant size: each of these events selects their rows anew, in the order of
 the slots.
 
-The buffers grow geometrically within the limit of bytes, and are kept until no row is left.
+The buffers grow within the limit of bytes, to twice what the rows are expected to need, and are
+kept until the engine is idle.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ __all__ = ["BatchCache", "BlockCache", "evaluate", "extract_rows", "growth", "pa
 GROWTH, MOST_GROWTH = 16, 64
 """Tokens: every slot has space for up to so many more than its row holds, in multiples of the
 first."""
-EXPECTED = 4  # slots get space for this share of the tokens that may still come
+EXPECTED = 4  # rows are expected to get this share of the tokens that may still come
 
 
 def growth(tokens: int) -> int:
@@ -242,7 +243,7 @@ class BatchCache:
         if slots > most_slots:
             most_slots = max(slots, min(2 * most_slots, self._max_slots))
         if tokens > most:
-            most = tokens + min(coming, max(most, coming // EXPECTED, MOST_GROWTH))
+            most = min(tokens + coming, 2 * (tokens + coming // EXPECTED))
         if self._space_of is not None and most > self._space_of(most_slots):
             most_slots = slots
             most = max(tokens + growth(coming), min(most, self._space_of(slots)))

@@ -161,7 +161,8 @@ class DecodingRows:
             The forks that do not fit.
         """
         fit, left = forks[: self.room], forks[self.room :]
-        self.cache.wipe(block.slots[index] for _, sequences, index in rows if failed(sequences))
+        sound = {block.slots[index] for _, sequences, index in rows if not failed(sequences)}
+        self.cache.wipe(slot for slot in block.slots if slot not in sound)
         slots = self.cache.join(block, [index for index, _ in fit])
         self._put(slots, fit, self._sequences)
         return left

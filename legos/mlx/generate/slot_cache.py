@@ -174,9 +174,11 @@ class SlotCache:
         self._write(_places(slots, columns, heads, self._space.tokens), keys, values)
 
     def wipe(self, slot: int) -> None:
-        """Write zeros over the tokens of a slot that are not numbers, which no mask would hide."""
-        if self.keys is not None and self._space.lengths[slot]:
-            self.put((slot,), *(mx.zeros_like(part) for part in self.copy(slot)))
+        """Write zeros over a whole slot, whose padding may be no numbers too."""
+        if self.state:
+            shape = 1, self._shape[1], self._space.tokens
+            each = (mx.zeros((*shape, flat.shape[-1]), flat.dtype) for flat in self._buffers())
+            self.put((slot,), *each)
 
     def extract(self, row: int) -> KVCache:
         """A copy of one row of the current pass."""

@@ -127,9 +127,7 @@ def test_numbers_that_are_none_do_not_stay_in_a_slot() -> None:
     assert slot.keys is not None
     slot.keys = slot.keys * mx.array(float("nan"))
     cache.wipe(block.slots)
-    assert not mx.isnan(slot.keys).all().item()
-    rows = slot.keys.reshape(2, HEADS, -1, SIZE)
-    assert mx.all(rows[:, :, :3] == 0).item()
+    assert mx.all(slot.keys == 0).item()
 
 
 @pytest.fixture

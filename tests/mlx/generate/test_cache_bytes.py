@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 
+import numpy as np
 from cache_bytes import counted
 from conftest import EngineRoom
 
@@ -44,3 +45,21 @@ def test_rows_that_end_are_refilled_in_place(room: Callable[..., EngineRoom]) ->
     new = sum(after[name] - before[name] for name in names) - (len(one.answers) - answered)
     assert new > 1000  # the last token of each answer is not cached
     assert cache.total <= 1.2 * new * one.engine.capabilities.sizes.token_bytes
+
+
+def addresses(one: EngineRoom) -> list[int]:
+    """Where the buffers of all layers are."""
+    layers = one.engine._scheduler._rows.cache.layers
+    views = [np.asarray(buffer) for layer in layers for buffer in layer.state]
+    return [view.__array_interface__["data"][0] for view in views]
+
+
+def test_steps_write_in_place(room: Callable[..., EngineRoom]) -> None:
+    """Also where a step is launched before the last one is read."""
+    one = room(max_rows=8, prefix_bytes=0)
+    one.submit({n: Request(prompt_ids=(3, 4 + n), max_tokens=99) for n in range(8)})
+    one.tick(2)
+    before = addresses(one)
+    for steps in (2, 3, 4):
+        one.tick(steps)
+        assert addresses(one) == before

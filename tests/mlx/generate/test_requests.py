@@ -193,6 +193,27 @@ def test_weights_that_give_no_numbers_are_an_error(room: Room) -> None:
     assert len(one.ask([GOOD])[0].token_ids) == 4
 
 
+def test_weights_that_give_no_numbers_harm_no_later_request(room: Room) -> None:
+    """Their keys and values are no numbers either, and a mask multiplies them by zero."""
+    good = {
+        0: Request(prompt_ids=tuple(range(3, 40)), max_tokens=30, seed=1),
+        1: Request(prompt_ids=tuple(range(3, 60)), max_tokens=30, seed=2),
+        2: Request(prompt_ids=(5, 6), max_tokens=9, seed=3),
+    }
+    expected = room("llama").ask(list(good.values()))
+    one = room("llama")
+    one.engine.load_adapter(one.adapter(1, name="bad", size=1e25)).result()
+    one.submit({0: good[0]})
+    one.tick(2)
+    bad = Request(prompt_ids=(9, 8, 7), max_tokens=9, adapter="bad")
+    one.submit({1: good[1], 3: bad})  # padded to the length of the other
+    one.tick(2)
+    assert isinstance(one.error(3), RequestError)
+    one.submit({2: good[2]})
+    one.finish()
+    assert [one.answer(number).token_ids for number in good] == [e.token_ids for e in expected]
+
+
 def test_a_receiver_that_fails_harms_nobody_else(
     room: Room, caplog: pytest.LogCaptureFixture
 ) -> None:
