@@ -2,7 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -63,13 +64,15 @@ def importance_ratios(passes: Sequence[PolicyPass]) -> Floats:
     Args:
         passes: the passes of the step.
     """
-    logs = [
-        log_ratio(np, logprobs, np.array(sample.logprobs, np.float32))
+    known = [
+        (logprobs, sample.logprobs)
         for one in passes
         for sample, logprobs in zip(one.samples, one.found.logprobs, strict=False)
         if len(logprobs) == len(sample.logprobs)
     ]
-    return np.exp(np.concatenate([np.zeros(0, np.float32), *logs]))
+    current = np.concatenate([np.zeros(0, np.float32), *(logprobs for logprobs, _ in known)])
+    behaviour = np.fromiter(chain.from_iterable(logprobs for _, logprobs in known), np.float32)
+    return np.exp(log_ratio(np, current, behaviour))
 
 
 def trained_turns(
@@ -93,25 +96,34 @@ def trained_turns(
                 rollouts[name] = rollout
                 if episode.error or episode.void:
                     why[name] = episode.failure or "void"
-    members: defaultdict[str, list[tuple[PolicyPass, int]]] = defaultdict(list)
+    members: defaultdict[str, list[_Member]] = defaultdict(list)
     for one in passes:
-        for index, sample in enumerate(one.samples):
-            if sample.rollout in rollouts:
-                members[sample.rollout].append((one, index))
+        indices = [at for at, sample in enumerate(one.samples) if sample.rollout in rollouts]
+        for index, marks in zip(indices, _marks(one, indices), strict=True):
+            members[one.samples[index].rollout].append(_Member(one, index, *marks))
     return {
         name: _of_rollout(rollout, members[name], why.get(name))
         for name, rollout in rollouts.items()
     }
 
 
+class _Member(NamedTuple):
+    """A sample of a rollout."""
+
+    one: PolicyPass
+    place: int  # of the sample in its pass
+    clipped: NDArray[np.bool_]  # [A] True where the loss clipped a token
+    masked: NDArray[np.bool_]  # [A] True where a correction dropped it
+
+
 def _of_rollout(
-    rollout: Rollout, members: list[tuple[PolicyPass, int]], why: str | None
+    rollout: Rollout, members: list[_Member], why: str | None
 ) -> list[TrainedTurn | None]:
     """What is known of each turn.
 
     Args:
         rollout: the turns.
-        members: pass and index of each of its samples.
+        members: its samples.
         why: why it has other turns; None: unknown.
     """
     turns: list[TrainedTurn | None] = [TrainedTurn(reason=why) if why else None] * len(
@@ -121,22 +133,22 @@ def _of_rollout(
         completions = [rollout.turns[index].completion for index in run]
         tokens = completions[-1].prompt_ids + completions[-1].token_ids
         lengths = [len(completion.token_ids) for completion in completions]
-        for place, (one, index) in enumerate(members):
-            sample = one.samples[index]
+        for place, member in enumerate(members):
+            sample = member.one.samples[member.place]
             if sample.token_ids == tokens and len(sample.positions) == sum(lengths):
                 del members[place]
-                found = _of_sample(one, index, lengths)
+                found = _of_sample(member, lengths)
                 for at, turn in zip(run, found, strict=True):
                     turns[at] = turn
                 break
     return turns
 
 
-def _of_sample(one: PolicyPass, index: int, lengths: Sequence[int]) -> Iterator[TrainedTurn]:
+def _of_sample(member: _Member, lengths: Sequence[int]) -> Iterator[TrainedTurn]:
     """The turns of a sample, which have so many tokens each."""
+    one, index, clipped, masked = member
     sample, logprobs = one.samples[index], one.found.logprobs[index]
     entropies = one.found.entropies[index] if one.found.entropies else logprobs[:0]
-    clipped, masked = _marks(one.objective, sample, logprobs)
     end = 0
     for length in lengths:
         part = slice(end, end + length)
@@ -152,23 +164,37 @@ def _of_sample(one: PolicyPass, index: int, lengths: Sequence[int]) -> Iterator[
         )
 
 
-def _marks(objective: Objective, sample: Sample, logprobs: Floats) -> tuple[Any, Any]:
-    """[A] True where the loss clipped a token, and where a correction dropped it.
+def _marks(
+    one: PolicyPass, indices: Sequence[int]
+) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
+    """[S][A] where the loss clipped a token of a sample, and where a correction dropped it.
 
     Both are computed again from the log-probabilities of the step, in float32 as there.
+
+    Args:
+        one: the pass.
+        indices: S of its samples.
     """
-    spec, nothing = LOSSES[objective.loss], np.zeros(len(logprobs), np.bool_)
-    if spec.scope == "group" or not len(logprobs):  # losses of whole groups clip no token
-        return nothing, nothing
-    current, behaviour, advantage = (
-        np.array([each], np.float32) for each in (logprobs, sample.logprobs, sample.advantages)
-    )
-    anchor = behaviour if objective.anchor == "behaviour" else current
-    mask = np.ones_like(current)
-    tokens = ChosenTokens(np, objective.clip_range, current, current, anchor, advantage, mask)
-    log_rho = log_ratio(np, current, behaviour)
-    _, masked = correct(np, log_rho, mask, icepop=objective.icepop, weighted=False)
-    return spec.loss(tokens)[1][0] > 0, masked[0] > 0
+    objective, spec = one.objective, LOSSES[one.objective.loss]
+    lengths = [len(one.found.logprobs[index]) for index in indices]
+    shape = (4, len(indices), max(lengths, default=0))
+    padded = np.zeros(shape, np.float32)
+    for row, (index, length) in enumerate(zip(indices, lengths, strict=True)):
+        sample = one.samples[index]
+        for array, values in zip(
+            padded, (one.found.logprobs[index], sample.logprobs, sample.advantages), strict=False
+        ):
+            array[row, :length] = values[:length]
+        padded[3, row, :length] = 1.0
+    current, behaviour, advantage, mask = padded
+    clipped = masked = np.zeros(shape[1:], np.bool_)
+    if spec.scope != "group" and padded.size:  # losses of whole groups clip no token
+        anchor = behaviour if objective.anchor == "behaviour" else current
+        tokens = ChosenTokens(np, objective.clip_range, current, current, anchor, advantage, mask)
+        log_rho = log_ratio(np, current, behaviour)
+        clipped = spec.loss(tokens)[1] > 0
+        masked = correct(np, log_rho, mask, icepop=objective.icepop, weighted=False)[1] > 0
+    return [(clipped[row, :n], masked[row, :n]) for row, n in enumerate(lengths)]
 
 
 def _exact(values: Floats) -> list[float]:

@@ -87,9 +87,10 @@ def kept_plays(groups: Sequence[Group], share: float) -> list[Episode]:
     plays = [(group, episode) for group in groups for episode in group.episodes]
     telling: set[int] = set()
     if ended := [episode for _, episode in plays if not (episode.error or episode.void)]:
+        returns = [_returns(episode) for episode in ended]
         longest = max(ended, key=lambda episode: episode.num_tokens)
-        best = max(ended, key=lambda episode: max(_returns(episode)))
-        worst = min(ended, key=lambda episode: min(_returns(episode)))
+        _, best = max(zip(returns, ended, strict=True), key=lambda each: max(each[0]))
+        _, worst = min(zip(returns, ended, strict=True), key=lambda each: min(each[0]))
         telling = {id(longest), id(best), id(worst)}
     drawn: dict[tuple[str, int, str], bool] = {}
     kept: list[Episode] = []
