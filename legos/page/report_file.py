@@ -2,12 +2,13 @@
 
 import re
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from hashlib import sha256
 from html import escape
 from importlib import resources
 from importlib.util import find_spec
-from posixpath import dirname, normpath
+from os.path import normpath
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -19,7 +20,7 @@ __all__ = ["Plotly", "report_html"]
 
 Plotly = Literal["inline", "cdn", "none"]
 
-_START = "report.js"
+_STATIC = resources.files("legos.page") / "static"
 _IMPORT = re.compile(r'(\bfrom ")(\.{1,2}/[^"]+)(";)')
 _CDN = "https://cdn.plot.ly/plotly-3.7.0.min.js"
 
@@ -41,10 +42,10 @@ def report_html(values: Mapping[str, Any], *, plotly: Plotly | None = None) -> s
     """
     if plotly is None:
         plotly = "none" if find_spec("plotly") is None else "inline"
-    style = (resources.files("legos.page") / "static" / "style.css").read_text(encoding="utf-8")
+    style = (_STATIC / "style.css").read_text(encoding="utf-8")
     title = escape(", ".join(run["name"] for run in values["runs"]))
     data = msgspec.json.encode(values, enc_hook=str).decode().replace("<", "\\u003c")
-    scripts = [_import_map(), f'import "{_name(_START)}";']
+    scripts = [_import_map(), 'import "legos/report.js";']
     library, allowed = "", "data:"
     if plotly == "cdn":
         library, allowed = f'<script src="{_CDN}"></script>', f"data: {_CDN}"
@@ -77,33 +78,23 @@ style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'no
 
 
 def _import_map() -> str:
-    """The modules that the report needs, each under a name that its imports have in the file."""
-    found = {_name(path): _address(text) for path, text in _modules(_START, {})}
+    """The modules of the page, each under a name that its imports have in the file."""
+    with resources.as_file(_STATIC) as place:
+        found = {_name(path, place): _address(path, place) for path in place.rglob("*.js")}
     return msgspec.json.encode({"imports": found}).decode()
 
 
-def _modules(path: str, seen: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """A module and all that it imports: the path and the text of each, once."""
-    if path in seen:
-        return
-    place = resources.files("legos.page") / "static"
-    for part in path.split("/"):
-        place = place / part
-    text = seen[path] = place.read_text(encoding="utf-8")
+def _name(path: Path, place: Path) -> str:
+    return f"legos/{path.relative_to(place).as_posix()}"
+
+
+def _address(path: Path, place: Path) -> str:
+    """A module with its imports under their names in the file, as the address of itself."""
 
     def named(found: re.Match[str]) -> str:
-        return f"{found[1]}{_name(normpath(f'{dirname(path)}/{found[2]}').lstrip('/'))}{found[3]}"
+        return found[1] + _name(Path(normpath(path.parent / found[2])), place) + found[3]
 
-    yield path, _IMPORT.sub(named, text)
-    for found in _IMPORT.finditer(text):
-        yield from _modules(normpath(f"{dirname(path)}/{found[2]}").lstrip("/"), seen)
-
-
-def _name(path: str) -> str:
-    return f"legos/{path}"
-
-
-def _address(text: str) -> str:
+    text = _IMPORT.sub(named, path.read_text(encoding="utf-8"))
     return f"data:text/javascript;base64,{b64encode(text.encode()).decode()}"
 
 
