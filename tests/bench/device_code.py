@@ -6,7 +6,6 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
 from legos.mlx.checks.bare import bare_generator
 from legos.mlx.generate.sampling.sampler import Sampler
@@ -46,7 +45,7 @@ class DeviceTime:
 
         def timed_draw(self: Any, rows: Any, logits: mx.array, **options: Any) -> Any:
             if not self.on_device:
-                timed(np.asarray, logits)
+                timed(mx.eval, logits)
             return draw(self, rows, logits, **options)
 
         def timed_read(self: Any, draws: Any) -> Any:

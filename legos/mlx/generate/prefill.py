@@ -17,7 +17,7 @@ MIN_CHUNK = 2  # mlx-lm's sliding windows refuse padding in a chunk of one token
 
 
 def last_logits(forward: CausalModel, rows: Sequence[Row]) -> mx.array:
-    """[B, V] float32 next-token logits of B rows, without a cache."""
+    """[B, V] next-token logits of B rows, without a cache."""
     input_ids, last = pad_rows(rows)
     return forward.logits_at(input_ids, mx.arange(len(rows)), last)
 
@@ -95,7 +95,7 @@ class Prefill:
         return self._position >= self._longest
 
     def logits(self) -> mx.array:
-        """[B, V] float32 next-token logits."""
+        """[B, V] next-token logits."""
         if self._whole:
             hidden = mx.stack([self._hidden[row] for row in range(len(self._ends))])
             return self._forward.head(hidden).astype(mx.float32)

@@ -31,7 +31,7 @@ class Block:
 
     rows: list[Row]  # rows that still have sequences
     versions: list[int]  # policy version that computed each of them
-    logits: mx.array  # [B, V] float32 next-token logits
+    logits: mx.array  # [B, V] next-token logits
     cache: BlockCache | None  # None: every sequence ends here
 
 

@@ -88,9 +88,8 @@ class CausalModel:
         return self.head(self.trunk(input_ids)[rows, columns]).astype(mx.float32)
 
     def next_logits(self, tokens: mx.array, cache: list[Any]) -> mx.array:
-        """[B, V] float32 logits after one more token of each of B cached rows."""
-        logits = self.model(tokens[:, None], cache=cache)[:, -1, :]
-        return self._sampled(logits).astype(mx.float32)
+        """[B, V] logits, in the model's type, after one more token of each of B cached rows."""
+        return self._sampled(self.model(tokens[:, None], cache=cache)[:, -1, :])
 
     def _sampled(self, logits: mx.array) -> mx.array:
         """The logits of the token ids that can be sampled."""

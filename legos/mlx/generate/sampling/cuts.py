@@ -77,7 +77,8 @@ def _without_less(xp: Any, logits: Any, temperatures: Any, least: Any) -> Any:
         temperatures: [R, 1].
         least: [R, 1] the numbers, at most 0.
     """
-    below = (logits - xp.max(logits, axis=1, keepdims=True)) / temperatures
+    top = xp.max(logits, axis=1, keepdims=True).astype(xp.float32)
+    below = (logits.astype(xp.float32) - top) / temperatures
     return xp.where(below < least, -np.inf, logits)
 
 
@@ -98,7 +99,8 @@ def _without_improbable(
     """
     limits, shares = bounds
     values = _largest(xp, logits, count)
-    held = xp.exp((values - values[:, :1]) / temperatures)
+    first = values[:, :1].astype(xp.float32)
+    held = xp.exp((values.astype(xp.float32) - first) / temperatures)
     held = xp.where(xp.array(np.arange(count)) < limits, held, 0.0)
     sums = xp.cumsum(held, axis=1, dtype=np.float64) if xp is np else xp.cumsum(held, axis=1)
     number = 1 + xp.sum(sums < shares * sums[:, -1:], axis=1, keepdims=True)

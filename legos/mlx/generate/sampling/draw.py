@@ -78,7 +78,7 @@ def distributions(xp: Any, logits: Any, parameters: Sequence[SamplingParams]) ->
 
     Args:
         xp: array namespace.
-        logits: [D, V] float32.
+        logits: [D, V]; float32, or of ``mlx.core`` and 16 bits.
         parameters: [D] sampling settings.
 
     Returns:
@@ -153,7 +153,7 @@ def draw(
     index = None if each else xp.array(which)
     if made.greedy is not None and made.greedy.all():
         top, best = xp.max(made.logits, axis=1), xp.argmax(made.logits, axis=1)
-        certain = best, top - top  # 0, or NaN
+        certain = best, (top - top).astype(xp.float32)  # 0, or NaN
         return certain if each else (certain[0][index], certain[1][index])
     numbers = _numbers(seeds, positions)[:, None]
     inverted = _compiled if each else _inverted  # other numbers of draws seldom recur
@@ -236,9 +236,9 @@ def _reached(xp: Any, weights: Any, before: Any, goals: Any) -> Any:
 
 def _below(xp: Any, logits: Any, top: Any, temperatures: Any) -> Any:
     """Logits over temperatures, less the largest of each row; NumPy divides in place."""
-    below = logits - top
     if xp is not np:
-        return below / temperatures
+        return (logits.astype(xp.float32) - top.astype(xp.float32)) / temperatures
+    below = logits - top
     return below if (temperatures == 1.0).all() else np.divide(below, temperatures, out=below)
 
 
@@ -249,7 +249,7 @@ def _numbers(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float
 @np.errstate(invalid="ignore")
 def raw_table(xp: Any, logits: Any, rows: Sequence[int]) -> Any:
     """[R, V] log-probabilities of the model's own distributions at temperature 1, of some rows."""
-    some = take(xp, logits, rows)
+    some = take(xp, logits, rows).astype(xp.float32)
     below = some - xp.max(some, axis=1, keepdims=True)
     return below - xp.log(xp.sum(xp.exp(below), axis=1, keepdims=True))
 

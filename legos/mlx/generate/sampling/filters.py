@@ -59,14 +59,14 @@ def processed(xp: Any, logits: Any, parameters: Sequence[SamplingParams]) -> Any
 
     Args:
         xp: array namespace.
-        logits: [D, V] float32; never changed in place.
+        logits: [D, V]; never changed in place.
         parameters: [D] sampling settings.
 
     Returns:
         [D, V] logits; minus infinity where a token is masked.
     """
     if any(params.seen or (params.filters and params.filters.logit_bias) for params in parameters):
-        logits = xp.array(logits)
+        logits = xp.array(logits, xp.float32)
         _penalise(xp, logits, parameters)
         _bias(xp, logits, parameters)
     return _closed(xp, logits, parameters)

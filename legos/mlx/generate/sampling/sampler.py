@@ -128,12 +128,12 @@ class Sampler:
 
         Args:
             rows: at least one row; their indices point into ``logits``.
-            logits: [B, V] float32.
+            logits: [B, V] of any float type.
             unread: number of tokens of each sequence that were sampled and are not read yet.
         """
         places = _places(rows, [index for _, _, index in rows])
         parameters, failures = _parameters_of([sequence for _, sequence in places.firsts.values()])
-        values = np.asarray(logits) if self._xp is np else logits
+        values = np.asarray(logits.astype(mx.float32)) if self._xp is np else logits
         indices = [index for index, _ in places.firsts]
         same = indices == list(range(values.shape[0]))
         some = values if same else values[self._xp.array(np.array(indices))]

@@ -14,9 +14,11 @@ VIEWS = ("Broadcast", "ExpandDims", "Flatten", "Reshape", "Slice", "Squeeze", "U
 ROWS = 4
 
 
-def drawn(*parameters: SamplingParams, vocabulary: int = 40_960) -> tuple[mx.array, mx.array]:
-    """Draws of some rows, lazy; the settings are taken in turn."""
-    logits = mx.array(np.random.default_rng(0).normal(size=(ROWS, vocabulary)), mx.float32)
+def drawn(*parameters: SamplingParams, dtype: Any = mx.bfloat16) -> tuple[mx.array, mx.array]:
+    """Draws of some rows from logits of 16 bits, lazy; the settings are taken in turn."""
+    logits = mx.array(np.random.default_rng(0).normal(size=(ROWS, 40_960)), mx.bfloat16)
+    logits = logits.astype(dtype)
+    mx.eval(logits)
     made = distributions(mx, logits, (parameters * ROWS)[:ROWS])
     numbers: Any = list(range(ROWS))
     return draw(mx, made, which=np.arange(ROWS), seeds=numbers, positions=[0] * ROWS)
@@ -28,7 +30,7 @@ def kernels(*arrays: mx.array) -> int:
     return sum(count for name, count in found.items() if name not in VIEWS)
 
 
-@pytest.mark.parametrize(
+SETTINGS = pytest.mark.parametrize(
     ("parameters", "most"),
     [
         ([SamplingParams()], 16),
@@ -40,5 +42,21 @@ def kernels(*arrays: mx.array) -> int:
         ([SamplingParams(1.0, None, Filters(top_p=0.95))], 30),
     ],
 )
+
+
+@SETTINGS
 def test_a_draw_starts_few_kernels(parameters: list[SamplingParams], most: int) -> None:
-    assert kernels(*drawn(*parameters)) <= most
+    assert kernels(*drawn(*parameters, dtype=mx.float32)) <= most
+    assert kernels(*drawn(*parameters)) <= most + 1  # the type of the largest logits changes
+
+
+@SETTINGS
+def test_logits_in_16_bits_are_drawn_from_as_the_same_ones_in_32(
+    parameters: list[SamplingParams], most: int
+) -> None:
+    (tokens, logprobs), (same, expected) = (
+        drawn(*parameters, dtype=dtype) for dtype in (mx.bfloat16, mx.float32)
+    )
+    assert tokens.tolist() == same.tolist()
+    assert logprobs.tolist() == expected.tolist()
+    assert logprobs.dtype == mx.float32
