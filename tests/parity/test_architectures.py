@@ -217,7 +217,9 @@ def test_what_caches_can_do_and_cost_is_found_out(
     caches, per_token, per_row = EXPECTED[architecture]
     assert (found.sizes.token_bytes, found.sizes.row_bytes) == (per_token, per_row)
     assert found == Capabilities(
-        sizes=Sizes.of(model), prompt_step=256 if "ArraysCache" in caches else 1
+        sizes=Sizes.of(model),
+        prompt_step=256 if "ArraysCache" in caches else 1,
+        shares_prefix=set(caches) == {"KVCache"},
     )
     rows = Rows(CausalModel(model), np.random.default_rng(0), (300, 40, 2))
     assert (

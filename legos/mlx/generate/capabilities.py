@@ -25,6 +25,7 @@ class Capabilities:
 
     sizes: Sizes  # what its memory depends on
     prompt_step: int  # a prompt is processed in chunks of a multiple of this many tokens
+    shares_prefix: bool = False  # whether what scored rows begin with may be computed once
 
     def cache_bytes(self, num_rows: int, num_tokens: int, max_new: int) -> int:
         """Upper bound of the device memory of a batch's cache, in bytes.
@@ -67,5 +68,5 @@ def probe(forward: CausalModel, slots: AdapterSlots) -> Capabilities:
                 f"{WAY_OUT}"
             )
     step = STATE_STEP if any(isinstance(leaf, ArraysCache) for leaf in leaves) else 1
-    check_serving(forward, slots, step=step)
-    return Capabilities(sizes=Sizes.of(model), prompt_step=step)
+    shares = check_serving(forward, slots, step=step)
+    return Capabilities(sizes=Sizes.of(model), prompt_step=step, shares_prefix=shares)

@@ -186,7 +186,12 @@ class MlxEngine:
         """
         refusal = partial(self._refusal, room=1)
         score = Score(
-            prompts, end_ids=tuple(end_ids), adapter=adapter, by_token=by_token, refusal=refusal
+            prompts,
+            end_ids=tuple(end_ids),
+            adapter=adapter,
+            by_token=by_token,
+            shares=self.capabilities.shares_prefix,
+            refusal=refusal,
         )
         self._post(score)
         return score.future

@@ -1,7 +1,8 @@
 """Exact log-probabilities of whole answers, for the evaluation of small games.
 
 Each prompt with an answer is one row, and all tokens of the answer are scored in one pass. Answers
-that differ in their last token alone share a row. A score is computed one block of rows at a time
+that differ in their last token alone share a row, and the tokens that all rows of a block begin
+with are computed once. A score is computed one block of rows at a time
 at the end of engine steps; several scores take turns. A score uses the weights that it started with
 until it ends.
 """
@@ -10,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 import mlx.core as mx
@@ -21,6 +22,7 @@ from legos.errors import EngineError, RequestError
 from legos.mlx.generate.adapter_table import LiveAdapter
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.generate.prefill import pad_rows
+from legos.mlx.generate.shared_prefix import shared_prefix
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.worker import answer
 from legos.records.batch import row_blocks
@@ -29,6 +31,7 @@ from legos.records.request import Request
 __all__ = ["Score", "ScoreQueue"]
 
 LOGITS = 1 << 23  # logits of one slice of the output head: 32 MiB in float32
+MIN_SHARED = 256  # tokens that computing a prefix once must save
 MIN_POSITIONS = 64  # positions of a slice; with fewer, reading the head's weights dominates
 Ids = tuple[int, ...]
 Last = tuple[list[float], Ids]
@@ -81,6 +84,7 @@ class Score:
         end_ids: Ids,
         adapter: str,
         by_token: bool = False,
+        shares: bool = False,
         refusal: Callable[[Request], str | None],
     ) -> None:
         """Store the request; nothing is computed yet.
@@ -91,6 +95,7 @@ class Score:
                 another one.
             adapter: name of the adapter to score with.
             by_token: score each token of the one continuation of each prompt.
+            shares: whether the model can compute what rows begin with once.
             refusal: returns why a prompt with its continuation cannot be served, or None.
         """
         self.future: Future[list[list[float]]] = Future()
@@ -98,6 +103,7 @@ class Score:
         self._prompts = prompts
         self._end_ids = end_ids
         self._by_token = by_token
+        self._shares = shares
         self._refusal = refusal
         self._unplanned = self._plan()
         self._rows: list[_Row] = []  # planned ones
@@ -126,8 +132,7 @@ class Score:
                 self._long = block[0]
                 self._long.cache = make_prompt_cache(forward.model)
             elif block:
-                hidden = forward.trunk(pad_rows([row.ids for row in block])[0])
-                self._take(forward, hidden, block)
+                self._compute(forward, block)
         if self._long is not None:
             self._go_on(self._long, forward, max_tokens)
         if not self._rows and self._long is None:
@@ -138,6 +143,16 @@ class Score:
             found = [self._found[prompt, tuple(answers)] for prompt, answers in self._prompts]
             sums = [one[0] if self._by_token else [*map(sum, one)] for one in found]
             answer(self.future, sums)
+
+    def _compute(self, forward: CausalModel, block: Sequence[_Row]) -> None:
+        """Compute a block; what all its rows begin with, such as the rules of a game, once."""
+        cache, shared = None, _num_shared(block)
+        if self._shares and shared * (len(block) - 1) >= MIN_SHARED:
+            cache = shared_prefix(forward, block[0].ids[:shared])
+            for row in block:
+                row.done = shared
+        rests = [row.ids[row.done :] for row in block]
+        self._take(forward, forward.trunk(pad_rows(rests)[0], cache=cache), block)
 
     def _go_on(self, long: _Row, forward: CausalModel, max_tokens: int) -> None:
         """Compute the next chunk of a long row."""
@@ -157,7 +172,7 @@ class Score:
         for token in self._end_ids:
             if (reason := self._refusal(Request(prompt_ids=(token,), max_tokens=1))) is not None:
                 raise RequestError(f"cannot score: token {token} cannot end an answer: {reason}")
-        for prompt, answers in self._prompts:
+        for prompt, answers in sorted(self._prompts):  # rows of a block then begin alike
             key = prompt, tuple(answers)
             if key in self._found:
                 continue
@@ -220,6 +235,13 @@ class Score:
                     row.end(new)
         for row in rows:
             row.done += min(hidden.shape[1], len(row) - row.done)
+
+
+def _num_shared(rows: Sequence[_Row]) -> int:
+    """Number of tokens with which all rows begin, before those that are scored."""
+    begins = sorted(row.ids[: row.start - 1] for row in rows)
+    pairs = zip(begins[0], begins[-1], strict=False)  # what these two begin with, all rows do
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 class ScoreQueue:

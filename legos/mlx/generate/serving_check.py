@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from legos.errors import AdapterError, ModelError
 from legos.mlx.generate.batch_cache import BatchCache, BlockCache, extract_rows
 from legos.mlx.generate.multi_lora.slots import NO_ADAPTER, AdapterSlots
-from legos.mlx.generate.prefill import Prefill
+from legos.mlx.generate.prefill import Prefill, last_logits, pad_rows
 from legos.mlx.generate.prefix_cache import copied, trimmed
+from legos.mlx.generate.shared_prefix import shared_prefix
 from legos.mlx.model.faults import raise_fault
 from legos.mlx.model.float32 import LARGEST_GAP, in_float32
 from legos.mlx.model.forward import WAY_OUT, CausalModel, architecture
@@ -40,13 +41,16 @@ class _GapError(Exception):
     """A distribution that differs from that of the row alone; its text says by how much."""
 
 
-def check_serving(forward: CausalModel, slots: AdapterSlots, *, step: int) -> None:
+def check_serving(forward: CausalModel, slots: AdapterSlots, *, step: int) -> bool:
     """Run the check; call it on the thread that owns the module tree.
 
     Args:
         forward: the model.
         slots: its adapters; none is loaded afterwards.
         step: prompts are processed in chunks of a multiple of this many tokens.
+
+    Returns:
+        Whether tokens with which rows begin may be computed once, as ``shared_prefix`` does.
 
     Raises:
         ModelError: the engine cannot serve the model with adapters.
@@ -61,6 +65,7 @@ def check_serving(forward: CausalModel, slots: AdapterSlots, *, step: int) -> No
                         f"{name} is computed without a call of its module, so LoRA on it has no "
                         "effect"
                     )
+                return _shares(forward, slots, slot)
             finally:
                 slots.free(slot)
     except Exception as error:  # of mlx-lm's code for this architecture, whatever it is
@@ -132,6 +137,24 @@ def _check(forward: CausalModel, slots: AdapterSlots, step: int, used: tuple[int
             last = mx.array([tokens[-1] for tokens, _ in rows])
             logits = forward.next_logits(last, cache.layers)
         check(rows, logits, "rows that were forked and joined")
+
+
+def _shares(forward: CausalModel, slots: AdapterSlots, slot: int) -> bool:
+    """Whether rows that begin alike have their distributions where this is computed once."""
+    begin: Tokens = (1, 2, 5, 3, 1, 4)
+    rests: list[Tokens] = [(2, 3, 5), (4,)]
+    try:
+        with slots.rows([slot]):
+            if (prefix := shared_prefix(forward, begin)) is None:
+                return False
+            ids, last = pad_rows(rests)
+            hidden = forward.trunk(ids, cache=prefix)
+            found = _logprobs(forward.head(hidden[mx.arange(len(rests)), last]))
+            wanted = _logprobs(last_logits(forward, [begin + rest for rest in rests]))
+    except Exception as error:  # of mlx-lm's code for this architecture; rows are computed whole
+        raise_fault(error)
+        return False
+    return bool(np.abs(found - wanted).max() <= LARGEST_GAP * wanted.std())
 
 
 def _logprobs(logits: mx.array) -> NDArray[np.float32]:

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from legos.errors import EngineError, RequestError
+from legos.mlx.generate import score
+from legos.mlx.generate.prefill import pad_rows
 from legos.records.request import Generated, Request
 
 Room = Callable[..., Any]
@@ -263,3 +265,32 @@ def test_weights_that_give_no_numbers_are_an_error(room: Room) -> None:
     one.finish()
     with pytest.raises(EngineError, match="logits are not numbers"):
         scores.result()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_prompts_that_begin_alike_have_the_same_scores(room: Room, architecture: str) -> None:
+    one = room(architecture, chunk_tokens=512, prefill_tokens=512)
+    rules = tuple(range(3, 93))
+    prompts = [(rules + prompt, answers[:2]) for prompt, answers in some_prompts(5, length=4)]
+    scores = one.engine.score(prompts, end_ids=(END,))
+    one.finish()
+    check(scores.result(timeout=0), expected(one.tree, prompts))
+
+
+def test_what_prompts_begin_with_is_computed_once(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = room("llama", chunk_tokens=2048, prefill_tokens=2048)
+    lengths: list[int] = []
+
+    def padded(rows: Sequence[tuple[int, ...]]) -> Any:
+        lengths.extend(map(len, rows))
+        return pad_rows(rows)
+
+    monkeypatch.setattr(score, "pad_rows", padded)
+    rules = tuple(range(3, 203))
+    prompts = [((*rules, 5 + n, 20 + n), [(6,), (7,)]) for n in range(8)]
+    scores = one.engine.score(prompts, end_ids=(END,))
+    one.finish()
+    assert len(scores.result(timeout=0)) == len(prompts)
+    assert lengths == [2] * len(prompts)
