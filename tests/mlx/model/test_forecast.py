@@ -185,7 +185,7 @@ BOTH = Load(6.1, 512, [(14, 505), (1, 505)])
 PREFIXES = Load(3.0, 512, [(2, 510), (2, 500), (2, 490), (2, 480)], prefix_mib=1.0)
 ENDS_AT_ONCE = Load(4.8, 128, [(1, 500), (12, 505)], prefix_mib=1.0, shared=490)
 AHEAD = Load(6.1, 512, [(14, 505), (1, 505)], decode_ahead="on")
-DECODING = Load(27.2, 512, [(32, 250)])
+DECODING = Load(15.5, 512, [(32, 250)])
 
 
 @pytest.mark.parametrize(
