@@ -5,7 +5,7 @@
                 with checkpointing: n inputs + one layer instead of n layer
     layer     = N (A outputs + B inputs') b + C heads N T' b
     states    = D N state                                loops over tokens; in chunks of tokens:
-                n state N / segment + one segment
+                n state N / segment + one segment, and in Mamba-2 E N segment for the gates
     engine    = prefixes + cache + max(prefill, growth of the cache)
 
 N tokens of a pass in rows of T, n layers with LoRA, b bytes of an activation. Outputs and inputs
@@ -27,6 +27,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.models.gated_delta import gated_delta_update
+from mlx_lm.models.ssm import ssm_update
 
 from legos.mlx.model.faults import raise_fault
 from legos.mlx.model.load import num_token_ids
@@ -71,6 +72,10 @@ SEGMENT, VECTOR_SEGMENT = 256, 64  # tokens of a row between two states that tra
 WIDTHS, PAIRS = 10.0, 5.0
 """Copies, in the segment being computed, of the keys and values of the heads, and of the gates
 between two tokens of a chunk."""
+SSM_SEGMENT = 256  # tokens of a row that mlx-lm computes at once in Mamba-2 layers
+SSM_PAIRS, SSM_KEPT = 7.0, 2.0
+"""Copies of the gates between two tokens of these segments: in one layer, and in each that keeps
+its activations."""
 PREFILL, SCORES = 2.4, 0.68  # float32 copies of a layer's outputs and scores, of any type
 GROWING = 2  # layers whose old and new keys and values are held while the cache grows
 FIXED = 2 << 20  # bytes of many small buffers
@@ -104,6 +109,7 @@ class Sizes:
     state_bytes: int  # the states alone
     segment: int  # tokens of a row for which training holds the states once; 1: a loop over tokens
     segment_width: int  # numbers that one token takes in the segment being computed
+    pair_heads: int  # gates of Mamba-2 layers between two tokens of a segment; 0: no such layers
 
     @classmethod
     def of(cls, tree: Any) -> "Sizes":
@@ -123,7 +129,7 @@ class Sizes:
             raise_fault(error)
             leaves = []
         states = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, ArraysCache))
-        segment, width = _segments(tree, leaves)
+        segment, width, pair_heads = _segments(tree, leaves)
         windows = [leaf for leaf in leaves if isinstance(leaf, RotatingKVCache)]
         plain = sum(_token_bytes(leaf) for leaf in leaves if isinstance(leaf, KVCache))
         return cls(
@@ -142,6 +148,7 @@ class Sizes:
             state_bytes=states,
             segment=segment,
             segment_width=width,
+            pair_heads=pair_heads,
         )
 
 
@@ -179,12 +186,7 @@ def pass_bytes(sizes: Sizes, size: TrainingSize, rows: float, length: int) -> in
         layers = layer + INPUTS * adapted * tokens * hidden
     else:
         layers = adapted * layer + TRANSIENT * outputs
-    if sizes.segment == 1:
-        states = STATES * tokens * sizes.state_bytes
-    else:
-        held = tokens / sizes.segment * (1 if size.checkpointing else adapted) / sizes.layers
-        states = held * sizes.state_bytes
-        states += rows * min(length, sizes.segment) * sizes.segment_width * FLOAT32
+    states = _state_bytes(sizes, rows, length, 0 if size.checkpointing else adapted)
     return int(layers + of_logits * logits + CARRIED * carried + states) + FIXED
 
 
@@ -271,18 +273,32 @@ def _token_bytes(cache: Any) -> int:
     return sum(array.nbytes // array.shape[2] for array in (cache.keys, cache.values))
 
 
-def _segments(tree: nn.Module, leaves: Sequence[Any]) -> tuple[int, int]:
-    """Tokens of a segment, and numbers for one of them, in the layers with the gated delta rule."""
-    rules = [m for _, m in tree.named_modules() if called(type(m), (gated_delta_update,))]
+def _segments(tree: nn.Module, leaves: Sequence[Any]) -> tuple[int, int, int]:
+    """Tokens of a segment, numbers for one of them, and gates between two, in recurrent layers."""
     states = [a for leaf in leaves if isinstance(leaf, ArraysCache) for a in leaf.cache]
     shapes = [array.shape for array in states if array is not None and array.ndim == 4]
-    if not rules or not shapes:
-        return 1, 0
+    modules = [module for _, module in tree.named_modules()]
+    rules = [m for m in modules if called(type(m), (gated_delta_update,))]
+    if not shapes or not (rules or any(called(type(m), (ssm_update,)) for m in modules)):
+        return 1, 0, 0
     _, heads, size, keys = max(shapes, key=math.prod)
+    if not rules:
+        return SSM_SEGMENT, 0, heads
     vectors = any(module["dt_bias"].size > module["A_log"].size for module in rules)
     gates = VECTOR_CHUNK * keys if vectors else CHUNK
     width = WIDTHS * heads * (keys + size) + PAIRS * heads * gates
-    return VECTOR_SEGMENT if vectors else SEGMENT, int(width)
+    return VECTOR_SEGMENT if vectors else SEGMENT, int(width), 0
+
+
+def _state_bytes(sizes: Sizes, rows: float, length: int, kept: int) -> float:
+    """Bytes of the recurrent layers of a pass, of which so many keep their activations at once."""
+    tokens = rows * length
+    if sizes.segment == 1:
+        return STATES * tokens * sizes.state_bytes
+    held = max(kept, 1) * tokens / sizes.segment * sizes.state_bytes / sizes.layers
+    beside = min(length, sizes.segment)
+    pairs = (SSM_PAIRS + SSM_KEPT * kept) * tokens * beside * sizes.pair_heads
+    return held + (pairs + rows * beside * sizes.segment_width) * FLOAT32
 
 
 def _widths(layer: nn.Module, experts: int) -> tuple[int, int, int]:

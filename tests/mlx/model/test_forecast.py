@@ -50,6 +50,7 @@ DELTA: dict[str, Any] = SMALL | {
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
 }  # as in Qwen3.5
+MAMBA = SMALL | {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 64, "mamba_d_ssm": 256}
 EXPERTS = SMALL | {"moe_intermediate_size": 128}
 
 
@@ -95,6 +96,7 @@ BY_HAND: list[tuple[str, Mapping[str, Any], Any, Step]] = [
     ("qwen3", WIDE, mx.bfloat16, Step(8, 16, 8, 128)),
     *(("qwen3_5", DELTA, mx.float32, STEPS[n]) for n in (0, 4, 5, 6)),
     ("qwen3_5", DELTA, mx.float32, Step(8, 16, 1, 2048)),
+    *(("falcon_h1", MAMBA, mx.float32, step) for step in (STEPS[1], STEPS[4])),
 ]
 QUICK = [IN_CI[0], IN_CI[1], IN_CI[12], IN_CI[-2]]
 COMBINATIONS = [
@@ -282,11 +284,19 @@ def test_prefixes_and_further_policies_are_counted() -> None:
     assert both - none == pytest.approx(carried, rel=0.01)
 
 
-@pytest.mark.parametrize("architecture", ["mamba", "falcon_h1"])
-def test_states_of_recurrent_layers_are_counted(architecture: str) -> None:
-    sizes = Sizes.of(small_model(architecture, **SMALL))
+def test_states_of_a_loop_over_tokens_are_counted_for_each() -> None:
+    sizes = Sizes.of(small_model("mamba", **SMALL))
     assert sizes.state_bytes > 0
     assert pass_bytes(sizes, TrainingSize(), 1, 512) > 512 * sizes.state_bytes
+
+
+@pytest.mark.parametrize("architecture", ["falcon_h1", "mamba2", "nemotron_h"])
+def test_layers_of_mamba_2_hold_gates_between_tokens_of_a_segment(architecture: str) -> None:
+    sizes = Sizes.of(small_model(architecture))
+    assert (sizes.segment, sizes.pair_heads) == (256, 4)
+    none, size = replace(sizes, pair_heads=0), TrainingSize(layers=2)
+    added = pass_bytes(sizes, size, 1, 1000) - pass_bytes(none, size, 1, 1000)
+    assert added == pytest.approx((7 + 2 * 2) * 1000 * 256 * 4 * 4, abs=1)
 
 
 @pytest.mark.parametrize(("architecture", "segment"), [("qwen3_5", 256), ("kimi_linear", 64)])

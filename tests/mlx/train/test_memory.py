@@ -57,6 +57,7 @@ SIZES = Sizes(
     state_bytes=0,
     segment=1,
     segment_width=0,
+    pair_heads=0,
 )
 
 
