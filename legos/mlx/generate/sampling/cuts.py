@@ -18,6 +18,7 @@ from legos.mlx.generate.sampling.filters import SamplingParams, put, take
 __all__ = ["cut"]
 
 NO_SHARE = 2.0  # above every cumulative probability, so that top-p has no effect
+SUMMED = 256  # values of one sum
 SORTED = 2048  # values that a GPU sorts with one kernel; more take two kernels per doubling
 
 
@@ -102,13 +103,27 @@ def _without_improbable(
     first = values[:, :1].astype(xp.float32)
     held = xp.exp((values.astype(xp.float32) - first) / temperatures)
     held = xp.where(xp.array(np.arange(count)) < limits, held, 0.0)
-    sums = xp.cumsum(held, axis=1, dtype=np.float64) if xp is np else xp.cumsum(held, axis=1)
+    sums = _cumulative(xp, held)
     number = 1 + xp.sum(sums < shares * sums[:, -1:], axis=1, keepdims=True)
     last = xp.take_along_axis(values, xp.minimum(number, limits) - 1, axis=1)
     room = xp.minimum(number, limits) - xp.sum(values > last, axis=1, keepdims=True)
     equal = logits == last
     late = xp.cumsum(equal.astype(xp.int32), axis=1) > room
     return xp.where((logits < last) | (equal & late), -np.inf, logits)
+
+
+def _cumulative(xp: Any, held: Any) -> Any:
+    """[R, K] cumulative sums; of blocks, where one float32 sum along the row loses small terms."""
+    if xp is np:
+        return np.cumsum(held, axis=1, dtype=np.float64)
+    rows, size = held.shape
+    if size <= SUMMED:
+        return xp.cumsum(held, axis=1)
+    if size % SUMMED:
+        held = xp.pad(held, ((0, 0), (0, -size % SUMMED)))
+    inside = xp.cumsum(held.reshape(rows, -1, SUMMED), axis=2)
+    before = xp.cumsum(inside[:, :, -1:], axis=1, inclusive=False)
+    return (before + inside).reshape(rows, -1)[:, :size]
 
 
 def _largest(xp: Any, logits: Any, count: int) -> Any:

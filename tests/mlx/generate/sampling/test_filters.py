@@ -229,6 +229,14 @@ def test_the_edge_is_where_sorting_finds_it(name: str, size: int, filters: Filte
         assert (np.exp(np.array(found)[0] - values.max()) == expected).all()
 
 
+def test_a_device_keeps_what_the_host_keeps_where_the_vocabulary_is_large() -> None:
+    """A sum in float32 along the row would lose most of its small terms."""
+    logits = 3 * np.random.default_rng(0).normal(size=(4, 60_000)).astype(np.float32)
+    cuts = [SamplingParams(1.0, None, Filters(top_p=share)) for share in (0.95, 0.9, 0.8, 0.5)]
+    host, device = (support(distributions(xp, xp.array(logits), cuts).logits) for xp in (np, mx))
+    assert (host == device).all()
+
+
 def support(values: Any) -> NDArray[np.bool_]:
     return np.isfinite(np.array(values))
 

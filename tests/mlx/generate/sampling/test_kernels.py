@@ -39,7 +39,7 @@ SETTINGS = pytest.mark.parametrize(
         ([SamplingParams(), SamplingParams(0.0)], 17),
         ([SamplingParams(1.0, None, Filters(min_p=0.05))], 18),
         ([SamplingParams(0.8, None, Filters(top_k=20, top_p=0.95))], 31),
-        ([SamplingParams(1.0, None, Filters(top_p=0.95))], 30),
+        ([SamplingParams(1.0, None, Filters(top_p=0.95))], 32),
     ],
 )
 
