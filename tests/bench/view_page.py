@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,11 @@ def page_figures(run: Path, *, updates: int) -> dict[str, float]:
         run: its folder, alone in its parent.
         updates: number of times that the run grows and the page looks at it again.
     """
-    from playwright.sync_api import sync_playwright
-
-    with served(run.parent) as (url, process), chromium(sync_playwright) as browser:
+    playwright = import_module("playwright.sync_api")  # which the other benches do not need
+    with (
+        served(run.parent) as (url, process),
+        chromium(playwright.sync_playwright) as browser,
+    ):
         paints = [_paint_s(browser, url, run.name) for _ in range(1 + PAINTS)][1:]
         grown = _growth_mb(browser, url, RunFolder(run), psutil.Process(process), updates)
     hours = updates * EVERY_MS / 3.6e6
