@@ -124,8 +124,8 @@ def test_prompts_whose_pieces_are_long_come_in_few_at_a_time(folders: Mapping[st
     """While others decode, a forward pass keeps to its limit whatever a piece's length is."""
     bench = Bench(folders["lfm2"])
     forward = bench.engine._scheduler._forward
-    watched = Watched(forward.model)
-    forward.model = cast("Any", watched)
+    watched = Watched(forward.trunk)
+    forward.trunk = cast("Any", watched)
     rng = np.random.default_rng(1)
     prompts = [tuple(map(int, rng.integers(6, 340, n))) for n in range(30, 41)]
     first = Request(prompt_ids=prompts[0], max_tokens=60, adapter="base")
