@@ -14,7 +14,7 @@ from legos.remote.ray.library import RayError, RayTaskError, cause_of, first_lin
 __all__ = ["check_nodes", "connect", "disconnect", "end", "started"]
 
 PROBE_S = 10.0  # how long a host may take to accept a connection
-ANSWER_S = 60.0  # how long a node may take to start a process and answer
+ANSWER_S = 120.0  # how long a node may take to start a process and answer
 START_S = 900.0  # how long an actor may take to load what it needs
 AT_ONCE = 10_000  # simultaneous calls of one actor, most of which wait
 
