@@ -147,6 +147,8 @@ class BatchCache:
         Returns:
             The slot of each fork, which of one fork is that of its row.
         """
+        if len(sources) == len(self.live) and self.live == set(sources):
+            return list(sources)  # every row goes on alone
         ended = self.live.difference(sources)
         self.live -= ended
         self._forget(ended)
@@ -281,12 +283,14 @@ class BatchCache:
         """The slot of each fork, and the pairs of slots from which and into which one is copied."""
         slots: list[int] = []
         pairs: list[tuple[int, int]] = []
+        placed: set[int] = set()
         self.live.update(sources)
         for source in sources:
             slot = source
-            if source in slots:
+            if source in placed:
                 (slot,) = self._free(1)
                 pairs.append((source, slot))
+            placed.add(slot)
             slots.append(slot)
             self.live.add(slot)
         if pairs:

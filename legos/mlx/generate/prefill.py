@@ -69,7 +69,8 @@ class Prefill:
         self._lengths = [len(row) for row in rest]
         self.num_tokens = sum(self._lengths) + apart * len(rows)
         self._last = mx.array([row[-1] for row in rows])
-        self._hidden: dict[int, mx.array] = {}  # row -> [H] hidden state of its last token
+        self._hidden: list[mx.array] = []  # [N, H] hidden states of last tokens, chunk by chunk
+        self._ended: list[int] = []  # the rows of these
         self._position = 0
         self._longest = max(self._lengths)
         self._padded = self._longest > min(self._lengths)
@@ -91,13 +92,13 @@ class Prefill:
             if self._position >= self._longest and self._padded:
                 for layer in self.block.layers:
                     layer.finalize()
-            mx.eval([layer.state for layer in self.block.layers], list(self._hidden.values()))
+            mx.eval([layer.state for layer in self.block.layers], self._hidden)
         return self._position >= self._longest
 
     def logits(self) -> mx.array:
         """[B, V] next-token logits."""
         if self._whole:
-            hidden = mx.stack([self._hidden[row] for row in range(len(self._ends))])
+            hidden = mx.concatenate(self._hidden)[mx.array(np.argsort(self._ended))]
             return self._forward.head(hidden).astype(mx.float32)
         ends = [end + 1 for end in self._ends]
         self._cache.prefill(self.block, self._ends, 1, ends)
@@ -111,10 +112,12 @@ class Prefill:
         ends = [min(start + width, end) for start, end in zip(starts, self._ends, strict=True)]
         self._cache.prefill(self.block, starts, width, ends)
         hidden = self._forward.trunk(chunk, cache=self.block.layers)
-        if self._whole:
-            for row, length in enumerate(self._lengths):
-                if begin < length <= self._position:
-                    self._hidden[row] = hidden[row, length - 1 - begin]
+        last = [length - 1 - begin for length in self._lengths]
+        ended = [row for row, column in enumerate(last) if 0 <= column < width]
+        if self._whole and ended:
+            columns = [last[row] for row in ended]
+            self._hidden.append(hidden[mx.array(ended), mx.array(columns)])
+            self._ended += ended
 
 
 def pad_rows(rows: Sequence[Row]) -> tuple[mx.array, mx.array]:
