@@ -193,11 +193,16 @@ class BatchCache:
         self._select(before)
         return before
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the next token of a row may make the buffers grow."""
+        return max(self._space.lengths, default=0) >= self._space.tokens
+
     def decode(self, coming: int = 0) -> int:
         """Prepare one more token of every row: slot i becomes row i of the pass.
 
         Args:
-            coming: the most tokens that a row may still get.
+            coming: the most tokens that a row may still get; it matters where ``is_full``.
 
         Returns:
             Number of rows of the pass. Free slots, or those of a block that is not complete, may be

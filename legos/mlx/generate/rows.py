@@ -113,7 +113,8 @@ class DecodingRows:
         else:
             before = self.settle()
             last = None if unread is None else unread.moved(before)
-        number = self.cache.decode(max(one.remaining for one in self.sequences))
+        full = self.cache.is_full
+        number = self.cache.decode(max(m.remaining for m in self.sequences) if full else 0)
         firsts = {slot: sequences[0] for slot, sequences in self._sequences.items()}
         spare = next(iter(firsts.values()))
         rows_of = [firsts.get(slot, spare) for slot in range(number)]
