@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from legos.remote import guardian
+from legos.remote.guardian import guarded
 
 __all__ = ["page_beside"]
 
@@ -19,8 +19,7 @@ def page_beside(folder: Path) -> Generator[None]:
     alone. The page ends with the process of the run, also where that is killed.
     """
     view = [sys.executable, "-m", "legos", "view", str(folder), "--port", "0"]
-    command = [sys.executable, "-I", "-S", guardian.__file__, *view]
-    page = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    page = subprocess.Popen(guarded(view), stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield
     finally:

@@ -1,6 +1,6 @@
 """Runs a command, and ends it with all that it started when the process that asked for it ends.
 
-    python guardian.py COMMAND ARGUMENT...
+    python guardian.py COMMAND ARGUMENT...      (the words that ``guarded`` returns)
 
 The asking process holds the other end of the standard input. When that closes, because the process
 closed it, died or was killed, the command gets SIGTERM and ``GRACE_S`` seconds, and then every
@@ -18,11 +18,17 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 
-__all__: list[str] = []
+__all__ = ["guarded"]
 
 GRACE_S = 8.0
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
+
+
+def guarded(command: Sequence[str]) -> list[str]:
+    """The words that run a command under a guardian, whose standard input is to be a pipe."""
+    return [sys.executable, "-I", "-S", __file__, *command]
 
 
 def main() -> None:

@@ -116,7 +116,7 @@ class ServerProcess:
     def start(self) -> None:
         """Start the process; ``wait`` waits until it answers."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        line = [sys.executable, "-I", "-S", guardian.__file__, *self._command]
+        line = guardian.guarded(self._command)
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 line,
