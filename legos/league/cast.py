@@ -1,0 +1,100 @@
+"""Seat members of a league by name: a bot, the model, an adapter, or a server."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from urllib.parse import urldefrag
+
+from legos.arena.arena import Arena, GameArena
+from legos.clients.openai import OpenAIClient
+from legos.errors import ArenaError
+from legos.games.bots import OptimalBot, RandomBot
+from legos.games.exact import GameTree, Policy, optimal_policy
+from legos.protocols import Client, Seat
+from legos.records.names import BASE, POLICY
+
+__all__ = ["BOTS", "OPTIMAL", "RANDOM", "URLS", "Cast", "is_adapter"]
+
+RANDOM, OPTIMAL = "random", "optimal"
+BOTS = (RANDOM, OPTIMAL)
+URLS = ("http://", "https://")
+
+
+def is_adapter(who: str) -> bool:
+    """Whether a member answers with an adapter that has to be loaded: no bot, base or server."""
+    return who not in (*BOTS, BASE) and not who.startswith(URLS)
+
+
+class Cast:
+    """Puts members into seats; a bot and the client of a server are made once.
+
+    Attributes:
+        live: name of a member -> name in the engine of the adapter that answers for it; a member
+            that is not listed answers with the adapter of its own name.
+    """
+
+    def __init__(
+        self, arena: Arena, *, live: Mapping[str, str] | None = None, api_key: str | None = None
+    ) -> None:
+        """Make a cast of an arena.
+
+        Args:
+            arena: the arena; its client answers for adapters and the base model.
+            live: see ``Cast``.
+            api_key: key of the servers.
+        """
+        self.live = dict(live or {})
+        self._arena = arena
+        self._api_key = api_key
+        self._servers: dict[str, OpenAIClient] = {}
+
+    def seat(self, who: str, default: Seat) -> Seat:
+        """The seat of a member, which is not trained.
+
+        Args:
+            who: ``random``, ``optimal``, ``base``, an adapter, or the address of a server;
+                ``URL#MODEL`` names its model.
+            default: the seat of the role that the arena has by default.
+
+        Raises:
+            ArenaError: an optimal player cannot be computed.
+        """
+        client, adapter = self._answers(who, default)
+        return replace(default, name=who, client=client, adapter=adapter, trainable=False)
+
+    def _answers(self, who: str, default: Seat) -> tuple[Client, str]:
+        """The client that answers for a member, and its adapter."""
+        if who == RANDOM:
+            return RandomBot(), POLICY
+        if who == OPTIMAL:
+            return OptimalBot(default.role, self._best), POLICY
+        if who.startswith(URLS):
+            url, model = urldefrag(who)
+            if who not in self._servers:
+                client = OpenAIClient(url, api_key=self._api_key, model=model or None)
+                self._servers[who] = client
+            return self._servers[who], model or POLICY
+        return default.client, self.live.get(who, who)
+
+    @cached_property
+    def _best(self) -> Policy:
+        """An optimal policy of the arena's game.
+
+        Raises:
+            ArenaError: the arena is no game, or an optimal policy of it cannot be computed.
+        """
+        arena, reason = self._arena, "it is no game with states"
+        if isinstance(arena, GameArena):
+            tree = GameTree(arena.game)
+            if (best := optimal_policy(tree)) is not None:
+                return best
+            reason = str(tree.unsolved)
+        raise ArenaError(
+            f"no optimal player of arena {arena.name!r} can be computed: {reason}; seat another "
+            f"one, such as {RANDOM}"
+        )
+
+    async def aclose(self) -> None:
+        """Close the connections to servers."""
+        while self._servers:
+            await self._servers.popitem()[1].aclose()
