@@ -2,27 +2,20 @@
 
 import asyncio
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any, cast
 
-from legos.arena.arena import Arena, GameArena
+from legos.arena.arena import Arena
 from legos.arena.curriculum import success_rates
 from legos.arena.cursor import plays_from
 from legos.credit.means import evaluation_metrics, with_children
-from legos.errors import ArenaError, GameSizeError
-from legos.games.exact import (
-    DecisionPoint,
-    GameReport,
-    GameTree,
-    evaluate,
-)
+from legos.games.exact import GameReport, evaluate
+from legos.games.scored import enumerated, scored_policy
 from legos.play.step import play_all, warn_of
 from legos.protocols import Scorer
 from legos.records.episode import Episode
-from legos.records.message import Message
 
 __all__ = ["ArenaEvaluation", "MixEvaluation", "flat_metrics"]
 
@@ -76,17 +69,9 @@ class ArenaEvaluation:
         self._concurrency = concurrency
         self.tokens_generated = 0
         self.episodes: Sequence[Episode] = ()
-        self._tree: GameTree | None = None
-        if isinstance(arena, GameArena) and arena.game.starts() is not None:
-            try:
-                self._tree = GameTree(arena.game)
-                if (reason := self._tree.unsolved) is not None:
-                    logger.warning("%s: no metrics of optimal play: %s", arena.name, reason)
-            except GameSizeError as error:
-                logger.warning("evaluated by play, not exactly: %s", error)
-            except ArenaError as error:
-                error.add_note("a game whose starts() returns None is evaluated by play instead")
-                raise
+        self._tree = enumerated(arena)
+        if self._tree is not None and (reason := self._tree.unsolved) is not None:
+            logger.warning("%s: no metrics of optimal play: %s", arena.name, reason)
 
     @property
     def exact(self) -> bool:
@@ -114,31 +99,10 @@ class ArenaEvaluation:
             adapters: as for ``metrics``.
         """
         assert self._tree is not None  # the evaluation is exact
-        points_of: dict[str, list[DecisionPoint]] = {}
-        players = self._policies_by_role()
-        for point in self._tree.graph.points:
-            points_of.setdefault(players[point.role], []).append(point)
-        policy: dict[tuple[str, str], dict[str, float]] = {}
-        illegal: dict[tuple[str, str], float] = {}
-        for name, points in points_of.items():
-            prompts = [(self._question(point), point.legal) for point in points]
-            found = await self._scorer.score(prompts, adapter=(adapters or {}).get(name, name))
-            for point, scores in zip(points, found, strict=True):
-                chances = [math.exp(score) for score in scores]
-                total = sum(chances)
-                key = (point.role, point.view)
-                illegal[key] = max(0.0, 1.0 - total)
-                policy[key] = {
-                    move: chance / total if total else 1.0 / len(chances)
-                    for move, chance in zip(point.legal, chances, strict=True)
-                }
-        return evaluate(self._tree, policy, illegal)
-
-    def _question(self, point: DecisionPoint) -> list[Message]:
-        """The messages with which a role is asked for a move."""
-        system = self._arena.system.get(point.role)
-        first = [] if system is None else [Message("system", system)]
-        return [*first, Message("user", point.prompt)]
+        live = adapters or {}
+        players = {role: live.get(name, name) for role, name in self._policies_by_role().items()}
+        scored = await scored_policy(self._tree, self._arena, self._scorer, players)
+        return evaluate(self._tree, *scored)
 
     def _policies_by_role(self) -> dict[str, str]:
         """Role -> name of the policy that plays it."""

@@ -74,7 +74,7 @@ def test_a_game_with_too_many_states_is_evaluated_by_play(
     def tree(game: Game) -> GameTree:
         return GameTree(game, max_states=20)
 
-    monkeypatch.setattr("legos.loop.evaluation.GameTree", tree)
+    monkeypatch.setattr("legos.games.scored.GameTree", tree)
     client = First(lambda asked: asked.sampling.choices[0])
     evaluation = ArenaEvaluation(GameArena(Goofspiel(cards=4, seats=3), client), client, plays=5)
     assert not evaluation.exact
