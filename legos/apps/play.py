@@ -8,23 +8,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TextIO
-from urllib.parse import urldefrag
 
-from legos.apps.adapters import loaded, named_adapter
+from legos.apps.members import adapters_of, cast_of, free_seats
 from legos.apps.person import Person, Terminal
 from legos.apps.transcript import answer_of, ending, heading, turns_of
 from legos.arena.arena import Arena, GameArena
 from legos.arena.cursor import plays_from
 from legos.arena.matchmaker import SeatOverride
 from legos.builtin import is_builtin
-from legos.clients.openai import OpenAIClient
 from legos.config.schema import GenerationConfig, PlayConfig
-from legos.errors import ArenaError, ConfigError, did_you_mean
+from legos.errors import ConfigError, did_you_mean
 from legos.fakes import ScriptedClient
-from legos.games.bots import OptimalBot, RandomBot
-from legos.games.exact import GameTree, Policy, optimal_policy
+from legos.league.cast import URLS
 from legos.play.step import play_all
-from legos.protocols import Client, Seat
+from legos.protocols import Seat
 from legos.records.episode import Episode
 from legos.records.limits import EngineLimits
 from legos.records.names import BASE, POLICY
@@ -34,9 +31,8 @@ from legos.wiring.serving import base_of
 
 __all__ = ["Players", "play"]
 
-ME, RANDOM, OPTIMAL = "me", "random", "optimal"
+ME = "me"
 FAILED = 1
-URLS = ("http://", "https://")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,14 +100,13 @@ def play(
     arena.play_timeout_s, arena.report_after_s = None, float("inf")  # a person may think for hours
     seed = random.getrandbits(32) if seed is None else seed
     planned = plays_from(arena, seed, plays)
-    free = [role for role, seat in arena.seats(planned[0][0]).items() if seat.policy is not None]
-    who = players.of(arena.roles, free)
+    who = players.of(arena.roles, [*free_seats(arena)])
     terminal = Terminal(sys.stdin if source is None else source, say)
     with (
         asyncio.Runner() as runner,
-        _cast(arena, players, who, terminal, runner, settings=settings) as cast,
+        _seated(arena, players, who, terminal, runner, settings=settings) as matchmaker,
     ):
-        arena.matchmaker = cast
+        arena.matchmaker = matchmaker
         episodes: list[Episode] = []
         for planned_play in planned:
             [episode] = runner.run(play_all(arena, [planned_play], asyncio.Semaphore(1)))
@@ -163,7 +158,7 @@ def _summary(episodes: Sequence[Episode], who: Mapping[str, str]) -> Iterator[st
 
 
 @contextmanager
-def _cast(
+def _seated(
     arena: Arena,
     players: Players,
     who: Mapping[str, str],
@@ -172,63 +167,25 @@ def _cast(
     *,
     settings: PlayConfig,
 ) -> Generator[SeatOverride]:
-    """Within the block, the players of the roles can be asked; the rest ask the model."""
-    named = {role: one for role, one in who.items() if not one.startswith(URLS)}
-    adapters = {
-        role: named_adapter(one, name=f"seat{number}")
-        for number, (role, one) in enumerate(named.items())
-        if one not in (ME, RANDOM, OPTIMAL, BASE)
-    }
+    """Within the block, the players of the roles can be asked."""
+    people = {role: Person(role, terminal) for role, one in who.items() if one == ME}
+    members = [one for one in who.values() if one != ME]
+    adapters = adapters_of(members)
     model = base_of(players.model, [*adapters.values()])
-    _state_rules(arena, settings, model, remote=len(named) < len(who))
-    best: Policy = _optimal_policy(arena) if OPTIMAL in named.values() else {}
-    seated: dict[str, tuple[str, Client, str]] = {}  # role -> name, client, adapter
+    _state_rules(arena, settings, model, remote=any(one.startswith(URLS) for one in members))
 
     def change(seat: Seat, _: int) -> Seat:
         """Seat the player of the role; no seat is trained."""
-        default = seat.name, seat.client, seat.adapter
-        name, client, adapter = seated.get(seat.role, default)
-        return replace(seat, name=name, client=client, adapter=adapter, trainable=False)
+        if seat.role in people:
+            person = people[seat.role]
+            return replace(seat, name=ME, client=person, adapter=POLICY, trainable=False)
+        if seat.role not in who:
+            return replace(seat, trainable=False)
+        return cast.seat(who[seat.role], seat)
 
-    for role, one in who.items():
-        if one == ME:
-            seated[role] = ME, Person(role, terminal), POLICY
-        elif one == RANDOM:
-            seated[role] = RANDOM, RandomBot(), POLICY
-        elif one == OPTIMAL:
-            seated[role] = OPTIMAL, OptimalBot(role, best), POLICY
-        elif role not in named:
-            url, fragment = urldefrag(one)
-            client = OpenAIClient(url, api_key=players.api_key, model=fragment or None)
-            seated[role] = one, client, fragment or POLICY
-    try:
-        if len(seated) == len(arena.roles):
-            yield SeatOverride(change)
-            return
-        with loaded(players.model, [*adapters.values()], EngineLimits()) as live:
-            arena.client = client = live.client()
-            for role in who.keys() - seated.keys():
-                seated[role] = who[role], client, adapters[role].name if role in adapters else BASE
-            yield SeatOverride(change)
-    finally:
-        for _, client, _ in seated.values():
-            if isinstance(client, OpenAIClient):
-                runner.run(client.aclose())
-
-
-def _optimal_policy(arena: Arena) -> Policy:
-    """An optimal policy of the arena's game.
-
-    Raises:
-        ArenaError: the arena is no game, or an optimal policy of it cannot be computed.
-    """
-    reason = "it is no game with states"
-    if isinstance(arena, GameArena):
-        tree = GameTree(arena.game)
-        if (best := optimal_policy(tree)) is not None:
-            return best
-        reason = tree.unsolved
-    raise ArenaError(
-        f"no optimal player of arena {arena.name!r} can be computed: {reason}; seat another one, "
-        f"such as --seat {arena.roles[-1]}={RANDOM}"
-    )
+    limits, key = EngineLimits(), players.api_key
+    with cast_of(arena, members, adapters, model=model, limits=limits, api_key=key) as cast:
+        try:
+            yield SeatOverride(change, arena.matchmaker)
+        finally:
+            runner.run(cast.aclose())

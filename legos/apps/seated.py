@@ -12,7 +12,7 @@ from legos.errors import CheckpointError
 from legos.records.names import BASE
 from legos.weights.adapter import Adapter
 
-__all__ = ["load_seated"]
+__all__ = ["frozen_adapter", "load_seated"]
 
 PLAYS = 16  # plays of an arena whose seats are looked at
 
@@ -54,11 +54,16 @@ def load_seated(arenas: Iterable[Arena], load: Callable[[Adapter], object]) -> M
     return loaded
 
 
+def frozen_adapter(text: str) -> Adapter:
+    """What ``named_adapter`` reads, under a name of its weights: equal weights, equal name."""
+    adapter = named_adapter(text)
+    return replace(adapter, name=f"seat-{adapter.digest[:12]}")
+
+
 def _found(text: str) -> Adapter | None:
     try:
-        adapter = named_adapter(text)
+        return frozen_adapter(text)
     except CheckpointError:
         if "@" in text or "/" in text:
             raise
         return None
-    return replace(adapter, name=f"seat-{adapter.digest[:12]}")  # equal weights, equal name

@@ -5,11 +5,12 @@ from dataclasses import replace
 from functools import cached_property
 from urllib.parse import urldefrag
 
-from legos.arena.arena import Arena, GameArena
+from legos.arena.arena import Arena
 from legos.clients.openai import OpenAIClient
 from legos.errors import ArenaError
 from legos.games.bots import OptimalBot, RandomBot
 from legos.games.exact import GameTree, Policy, optimal_policy
+from legos.games.scored import enumerated
 from legos.protocols import Client, Seat
 from legos.records.names import BASE, POLICY
 
@@ -29,6 +30,7 @@ class Cast:
     """Puts members into seats; a bot and the client of a server are made once.
 
     Attributes:
+        arena: the arena.
         live: name of a member -> name in the engine of the adapter that answers for it; a member
             that is not listed answers with the adapter of its own name.
     """
@@ -44,9 +46,11 @@ class Cast:
             api_key: key of the servers.
         """
         self.live = dict(live or {})
-        self._arena = arena
+        self.arena = arena
         self._api_key = api_key
         self._servers: dict[str, OpenAIClient] = {}
+        self._random = RandomBot()
+        self._optimal: dict[str, OptimalBot] = {}  # by role
 
     def seat(self, who: str, default: Seat) -> Seat:
         """The seat of a member, which is not trained.
@@ -65,9 +69,11 @@ class Cast:
     def _answers(self, who: str, default: Seat) -> tuple[Client, str]:
         """The client that answers for a member, and its adapter."""
         if who == RANDOM:
-            return RandomBot(), POLICY
+            return self._random, POLICY
         if who == OPTIMAL:
-            return OptimalBot(default.role, self._best), POLICY
+            if default.role not in self._optimal:
+                self._optimal[default.role] = OptimalBot(default.role, self.best)
+            return self._optimal[default.role], POLICY
         if who.startswith(URLS):
             url, model = urldefrag(who)
             if who not in self._servers:
@@ -77,21 +83,29 @@ class Cast:
         return default.client, self.live.get(who, who)
 
     @cached_property
-    def _best(self) -> Policy:
+    def tree(self) -> GameTree | None:
+        """The states of the arena's game; None: they cannot be listed.
+
+        Raises:
+            ArenaError: the game is inconsistent.
+        """
+        return enumerated(self.arena)
+
+    @cached_property
+    def best(self) -> Policy:
         """An optimal policy of the arena's game.
 
         Raises:
             ArenaError: the arena is no game, or an optimal policy of it cannot be computed.
         """
-        arena, reason = self._arena, "it is no game with states"
-        if isinstance(arena, GameArena):
-            tree = GameTree(arena.game)
-            if (best := optimal_policy(tree)) is not None:
+        reason = "it is no game whose states can be listed"
+        if self.tree is not None:
+            if (best := optimal_policy(self.tree)) is not None:
                 return best
-            reason = str(tree.unsolved)
+            reason = str(self.tree.unsolved)
         raise ArenaError(
-            f"no optimal player of arena {arena.name!r} can be computed: {reason}; seat another "
-            f"one, such as {RANDOM}"
+            f"no optimal player of arena {self.arena.name!r} can be computed: {reason}; seat "
+            f"another one, such as {RANDOM}"
         )
 
     async def aclose(self) -> None:

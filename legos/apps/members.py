@@ -1,0 +1,75 @@
+"""Members by the names that users give them, in the seats of an arena and live in one engine."""
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from legos.apps.adapters import loaded
+from legos.apps.seated import frozen_adapter, load_seated
+from legos.arena.arena import Arena
+from legos.arena.cursor import plays_from
+from legos.league.cast import Cast, is_adapter
+from legos.protocols import Seat
+from legos.records.limits import EngineLimits
+from legos.records.names import BASE
+from legos.weights.adapter import Adapter
+from legos.wiring.serving import put_on
+
+__all__ = ["adapters_of", "cast_of", "free_seats"]
+
+
+def adapters_of(members: Sequence[str]) -> Mapping[str, Adapter]:
+    """Member -> its adapter, for those that have one; equal weights have equal names.
+
+    Raises:
+        CheckpointError: a member is neither a bot, base or a server, nor a run or an adapter.
+        AdapterError: an adapter is damaged.
+    """
+    return {who: frozen_adapter(who) for who in members if is_adapter(who)}
+
+
+def free_seats(arena: Arena) -> Mapping[str, Seat]:
+    """The seats of the first task for which the arena does not bring a player of its own."""
+    [(task, _)] = plays_from(arena, arena.seed, 1, held_out=False)
+    return {role: seat for role, seat in arena.seats(task).items() if seat.policy is not None}
+
+
+@contextmanager
+def cast_of(
+    arena: Arena,
+    members: Sequence[str],
+    adapters: Mapping[str, Adapter],
+    *,
+    model: str | None,
+    limits: EngineLimits,
+    api_key: str | None = None,
+) -> Generator[Cast]:
+    """Within the block, members can be seated in an arena; no model is loaded for bots alone.
+
+    Args:
+        arena: the arena, whose client is replaced where a model answers.
+        members: who may be seated.
+        adapters: ``adapters_of`` the members.
+        model: the base model; None: that of the adapters.
+        limits: limits of the engine.
+        api_key: key of the servers.
+
+    Raises:
+        AdapterError: an adapter was trained on another model.
+        ArenaError: an optimal player cannot be computed.
+        LegosError: the model cannot be loaded.
+    """
+    live = {who: adapter.name for who, adapter in adapters.items()}
+    cast = Cast(arena, live=live, api_key=api_key)
+    seats = free_seats(arena)
+    for who in members:
+        for seat in seats.values():
+            cast.seat(who, seat)  # raises where it cannot be
+    if not adapters and BASE not in members and len(seats) == len(arena.roles):
+        yield cast
+        return
+    different = {adapter.name: adapter for adapter in adapters.values()}
+    with loaded(model, [*different.values()], limits) as engine:
+        arena.client = engine.client()
+        load_seated([arena], partial(put_on, engine.engine, model=engine.name))
+        yield cast
