@@ -19,7 +19,6 @@ from legos.checks.players import (
     played,
     random_player,
     returns,
-    rewards_of,
     slack,
     with_thinking,
 )
@@ -167,7 +166,7 @@ def _oracle_finding(arena: Arena, episodes: Sequence[Episode], expected: _Expect
                 if not told or None in told:
                     continue
                 seats += 1
-                got, best = rewards_of(episode)[rollout.role], told[-1] or 0.0
+                got, best = episode.returns[rollout.role], told[-1] or 0.0
                 if got < best - SAME_SUM:
                     place = f"{rollout.role} in task {episode.task.id!r}"
                     low.append(f"{place} earns {got:g} instead of {best:g}")
@@ -230,7 +229,7 @@ def _reward_sums(
         return
     episodes = [episode for batch in batches for episode in batch.episodes]
     ended = [e for e in episodes if not e.error and not e.void and "forfeit" not in e.metrics]
-    rows = [rewards_of(episode) for episode in ended] if tree is None else payoffs_of(tree)
+    rows = [episode.returns for episode in ended] if tree is None else payoffs_of(tree)
     if not rows:
         yield finding("reward sums", None, "not checked: every play was forfeited or void")
         return

@@ -37,7 +37,6 @@ __all__ = [
     "played",
     "random_player",
     "returns",
-    "rewards_of",
     "slack",
     "with_thinking",
 ]
@@ -152,18 +151,12 @@ def failure(name: str, who: str, episodes: Sequence[Episode]) -> Finding | None:
 def returns(role: str, episodes: Sequence[Episode]) -> list[float]:
     """The rewards of a role in the plays in which it, or a spawned play's role, was asked."""
     return [
-        rewards_of(episode)[role]
+        episode.returns[role]
         for episode in episodes
         if not episode.error
         and not episode.void
         and any(r.role == role and r.turns for e in with_children([episode]) for r in e.rollouts)
     ]
-
-
-def rewards_of(episode: Episode) -> Mapping[str, float]:
-    """Role -> the reward of the play and those of its turns."""
-    of_turns = {rollout.role: rollout.turn_rewards for rollout in episode.rollouts}
-    return {role: value + of_turns.get(role, 0.0) for role, value in episode.rewards.items()}
 
 
 def earned(roles: Sequence[str], episodes: Sequence[Episode]) -> str:

@@ -46,12 +46,10 @@ def _rewards(played: Sequence[Episode]) -> tuple[Sequence[float], Mapping[str, S
     trained: list[float] = []
     by_role: defaultdict[str, list[float]] = defaultdict(list)
     for episode in played:
-        rollouts = {rollout.role: rollout for rollout in episode.rollouts}
-        for role, reward in episode.rewards.items():
-            rollout = rollouts.get(role)
-            found = reward + (rollout.turn_rewards if rollout else 0.0)
+        policies = {rollout.role: rollout.policy for rollout in episode.rollouts}
+        for role, found in episode.returns.items():
             by_role[role].append(found)
-            if rollout and rollout.policy:
+            if policies.get(role):
                 trained.append(found)
     return trained, by_role
 

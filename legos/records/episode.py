@@ -82,6 +82,12 @@ class Episode(Struct, frozen=True, kw_only=True):
         own = sum(r.num_tokens for r in self.rollouts if r.policy)
         return own + sum(child.num_tokens for child in self.children)
 
+    @property
+    def returns(self) -> Mapping[str, float]:
+        """Role -> the reward of the play and those of its turns."""
+        of_turns = {rollout.role: rollout.turn_rewards for rollout in self.rollouts}
+        return {role: value + of_turns.get(role, 0.0) for role, value in self.rewards.items()}
+
     def rollout_name(self, role: str) -> str:
         """The name that the samples of a role's rollout carry."""
         return f"{self.arena}/{self.task.id}/{self.seed}/{role}"
