@@ -9,8 +9,7 @@ from legos.config.schema import PlayConfig, RunConfig
 from legos.errors import LegosError
 from legos.games.exact import GameTree
 from legos.games.solve import move_values
-from legos.page.one_play import turns_of
-from legos.run.episodes import StoredEpisode
+from legos.run.episodes import StoredEpisode, turns_of
 from legos.wiring.arena import make_arena
 
 __all__ = ["Moves", "Solved", "SolvedGames"]

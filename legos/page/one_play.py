@@ -6,22 +6,9 @@ from typing import Any
 from msgspec import UNSET, to_builtins
 
 from legos.chat.reply import split_thinking
-from legos.run.episodes import (
-    StoredEpisode,
-    StoredMessage,
-    StoredSeat,
-    StoredTurn,
-    in_order,
-)
+from legos.run.episodes import StoredEpisode, StoredMessage, StoredSeat, StoredTurn, in_order
 
-__all__ = ["play_values", "turns_of"]
-
-
-def turns_of(episode: StoredEpisode) -> Iterator[tuple[StoredSeat, StoredTurn]]:
-    """The turns of a play in the order of the answers, then those of the plays it spawned."""
-    yield from ((seat, seat.turns[index]) for seat, index in in_order(episode))
-    for child in episode.children:
-        yield from turns_of(child)
+__all__ = ["play_values"]
 
 
 def play_values(number: int, episode: StoredEpisode) -> dict[str, Any]:
@@ -34,30 +21,16 @@ def play_values(number: int, episode: StoredEpisode) -> dict[str, Any]:
     return {"number": number, **_values(episode, iter(range(1 << 30)))}
 
 
-def _advantage_of(seat: StoredSeat) -> float | None:
-    """The advantage of a seat's first turn that has one; None: nothing is known."""
-    found = (turn.trained.advantage for turn in seat.turns if turn.trained is not UNSET)
-    return next((each for each in found if each is not None), None)
-
-
 def _values(episode: StoredEpisode, numbers: Iterator[int]) -> dict[str, Any]:
     whole: Mapping[str, Any] = to_builtins(episode)
     return {
         **{name: value for name, value in whole.items() if name not in ("seats", "children")},
         "seed": str(episode.seed),  # a browser's numbers have 53 bits
         "play_seed": str(episode.play_seed),
-        "returns": _returns(episode),
+        "returns": {seat.role: episode.returned(seat) or 0.0 for seat in episode.seats},
         "seats": [_seat(seat) for seat in episode.seats],
         "turns": [_turn(seat, index, next(numbers)) for seat, index in in_order(episode)],
         "children": [_values(child, numbers) for child in episode.children],
-    }
-
-
-def _returns(episode: StoredEpisode) -> dict[str, float]:
-    """Role -> its reward, with the rewards of its turns."""
-    return {
-        seat.role: episode.rewards.get(seat.role, 0.0) + sum(t.reward or 0.0 for t in seat.turns)
-        for seat in episode.seats
     }
 
 
@@ -70,7 +43,7 @@ def _seat(seat: StoredSeat) -> dict[str, Any]:
         "sampling": seat.sampling,
         "versions": sorted({version for turn in seat.turns for version in turn.versions}),
         "tokens": sum(len(turn.token_ids) for turn in seat.turns),
-        "advantage": _advantage_of(seat),
+        "advantage": seat.advantage,
     }
 
 

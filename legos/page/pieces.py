@@ -7,8 +7,7 @@ from threading import Lock
 from legos.chat.incremental import TextStream
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.errors import ModelError
-from legos.page.one_play import turns_of
-from legos.run.episodes import StoredEpisode
+from legos.run.episodes import StoredEpisode, turns_of
 from legos.wiring.model import model_place
 
 __all__ = ["Pieces"]

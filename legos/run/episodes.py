@@ -6,7 +6,7 @@ versions stored.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ __all__ = [
     "numbered_episode",
     "parse_episode",
     "stored_episode",
+    "turns_of",
 ]
 
 _OF_SEATS = ("temperature", "max_tokens", "stop")  # settings that are always written
@@ -105,6 +106,12 @@ class StoredSeat(Struct, frozen=True):
     turns: list[StoredTurn]
     sampling: dict[str, Any] = {}
 
+    @property
+    def advantage(self) -> float | None:
+        """That of its first turn that has one; None: nothing is known."""
+        found = (turn.trained.advantage for turn in self.turns if turn.trained)
+        return next((each for each in found if each is not None), None)
+
 
 class StoredEpisode(Struct, frozen=True, kw_only=True):
     """One play, and those that it spawned, which have neither step nor evaluation."""
@@ -127,6 +134,19 @@ class StoredEpisode(Struct, frozen=True, kw_only=True):
     seats: list[StoredSeat]
     children: list["StoredEpisode"]
 
+    @property
+    def failed(self) -> str | None:
+        """Why it counts for nothing, in a word; None: it counts."""
+        if self.error is not None:
+            return self.failure or "failed"
+        return "void" if self.void else None
+
+    def returned(self, seat: StoredSeat) -> float | None:
+        """The reward of one of its seats, with the rewards of its turns; None: there is none."""
+        found = [self.rewards.get(seat.role), *(turn.reward for turn in seat.turns)]
+        rewards = [reward for reward in found if reward is not None]
+        return sum(rewards) if rewards else None
+
 
 _decoder = msgspec.json.Decoder(StoredEpisode)
 
@@ -135,6 +155,13 @@ def in_order(episode: StoredEpisode) -> list[tuple[StoredSeat, int]]:
     """The turns of a play in the order of their answers: the seat, and the index of its turn."""
     turns = [(seat, index) for seat in episode.seats for index in range(len(seat.turns))]
     return sorted(turns, key=lambda each: each[0].turns[each[1]].order)
+
+
+def turns_of(episode: StoredEpisode) -> Iterator[tuple[StoredSeat, StoredTurn]]:
+    """The turns of a play in the order of the answers, then those of the plays it spawned."""
+    yield from ((seat, seat.turns[index]) for seat, index in in_order(episode))
+    for child in episode.children:
+        yield from turns_of(child)
 
 
 class EpisodesTail:
@@ -205,8 +232,9 @@ def parse_episode(line: bytes) -> StoredEpisode:
     """
     try:
         return _decoder.decode(line)
-    except ValueError:  # older lines may have NaN, and those of the other form above
-        return msgspec.convert(json.loads(line), StoredEpisode)
+    except ValueError:  # NaN, or the other form above; half a surrogate pair becomes "?"
+        plain = json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace")
+        return msgspec.convert(json.loads(plain), StoredEpisode)
 
 
 def stored_episode(

@@ -203,3 +203,12 @@ def test_sampled_moves_are_counted_by_position_and_step(folder: RunFolder) -> No
         "left": [1],
         "right": [1, 2],
     }
+
+
+def test_half_a_surrogate_pair_and_a_large_seed_are_indexed(folder: RunFolder) -> None:
+    odd = play(1, "half \ud83d of a pair")
+    folder.add_episodes(1, [replace(odd, task=replace(odd.task, seed=1 << 70))])
+    index = PlayIndex(folder)
+    index.refresh()
+    [found] = index.search(text="half ? of").plays
+    assert (found.answer, found.seed) == ("half ? of a pair", str(1 << 70))

@@ -12,9 +12,8 @@ from typing import NamedTuple
 from zlib import crc32
 
 from legos.run.folder import RunFolder
-from legos.run.index.rows import IndexedPlay, IndexedSeat, NewRows
+from legos.run.index.rows import IndexedPlay, IndexedSeat, NewRows, searched
 from legos.run.index.tables import IndexTables
-from legos.run.index.text_blocks import numbers_having
 from legos.run.play_files import NewPlays
 
 __all__ = ["ORDERS", "FoundPlays", "PlayIndex", "PositionMoves", "Range"]
@@ -156,6 +155,9 @@ class PlayIndex:
             wanted.texts.append(f"plays.failure IS {'NOT ' if failure else ''}NULL")
         else:
             wanted.equal("plays.failure", failure)
+        for part in (text,) if isinstance(text, str) else text or ():
+            wanted.texts.append("plays.number IN (SELECT number FROM texts WHERE instr(text, ?))")
+            wanted.values.append(searched(part))
         of_seat = _Conditions()
         of_seat.equal("role", role)
         of_seat.equal("seat", seat)
@@ -174,9 +176,6 @@ class PlayIndex:
         with self._lock:
             rows = self._tables.rows(query, of_seat.values + wanted.values)
             numbers = [number for (number,) in rows]
-            for part in (text,) if isinstance(text, str) else text or ():
-                having = numbers_having(self._tables.rows("SELECT * FROM texts"), part)
-                numbers = [number for number in numbers if number in having]
             return FoundPlays(numbers, self.known(numbers[page]))
 
     def known(self, numbers: Sequence[int]) -> list[IndexedPlay]:

@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from legos.run.index.rows import NewRows
-from legos.run.index.text_blocks import add_texts
 
 __all__ = ["IndexTables"]
 
-VERSION = 2  # of the tables; a cache with another one is made again
+VERSION = 3  # of the tables; a cache with another one is made again
 _TABLES = """
     CREATE TABLE plays (number INTEGER PRIMARY KEY, step INT, evaluation INT, arena TEXT, task TEXT,
         seed TEXT, level TEXT, failure TEXT, tokens INT, turns INT, started REAL, ended REAL,
         asked TEXT, answer TEXT);
     CREATE TABLE seats (number INT, role TEXT, seat TEXT, policy TEXT, reward REAL, advantage REAL);
-    CREATE TABLE texts (first INTEGER PRIMARY KEY, numbers BLOB, ends BLOB, text BLOB);
+    CREATE TABLE texts (number INTEGER PRIMARY KEY, text BLOB);
     CREATE TABLE positions (id INTEGER PRIMARY KEY, arena TEXT, role TEXT, asked TEXT, count INT,
         UNIQUE (arena, role, asked));
     CREATE TABLE moves (position INT, step INT, move TEXT, sum REAL, count INT,
@@ -85,7 +84,7 @@ class IndexTables:
                 tables.executemany(f"INSERT INTO plays VALUES ({','.join('?' * 14)})", plays)
                 tables.executemany("INSERT INTO seats VALUES (?,?,?,?,?,?)", seats)
                 tables.executemany("INSERT INTO damaged VALUES (?)", zip(rows.damaged))
-                add_texts(tables, rows.texts)
+                tables.executemany("INSERT INTO texts VALUES (?,?)", rows.texts)
                 self._add_moves(rows)
                 tables.execute("UPDATE newest SET number = ?, crc = ?", (last, crc))
             tables.execute("COMMIT")
@@ -110,7 +109,7 @@ class IndexTables:
 
     def remove_before(self, number: int) -> None:
         """Remove the plays whose file is not there any more."""
-        for name in ("plays", "seats", "damaged"):
+        for name in ("plays", "seats", "texts", "damaged"):
             self._connection.execute(f"DELETE FROM {name} WHERE number < ?", (number,))
 
     def make_again(self) -> None:
