@@ -122,26 +122,26 @@ class Adapter:
             state.update(array.data)
         return state.hexdigest()
 
-    def at_scale(self, scale: float) -> "Adapter":
-        """The same adapter for a model whose LoRA has another scale."""
-        factor = self.shape.scale / scale
-        if factor == 1.0:
-            return self
+    def times(self, factor: float) -> "Adapter":
+        """The same adapter with what it adds to outputs multiplied by a factor."""
         arrays = {
             name: np.asarray(array, np.float32) * np.float32(factor)
             if name.endswith(".lora_b")
             else array
             for name, array in self.arrays.items()
         }
-        return replace(self, shape=replace(self.shape, scale=scale), arrays=arrays)
+        return replace(self, arrays=arrays)
+
+    def at_scale(self, scale: float) -> "Adapter":
+        """The same adapter for a model whose LoRA has another scale."""
+        factor = self.shape.scale / scale
+        if factor == 1.0:
+            return self
+        return replace(self.times(factor), shape=replace(self.shape, scale=scale))
 
     def without_effect(self) -> "Adapter":
         """Version 0 with this shape, which changes no output: its B are zero."""
-        arrays = {
-            name: np.zeros(array.shape, np.float32) if name.endswith(".lora_b") else array
-            for name, array in self.arrays.items()
-        }
-        return replace(self, version=0, arrays=arrays)
+        return replace(self.times(0.0), version=0)
 
     @property
     def has_effect(self) -> bool:

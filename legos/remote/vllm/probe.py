@@ -66,7 +66,7 @@ class Probe:
         }
         sampled = replace(self._like, name="probe", version=0, arrays=arrays)
         for power in range(-16, 6):
-            found = _scaled(sampled, 2.0**power)
+            found = sampled.times(2.0**power)
             if _gap(self.expected(found), self._base_expected()) > max(CLEAR, 8 * self._limit):
                 return found
         raise AdapterError(
@@ -105,19 +105,10 @@ class Probe:
 
     def _base_expected(self) -> Floats:
         if self._base is None:
-            self._base = self.expected(_scaled(self._like, 0.0))
+            self._base = self.expected(self._like.times(0.0))
         return self._base
 
 
 def _gap(one: Floats, other: Floats) -> float:
     """Mean difference of log-probabilities, nats."""
     return float(np.abs(one - other).mean())
-
-
-def _scaled(adapter: Adapter, factor: float) -> Adapter:
-    """An adapter with its matrices B multiplied by a factor; 0: it changes no output."""
-    arrays = {
-        name: np.asarray(array, np.float32) * np.float32(factor if name.endswith("lora_b") else 1)
-        for name, array in adapter.arrays.items()
-    }
-    return replace(adapter, arrays=arrays)
