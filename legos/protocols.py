@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 from legos.losses.alarms import Alarm
 from legos.losses.objective import Objective
 from legos.records.episode import Episode, Task
-from legos.records.message import Completion, Message, Prompt, Sampling
+from legos.records.message import Completion, Message, Prompt, Sampling, ScoredRows
 from legos.records.names import POLICY, adapter_name
 from legos.records.request import Request, Result
 from legos.records.sample import Sample
@@ -221,7 +221,7 @@ class Engine(Protocol):
 
     def score(
         self,
-        prompts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]],
+        prompts: ScoredRows,
         *,
         end_ids: Sequence[int],
         adapter: str = POLICY,

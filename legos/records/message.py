@@ -27,6 +27,7 @@ __all__ = [
     "Message",
     "Prompt",
     "Sampling",
+    "ScoredRows",
     "Tokens",
     "ToolCall",
     "messages_or_ids",
@@ -252,6 +253,9 @@ class Continuation(Struct, frozen=True, kw_only=True, gc=False):
 
 Prompt = Sequence[Message] | Sequence[int] | Continuation
 """What is asked: chat messages, token ids, or a conversation that goes on."""
+
+ScoredRows = Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]]
+"""Token ids of each prompt, and of the continuations that are scored after it."""
 
 
 def messages_or_ids(

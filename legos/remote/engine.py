@@ -19,6 +19,7 @@ from legos.clients.pool import Pooled, ServerPool, all_done
 from legos.clients.prefix_affinity import PrefixAffinity
 from legos.errors import EngineError, RequestError
 from legos.protocols import Deliver
+from legos.records.message import ScoredRows
 from legos.records.names import LAG, POLICY, adapter_name
 from legos.records.request import Generated, Progress, Request, Result
 from legos.remote.publish.broadcast import Broadcaster
@@ -31,7 +32,6 @@ MOVE_TOKENS = 4  # maximum length of answers whose requests wait for those that 
 LISTED_MOVES = 256  # requests of one list of them
 MOVE_LISTS = 2  # lists of them that a server has at once
 T = TypeVar("T")
-_Row = tuple[int, ...]
 _Key = tuple[Deliver, str, int, int]
 """What the requests of a list share: receiver, adapter, server, and their maximum number."""
 
@@ -48,12 +48,7 @@ class RemoteServer(Pooled, Protocol):
         ...
 
     async def score(
-        self,
-        prompts: Sequence[tuple[_Row, Sequence[_Row]]],
-        *,
-        end_ids: Sequence[int],
-        adapter: str,
-        by_token: bool = False,
+        self, prompts: ScoredRows, *, end_ids: Sequence[int], adapter: str, by_token: bool = False
     ) -> list[list[float]]:
         """Log-probability of each continuation, nats; see ``Engine.score``."""
         ...
@@ -162,7 +157,7 @@ class RemoteEngine:
 
     def score(
         self,
-        prompts: Sequence[tuple[_Row, Sequence[_Row]]],
+        prompts: ScoredRows,
         *,
         end_ids: Sequence[int],
         adapter: str = POLICY,

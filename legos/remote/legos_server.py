@@ -15,6 +15,7 @@ from legos.clients.responses import decoded
 from legos.clients.transport import Transport, api_root, server_name, server_root
 from legos.clients.wire import MSGPACK, RequestBatch, read_answers
 from legos.errors import AdapterError, EndpointError, EngineError, NotFoundError, RequestError
+from legos.records.message import ScoredRows
 from legos.records.names import adapter_name
 from legos.records.request import Generated, Request
 from legos.weights.adapter import Adapter, AdapterInfo, pack_adapter
@@ -28,7 +29,6 @@ RETRIES = 10  # of a failed request, which take about two minutes
 MOST_LOSSES = 10  # how often a server may lose its adapters between two publications
 SCORED = 256  # prompts of one request for scores
 _OF_ADAPTERS = ("does not exist here", "not live")  # in a 404 for an adapter
-_Row = tuple[int, ...]
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
@@ -105,12 +105,7 @@ class LegosServer:
         return [*await self.answer(requests[:half]), *await self.answer(requests[half:])]
 
     async def score(
-        self,
-        prompts: Sequence[tuple[_Row, Sequence[_Row]]],
-        *,
-        end_ids: Sequence[int],
-        adapter: str,
-        by_token: bool = False,
+        self, prompts: ScoredRows, *, end_ids: Sequence[int], adapter: str, by_token: bool = False
     ) -> list[list[float]]:
         """Log-probability of each continuation, nats; see ``Engine.score``."""
         given = {"model": adapter, "end_token_ids": end_ids, "by_token": by_token}

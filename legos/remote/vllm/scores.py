@@ -7,6 +7,7 @@ from itertools import chain
 import numpy as np
 
 from legos.records.choices import ChoiceNode, choice_tree
+from legos.records.message import ScoredRows
 from legos.remote.vllm.completions import Query
 
 __all__ = ["score_prompts"]
@@ -20,11 +21,7 @@ Ask = Callable[[Query, _Row], Awaitable[Mapping[int, float]]]
 
 
 async def score_prompts(
-    prompts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]],
-    *,
-    end_ids: Sequence[int],
-    adapter: str,
-    ask: Ask,
+    prompts: ScoredRows, *, end_ids: Sequence[int], adapter: str, ask: Ask
 ) -> list[list[float]]:
     """Log-probability of each answer as the complete answer to its prompt, nats.
 

@@ -10,6 +10,7 @@ from legos.clients.health import healthy
 from legos.clients.lists import RequestLists
 from legos.clients.transport import Transport, api_root, server_name
 from legos.errors import EndpointError, EngineError, NotFoundError, RequestError
+from legos.records.message import ScoredRows
 from legos.records.request import Generated, Request
 from legos.remote.vllm.completions import (
     Query,
@@ -72,12 +73,7 @@ class VllmServer:
             return error
 
     async def score(
-        self,
-        prompts: Sequence[tuple[_Prompt, Sequence[_Prompt]]],
-        *,
-        end_ids: Sequence[int],
-        adapter: str,
-        by_token: bool = False,
+        self, prompts: ScoredRows, *, end_ids: Sequence[int], adapter: str, by_token: bool = False
     ) -> list[list[float]]:
         """Log-probability of each continuation, nats; see ``Engine.score``.
 
