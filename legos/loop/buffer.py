@@ -7,14 +7,14 @@ of each buffer an optimiser step takes.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
 from legos.loop.failures import FailureWindow
 from legos.loop.ledger import Ledger
-from legos.loop.select import KEEP_ALL, Selection, only
+from legos.loop.select import KEEP_ALL, Selection, without
 from legos.loop.trainer import References
 from legos.records.group import Group
 from legos.records.sample import Sample
@@ -229,23 +229,19 @@ class Buffer:
         if not group.samples or (fresh_enough and group.newest_version <= min(live)):
             return group
 
-        def newest(sample: Sample) -> int:
-            return versions.get(sample.policy, 0)
+        def reason(sample: Sample) -> str | None:
+            newest = versions.get(sample.policy, 0)
+            if sample.oldest_version < newest - limit:
+                return "stale"
+            return "future" if sample.newest_version > newest else None
 
-        fresh = self._only(group, "stale", lambda s: s.oldest_version >= newest(s) - limit)
-        known = self._only(fresh, "future", lambda s: s.newest_version <= newest(s))
-        if known is not fresh:
+        kept, removed = without(group, reason)
+        self._ledger.filtered.update(removed)
+        if removed["future"]:
             logger.warning(
-                "%d samples have tokens of a policy version above %d, the newest that was "
-                "trained here, and are left out; does another run publish to the same server?",
-                len(fresh.samples) - len(known.samples),
+                "%d tokens are of a policy version above %d, the newest that was trained here, and "
+                "are left out; does another run publish to the same server?",
+                removed["future"],
                 max(live),
             )
-        return known
-
-    def _only(self, group: Group, reason: str, keep: Callable[[Sample], bool]) -> Group:
-        """The group with only some samples; the tokens of the others are filtered for a reason."""
-        kept, tokens = only(group, reason, keep)
-        if tokens:
-            self._ledger.filtered[reason] += tokens
         return kept

@@ -1,7 +1,7 @@
 """Select the samples of a group to train on, and count the tokens of those left out."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 
@@ -10,10 +10,9 @@ from msgspec.structs import replace
 from legos.records.group import Group
 from legos.records.sample import Sample
 
-__all__ = ["KEEP_ALL", "Selection", "only"]
+__all__ = ["KEEP_ALL", "Selection", "without"]
 
 Tokens = tuple[int, ...]
-Compared = tuple[str, str]
 ZERO = 1e-9
 
 
@@ -32,62 +31,58 @@ class Selection:
     zero_advantage: bool = False  # leave out groups in which all advantages are zero
     num_vocabulary: int | None = None  # leave out samples with other token ids; None: not checked
 
-    def __call__(self, group: Group) -> tuple[Group, Mapping[str, int]]:
+    def __call__(self, group: Group) -> tuple[Group, Counter[str]]:
         """Select from one group; the advantages were computed before, from all plays.
 
         Returns:
-            The remaining group, which counts only the tokens of its own samples, and the number of
-            tokens left out by reason.
+            As ``without``.
         """
-        removed: Counter[str] = Counter()
-        left_out: dict[str, str] = {}
         foreign = _foreign(group, self.num_vocabulary)
-        if not (foreign or self.overlong or self.zero_advantage):
-            return group, removed
-        alive = _alive(group) if self.zero_advantage else set[Compared]()
-        kept: list[Sample] = []
-        for sample in group.samples:
+        alive = {
+            sample.compared
+            for sample in group.samples
+            if not self.zero_advantage or any(abs(a) > ZERO for a in sample.advantages)
+        }
+
+        def reason(sample: Sample) -> str | None:
             if foreign and not foreign.isdisjoint((sample.token_ids, *sample.legal)):
-                reason = "foreign_tokens"
-            elif self.overlong and sample.truncated:
-                reason = "overlong"
-            elif self.zero_advantage and sample.compared not in alive:
-                reason = "zero_advantage"
-            else:
-                kept.append(sample)
-                continue
-            removed[reason] += len(sample.positions)
-            left_out[sample.rollout] = reason
-        return (_of(group, kept, left_out) if removed else group), removed
+                return "foreign_tokens"
+            if self.overlong and sample.truncated:
+                return "overlong"
+            return None if sample.compared in alive else "zero_advantage"
+
+        return without(group, reason)
 
 
 KEEP_ALL = Selection()
 
 
-def only(group: Group, reason: str, keep: Callable[[Sample], bool]) -> tuple[Group, int]:
-    """The group with only some samples, and the number of tokens of those left out for a reason."""
+def without(group: Group, reason: Callable[[Sample], str | None]) -> tuple[Group, Counter[str]]:
+    """Leave out the samples that there is a reason against.
+
+    Returns:
+        The remaining group, which counts only the tokens of its own samples, and the number of
+        tokens left out by reason.
+    """
     kept: list[Sample] = []
+    removed: Counter[str] = Counter()
     left_out: dict[str, str] = {}
     for sample in group.samples:
-        if keep(sample):
+        why = reason(sample)
+        if why is None:
             kept.append(sample)
         else:
-            left_out[sample.rollout] = reason
-    if not left_out:
-        return group, 0
-    left = _of(group, kept, left_out)
-    return left, sum(len(sample.positions) for sample in group.samples) - left.tokens_generated
-
-
-def _of(group: Group, samples: Sequence[Sample], left_out: Mapping[str, str]) -> Group:
-    """The group with only these samples and their tokens, and why others are left out."""
+            removed[why] += len(sample.positions)
+            left_out[sample.rollout] = why
+    if not removed:
+        return group, removed
     return replace(
         group,
-        samples=tuple(samples),
-        tokens_generated=sum(len(sample.positions) for sample in samples),
+        samples=tuple(kept),
+        tokens_generated=group.num_tokens - removed.total(),
         tokens_discarded={},
         left_out={**group.left_out, **left_out},
-    )
+    ), removed
 
 
 def _foreign(group: Group, num_vocabulary: int | None) -> set[Tokens]:
@@ -97,8 +92,3 @@ def _foreign(group: Group, num_vocabulary: int | None) -> set[Tokens]:
     distinct = {sample.token_ids for sample in group.samples}
     distinct.update(chain.from_iterable(sample.legal for sample in group.samples))
     return {t for t in distinct if t and not 0 <= min(t) <= max(t) < num_vocabulary}
-
-
-def _alive(group: Group) -> set[Compared]:
-    """The groups with at least one non-zero advantage."""
-    return {s.compared for s in group.samples if any(abs(a) > ZERO for a in s.advantages)}

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -16,7 +15,7 @@ from legos.errors import TrainerError
 from legos.loop.alarm_log import AlarmLog
 from legos.loop.by_arena import play_metrics
 from legos.loop.ledger import Ledger
-from legos.loop.select import KEEP_ALL, Selection, only
+from legos.loop.select import KEEP_ALL, Selection, without
 from legos.loop.trained import PolicyPass
 from legos.losses.metrics import skip_reason, step_metrics
 from legos.losses.normalisation import LossNormalisation, normalisation_weights
@@ -146,10 +145,11 @@ class PolicyTrainer:
         """
         live, before = self.versions, self.ledger.state()
         selected, reasons = self.select(group)
-        kept, future = only(
-            selected, "future", lambda s: s.newest_version <= live.get(s.policy, math.inf)
+        kept, future = without(
+            selected,
+            lambda s: "future" if s.newest_version > live.get(s.policy, math.inf) else None,
         )
-        left_out = Counter(reasons) + Counter(future=future)
+        left_out = reasons + future
         self.ledger.generated += group.tokens_generated
         self.ledger.discard(group.tokens_discarded)
         self.ledger.filtered.update(left_out)

@@ -150,7 +150,7 @@ def test_a_sample_of_a_version_that_was_not_trained_here_is_filtered(
 
     assert asyncio.run(story()) == [5]
     assert ledger.filtered == {"future": 2}
-    assert "1 samples have tokens of a policy version above 5" in caplog.text
+    assert "2 tokens are of a policy version above 5" in caplog.text
 
 
 def test_a_waiting_trainer_checks_the_versions_of_each_sample_once(

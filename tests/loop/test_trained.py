@@ -8,7 +8,7 @@ from objectives import EVERY_OBJECTIVE
 from random_samples import random_samples
 
 from legos.credit.merging import samples_of_rollout
-from legos.loop.select import Selection, only
+from legos.loop.select import Selection, without
 from legos.loop.trained import PolicyPass, TrainedTurn, trained_turns
 from legos.losses.metrics import SUMS
 from legos.losses.objective import Objective
@@ -99,7 +99,7 @@ def test_plays_that_nobody_wants_cost_nothing() -> None:
 def test_turns_without_a_gradient_have_their_reason() -> None:
     episode = play()
     whole = group_of(episode)
-    kept, _ = only(whole, "stale", lambda sample: sample.positions[0] == 1)
+    kept, _ = without(whole, lambda sample: None if sample.positions[0] == 1 else "stale")
     [turns] = trained_turns([a_pass(kept)], [kept], [episode]).values()
     assert [turn and turn.reason for turn in turns] == ["stale", None, "stale"]
     removed, _ = Selection(overlong=True)(
