@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from legos.errors import RequestError
@@ -15,6 +16,15 @@ LISTED_TOKENS = 64  # a request for more tokens travels alone
 QueryT = TypeVar("QueryT")
 ItemT = TypeVar("ItemT")
 AnswerT = TypeVar("AnswerT")
+
+
+@dataclass(eq=False)
+class _List(Generic[ItemT, AnswerT]):
+    """Items that travel together."""
+
+    items: list[ItemT]
+    call: "asyncio.Task[Sequence[AnswerT]]"  # sends them when this turn of the loop is over
+    waiting: int = 0  # number of callers that wait for an answer
 
 
 class RequestLists(Generic[QueryT, ItemT, AnswerT]):
@@ -34,8 +44,7 @@ class RequestLists(Generic[QueryT, ItemT, AnswerT]):
                 when nobody waits for any of them.
         """
         self._send = send
-        self._outbox: dict[tuple[QueryT, bool], list[tuple[ItemT, asyncio.Future[AnswerT]]]] = {}
-        self._calls: set[asyncio.Task[None]] = set()
+        self._open: dict[tuple[QueryT, bool], _List[ItemT, AnswerT]] = {}  # not sent yet
 
     async def ask(self, query: QueryT, item: ItemT, *, max_tokens: int) -> AnswerT:
         """The answer to one request, which travels with the others of this turn.
@@ -49,53 +58,31 @@ class RequestLists(Generic[QueryT, ItemT, AnswerT]):
             RequestError: the server refuses it.
             LegosError: the list was not answered, or what sending it raised.
         """
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[AnswerT] = loop.create_future()
-        if not self._outbox:
-            loop.call_soon(self._flush)
         key = query, max_tokens <= LISTED_TOKENS
-        self._outbox.setdefault(key, []).append((item, answer))
-        return await answer
-
-    def _flush(self) -> None:
-        """Send what has come in this turn, as lists."""
-        outbox, self._outbox = self._outbox, {}
-        for (query, short), asked in outbox.items():
-            size = LISTED if short else 1
-            waited = [(item, answer) for item, answer in asked if not answer.done()]
-            for start in range(0, len(waited), size):
-                self._start(query, waited[start : start + size])
-
-    def _start(
-        self, query: QueryT, asked: Sequence[tuple[ItemT, "asyncio.Future[AnswerT]"]]
-    ) -> None:
-        """Send one list; it is aborted when nobody waits for any of its answers."""
-        call = asyncio.get_running_loop().create_task(self._call(query, asked))
-        self._calls.add(call)
-        call.add_done_callback(self._calls.discard)
-
-        def ended(_: "asyncio.Future[AnswerT]") -> None:
-            if all(answer.cancelled() for _, answer in asked):
-                call.cancel()
-
-        for _, answer in asked:
-            answer.add_done_callback(ended)
-
-    async def _call(
-        self, query: QueryT, asked: Sequence[tuple[ItemT, "asyncio.Future[AnswerT]"]]
-    ) -> None:
-        """Send one list, and pass its answers on, or the error to each."""
+        one = self._open.get(key)
+        if one is None:
+            items = list[ItemT]()
+            call = asyncio.create_task(self._call(key, items))
+            one = self._open[key] = _List(items, call)
+        place = len(one.items)
+        one.items.append(item)
+        if len(one.items) == (LISTED if key[1] else 1):
+            del self._open[key]
+        one.waiting += 1
         try:
-            found = await self._send(query, [item for item, _ in asked])
-        except Exception as error:  # raised where the requests were made
-            if isinstance(error, RequestError) and len(asked) > 1:
-                for each in asked:  # so that only the refused one fails
-                    self._start(query, [each])
-                return
-            for _, answer in asked:
-                if not answer.done():
-                    answer.set_exception(error)
-        else:
-            for (_, answer), one in zip(asked, found, strict=True):
-                if not answer.done():
-                    answer.set_result(one)
+            return (await asyncio.shield(one.call))[place]
+        except RequestError:
+            if len(one.items) == 1:
+                raise
+            return (await self._send(query, [item]))[0]  # so that only the refused one fails
+        finally:
+            one.waiting -= 1
+            if not one.waiting:
+                one.call.cancel()
+
+    async def _call(self, key: tuple[QueryT, bool], items: list[ItemT]) -> Sequence[AnswerT]:
+        """Send one list, to which nothing is added from now on."""
+        one = self._open.get(key)
+        if one is not None and one.items is items:
+            del self._open[key]
+        return await self._send(key[0], items)
