@@ -13,7 +13,7 @@ from starlette.staticfiles import StaticFiles
 
 from legos.errors import LegosError
 from legos.installed import adding
-from legos.page.access import PageAccess
+from legos.page.access import guard
 from legos.page.answers import answer
 from legos.page.curves import AXES, chosen_names, config_diff, metric_names, series
 from legos.page.health import health
@@ -57,7 +57,7 @@ def make_page(runs: ShownRuns, options: ServerOptions) -> FastAPI:
         return FileResponse(path, media_type="text/javascript", headers=_CACHED)
 
     app.mount("/", StaticFiles(directory=str(static), html=True))
-    app.add_middleware(PageAccess, options=options)
+    guard(app, options)
     return app
 
 
