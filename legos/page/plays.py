@@ -15,7 +15,7 @@ from legos.page.play_search import PlayQuery, group_of, row_values, same_task
 from legos.page.policy import answers_over_steps, optimal_moves
 from legos.page.run_view import RunView
 from legos.page.shown import ShownRuns
-from legos.run.episodes import EpisodesTail, StoredEpisode
+from legos.run.episodes import StoredEpisode
 from legos.server.problems import Problem
 
 __all__ = ["plays_router"]
@@ -38,10 +38,10 @@ def plays_router(runs: ShownRuns) -> APIRouter:
     """The requests, which begin with /plays."""
     router, texts, games = APIRouter(), Pieces(), SolvedGames()
 
-    def stored(run: str, number: int) -> tuple[RunView, int, StoredEpisode]:
+    def stored(run: str, number: int) -> tuple[RunView, StoredEpisode]:
         view = runs.get(run)
         try:
-            return view, *EpisodesTail(view.folder.episodes).read_one(number)
+            return view, view.folder.episode(number)
         except CheckpointError as error:
             raise Problem(404, str(error)) from error
 
@@ -51,8 +51,9 @@ def plays_router(runs: ShownRuns) -> APIRouter:
 
     @router.get("/plays/{number}")
     def one(run: str, number: int) -> Response:
-        view, number, episode = stored(run, number)
-        values = play_values(number, episode)
+        view, episode = stored(run, number)
+        values = play_values(episode)
+        number = values["number"]
         waiting, _ = view.refresh_plays()
         group = group_of(view.plays, number, most=_BESIDE)
         others = same_task(view.plays, number, most=_STEPS)
@@ -65,7 +66,7 @@ def plays_router(runs: ShownRuns) -> APIRouter:
 
     @router.get("/plays/{number}/pieces")
     def pieces(run: str, number: int) -> Response:
-        view, _, episode = stored(run, number)
+        view, episode = stored(run, number)
         config = view.read().config
         if config is None:
             return answer({"turns": None, "why": _NO_SETTINGS})
@@ -76,7 +77,7 @@ def plays_router(runs: ShownRuns) -> APIRouter:
 
     @router.get("/plays/{number}/exact")
     def exact(run: str, number: int) -> Response:
-        view, _, episode = stored(run, number)
+        view, episode = stored(run, number)
         config = view.read().config
         if config is None:
             return answer({"turns": {}, "why": _NO_SETTINGS})

@@ -62,7 +62,7 @@ class RunView:
         self.config_text = ""
         self._config_of: tuple[int, int] | None = None  # time and size of the file that was read
         self._config_problem: str | None = None
-        self._plays: PlayIndex | None = None
+        self.plays = PlayIndex(self.folder)
         self.alarms = AlarmHistory()
         self.metrics = self.evaluations = MetricTable({})
         self._steps = MetricTail(self.folder.metrics, steps_alone=True)
@@ -96,13 +96,6 @@ class RunView:
     def _read_evaluations(self) -> None:
         self.evaluations = self._evaluated.read()
 
-    @property
-    def plays(self) -> PlayIndex:
-        """The index of its stored plays, which is opened when it is asked for."""
-        with self.lock:
-            self._plays = self._plays or PlayIndex(self.folder)
-            return self._plays
-
     def refresh_plays(self) -> tuple[int, list[str]]:
         """Index new plays, a little with each request.
 
@@ -122,10 +115,7 @@ class RunView:
 
     def close(self) -> None:
         """Close its index."""
-        with self.lock:
-            if self._plays is not None:
-                self._plays.close()
-            self._plays = None
+        self.plays.close()
 
     @property
     def exists(self) -> bool:

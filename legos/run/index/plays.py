@@ -56,24 +56,34 @@ class PlayIndex:
     """Searches the plays of a run; any thread may call it."""
 
     def __init__(self, folder: RunFolder) -> None:
-        """Open the cache of a run, or make one: in memory where no file can be written."""
-        path = folder.path.resolve()
+        """Take the folder of a run; nothing is opened yet."""
         self._folder = folder
         self._lock = threading.RLock()
         self._new = NewPlays(folder.episodes)
         self._oldest = 1
-        self._tables = IndexTables(path.with_name(f".{path.name}.plays.sqlite3"))
+        self._open: IndexTables | None = None
+
+    @property
+    def _tables(self) -> IndexTables:
+        """The cache of the run, or a new one: in memory where no file can be written."""
+        if self._open is None:
+            path = self._folder.path.resolve()
+            self._open = IndexTables(path.with_name(f".{path.name}.plays.sqlite3"))
+        return self._open
 
     def close(self) -> None:
-        """Close the cache."""
+        """Close the cache; the next call opens it again."""
         with self._lock:
-            self._tables.close()
+            if self._open is not None:
+                self._open.close()
+            self._open = None
 
     @property
     def damaged(self) -> list[int]:
-        """Numbers of lines that are no plays."""
+        """Numbers of lines that are no plays; none before the cache is opened."""
         with self._lock:
-            return [number for (number,) in self._tables.rows("SELECT number FROM damaged")]
+            rows = self._open.rows("SELECT number FROM damaged") if self._open else ()
+            return [number for (number,) in rows]
 
     def refresh(self, seconds: float | None = None) -> int:
         """Add the plays that the run has written since.
