@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from legos.errors import CheckpointError, ModelError
 from legos.page.answers import answer
-from legos.page.exact import SolvedGames
+from legos.page.exact import NO_SETTINGS, SolvedGames
 from legos.page.one_play import play_values
 from legos.page.pieces import Pieces
 from legos.page.play_search import PlayQuery, group_of, row_values, same_task
@@ -20,7 +20,6 @@ from legos.server.problems import Problem
 
 __all__ = ["plays_router"]
 
-_NO_SETTINGS = "the settings of the run cannot be read"
 _BESIDE = 64  # plays of the same group
 _POSITIONS = 24  # that are shown of a policy
 _STEPS = 24  # plays of the same task
@@ -69,7 +68,7 @@ def plays_router(runs: ShownRuns) -> APIRouter:
         view, episode = stored(run, number)
         config = view.read().config
         if config is None:
-            return answer({"turns": None, "why": _NO_SETTINGS})
+            return answer({"turns": None, "why": NO_SETTINGS})
         try:
             return answer({"turns": texts.of_play(config.model, episode), "why": None})
         except ModelError as error:
@@ -78,10 +77,7 @@ def plays_router(runs: ShownRuns) -> APIRouter:
     @router.get("/plays/{number}/exact")
     def exact(run: str, number: int) -> Response:
         view, episode = stored(run, number)
-        config = view.read().config
-        if config is None:
-            return answer({"turns": {}, "why": _NO_SETTINGS})
-        return answer(games.values_in(config, episode))
+        return answer(games.values_in(view.read().config, episode))
 
     return router
 
@@ -107,7 +103,7 @@ def _policy(view: RunView, games: SolvedGames) -> dict[str, Any]:
     waiting, _ = view.refresh_plays()
     positions: list[dict[str, Any]] = []
     for position in view.plays.most_played_positions(_POSITIONS):
-        solved = games.solution(config, position.arena) if config else _NO_SETTINGS
+        solved = games.solution(config, position.arena)
         positions.append({**position._asdict(), "optimal": optimal_moves(position, solved)})
     tasks = answers_over_steps(view.plays)
     return {"positions": positions, "tasks": tasks, "waiting": waiting}
