@@ -15,7 +15,7 @@ from legos.errors import LegosError
 from legos.installed import adding
 from legos.page.access import guard
 from legos.page.answers import answer
-from legos.page.curves import AXES, chosen_names, config_diff, metric_names, series
+from legos.page.curves import Axis, chosen_names, config_diff, metric_names, series
 from legos.page.health import health
 from legos.page.overview import overview
 from legos.page.plays import plays_router
@@ -80,9 +80,7 @@ def _run_router(runs: ShownRuns) -> APIRouter:
         return answer({"names": names, "first": chosen_names(names)})
 
     @router.get("/curves")
-    def curves(run: Names, name: Names, axis: str = AXES[0]) -> Response:
-        if axis not in AXES:
-            raise Problem(400, f"axis is {axis[:50]!r}; expected one of {', '.join(AXES)}")
+    def curves(run: Names, name: Names, axis: Axis = "step") -> Response:
         return answer({"series": series(chosen(run), name[:_MOST_CURVES], axis)})
 
     @router.get("/settings")
