@@ -4,6 +4,7 @@ Plays that a resumed run has made again, and the cache of another run of the
 same name, are recognised by the newest indexed line.
 """
 
+import json
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -190,35 +191,29 @@ class PlayIndex:
 
     def known(self, numbers: Sequence[int]) -> list[IndexedPlay]:
         """What the index knows of some plays, in their order, without those that it has not."""
-        found: dict[int, IndexedPlay] = {}
-        with self._lock:
-            for start in range(0, len(numbers), BATCH):
-                found |= self._known(numbers[start : start + BATCH])
-        return [found[number] for number in numbers if number in found]
-
-    def _known(self, numbers: Sequence[int]) -> dict[int, IndexedPlay]:
-        marks = ",".join("?" * len(numbers))
+        listed = [json.dumps(list(numbers))]
         seats: defaultdict[int, list[IndexedSeat]] = defaultdict(list)
-        query = f"SELECT * FROM seats WHERE number IN ({marks}) ORDER BY rowid"
-        for number, *seat in self._tables.rows(query, numbers):
-            seats[number].append(IndexedSeat._make(seat))
-        rows = self._tables.rows(f"SELECT * FROM plays WHERE number IN ({marks})", numbers)
-        return {
-            row[0]: IndexedPlay._make((*row[:2], bool(row[2]), *row[3:], seats[row[0]]))
-            for row in rows
-        }
+        among = "WHERE number IN (SELECT value FROM json_each(?))"
+        with self._lock:
+            query = f"SELECT * FROM seats {among} ORDER BY rowid"
+            for number, *seat in self._tables.rows(query, listed):
+                seats[number].append(IndexedSeat._make(seat))
+            rows = self._tables.rows(f"SELECT * FROM plays {among}", listed)
+            found = {
+                row[0]: IndexedPlay._make((*row[:2], bool(row[2]), *row[3:], seats[row[0]]))
+                for row in rows
+            }
+        return [found[number] for number in numbers if number in found]
 
     def named(self) -> dict[str, list[str]]:
         """The arenas, the roles and the players that occur: "arenas", "roles" and "seats"."""
-        columns = {"arenas": "arena FROM plays", "roles": "role FROM seats"}
-        columns["seats"] = "seat FROM seats"
+        columns = (("arena", "plays"), ("role", "seats"), ("seat", "seats"))
+        found: dict[str, list[str]] = {}
         with self._lock:
-            return {
-                name: [
-                    each for (each,) in self._tables.rows(f"SELECT DISTINCT {column} ORDER BY 1")
-                ]
-                for name, column in columns.items()
-            }
+            for column, table in columns:
+                rows = self._tables.rows(f"SELECT DISTINCT {column} FROM {table} ORDER BY 1")
+                found[f"{column}s"] = [name for (name,) in rows]
+        return found
 
     def first_of_steps(self, arena: str, task: str) -> list[int]:
         """Number of the first play of a task in each step, and in each evaluation, in order."""
