@@ -94,6 +94,6 @@ def health(run: "RunView") -> dict[str, Any]:
         "reasons": sorted(reasons, key=lambda row: -(row["tokens"] or 0)),
         "memory": {
             "peak": metrics.points("memory/peak_gib", most=_POINTS),
-            "limit_gib": run.setting("training.memory_limit_gib"),
+            "limit_gib": run.settings.get("training.memory_limit_gib"),
         },
     }
