@@ -177,7 +177,7 @@ def nash_mixture(rewards: FloatArray) -> FloatArray:
             scipy.LinearConstraint(gain, -np.inf, 0.0),  # no member gains against the mixture
         ],
         method="SLSQP",
-        options={"maxiter": 1000, "ftol": TINY},
+        options={"maxiter": 1000, "ftol": 1e-9},
     )
     mixture = np.maximum(found.x, 0.0) / np.maximum(found.x, 0.0).sum()
     if (gain @ mixture).max() > 1e-6:
