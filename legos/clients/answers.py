@@ -27,7 +27,6 @@ __all__ = [
     "completion_of",
     "dialect_of",
     "listed_models",
-    "scores_of",
 ]
 
 _REASONS: Mapping[str | None, FinishReason] = {
@@ -109,10 +108,6 @@ class _Answer(Struct):
     prompt_token_ids: tuple[int, ...] | None = None
 
 
-class _Scores(Struct):
-    scores: list[list[float]]
-
-
 def listed_models(body: bytes) -> list[ListedModel]:
     """The models and adapters of a server (``GET /v1/models``); empty: it lists none."""
     try:
@@ -164,15 +159,6 @@ def completion_of(
         filtered=sampling.filters is not None or sampling.json_schema is not None,
         tool_calls=_calls(choice, sampling.seed) if sampling.tools is not None else (),
     )
-
-
-def scores_of(body: bytes) -> list[list[float]]:
-    """Log-probabilities of choices in our server's answer.
-
-    Raises:
-        EndpointError: the answer has none.
-    """
-    return decoded(body, _Scores).scores
 
 
 def _text(choice: _Choice) -> str:

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from legos.clients.answers import check_version, scores_of
+from legos.clients.answers import check_version
 from legos.clients.health import healthy
 from legos.clients.responses import decoded
 from legos.clients.transport import Transport, api_root, server_name, server_root
@@ -39,6 +39,12 @@ class _Live(msgspec.Struct):
 
     version: int
     digest: str
+
+
+class _Scores(msgspec.Struct):
+    """Log-probabilities of choices, nats."""
+
+    scores: list[list[float]]
 
 
 class LegosServer:
@@ -116,8 +122,9 @@ class LegosServer:
                 for prompt, answers in prompts[start : start + SCORED]
             ]
             body = {"prompts": asked, **given}
-            ask = partial(self._transport.request, "POST", "/score", scores_of, json=body)
-            scores += await self._answered(adapter, ask)
+            read = partial(decoded, kind=_Scores)
+            ask = partial(self._transport.request, "POST", "/score", read, json=body)
+            scores += (await self._answered(adapter, ask)).scores
         return scores
 
     async def publish(self, adapter: Adapter) -> AdapterInfo:
