@@ -81,7 +81,8 @@ class Access:
             raise Problem(
                 403, f"the key of a seat opens {' and '.join(OF_SEATS)}, not {path[:100]}"
             )
-        if seat is None and not self._opens(key):
+        opens = self._key is None or hmac.compare_digest(key, self._key)
+        if seat is None and (service.seats_only or not opens):
             raise Problem(
                 401,
                 "the API key is missing or wrong; send it as Authorization: Bearer KEY",
@@ -101,12 +102,6 @@ class Access:
         if length.isdigit() and int(length) > limit:
             self._service.metrics.refused.labels("size").inc()
             raise _too_large(limit)
-
-    def _opens(self, key: bytes) -> bool:
-        """Whether the server answers a request that has no seat's key."""
-        if self._service.seats_only:
-            return False
-        return self._key is None or hmac.compare_digest(key, self._key)
 
     def _limit(self, path: str) -> int:
         options = self._service.options

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Collection, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, partial
@@ -179,7 +179,7 @@ class Service:
             self._running -= count
             self.metrics.running.set(self._running)
 
-    async def attend(self, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    async def attend(self, receive: Receive, work: Awaitable[T]) -> T:
         """Run the work of a request until it ends, the client disconnects, or time runs out.
 
         Args:

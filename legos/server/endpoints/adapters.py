@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Generator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -150,7 +150,8 @@ class _Loads:
         before = service.engine.adapters().get(name)
         started = time.perf_counter()
         with self._counted(name):
-            info = await self._wait(request, service.engine.load_adapter(adapter))
+            loaded = asyncio.wrap_future(service.engine.load_adapter(adapter))
+            info = await service.attend(request.receive, loaded)
         service.metrics.swaps.labels(name).inc()
         service.metrics.swap_s.observe(time.perf_counter() - started)
         if before is None or before.version <= info.version:
@@ -186,19 +187,15 @@ class _Loads:
 
     async def drop(self, request: Request, name: str) -> AdapterInfo:
         """Have the engine drop an adapter."""
-        info = self._service.engine.adapters().get(name)
+        service = self._service
+        info = service.engine.adapters().get(name)
         if info is None:
             raise _unknown(name)
-        _check_free(self._service, name)
-        await self._wait(request, self._service.engine.drop_adapter(name))
-        self._service.metrics.forget(name)
+        _check_free(service, name)
+        dropped = asyncio.wrap_future(service.engine.drop_adapter(name))
+        await service.attend(request.receive, dropped)
+        service.metrics.forget(name)
         return info
-
-    async def _wait(self, request: Request, future: "Future[Any]") -> Any:
-        async def result() -> Any:
-            return await asyncio.wrap_future(future)
-
-        return await self._service.attend(request.receive, result())
 
 
 def _check_free(service: Service, name: str) -> None:

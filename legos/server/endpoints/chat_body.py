@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints
 
-from legos.chat.tools import arguments_of
+from legos.chat.fields import message_fields
 from legos.errors import did_you_mean
 from legos.records.message import MAX_ALTERNATIVES, Completion, Continuation, Message, ToolCall
 from legos.server.bodies import ONE_ERROR, Body, Ids, without_nulls
@@ -78,15 +78,9 @@ class ChatMessage(Body):
 
     def fields(self) -> dict[str, Any]:
         """The message as a chat template reads it."""
-        role = "system" if self.role == "developer" else self.role
-        fields: dict[str, Any] = {"role": role, "content": self.text}
-        for key in ("name", "tool_call_id", "reasoning_content"):
-            value = getattr(self, key)
-            if value is not None:
-                fields[key] = value
-        if self.tool_calls:
-            fields["tool_calls"] = [_call_fields(call) for call in self.tool_calls]
-        return fields
+        more = {"name": self.name, "reasoning_content": self.reasoning_content}
+        given = {key: value for key, value in more.items() if value is not None}
+        return message_fields(self.record()) | given
 
 
 class ToolFunction(Body):
@@ -211,9 +205,3 @@ def check_known(messages: Sequence[ChatMessage]) -> None:
                 raise Problem(
                     400, f"messages.{index}.{key[:100]} is not known{hint}", param="messages"
                 )
-
-
-def _call_fields(call: MadeCall) -> dict[str, Any]:
-    """A call as templates read it: its arguments as an object."""
-    function = {"name": call.function.name, "arguments": arguments_of(call.function.arguments)}
-    return {"id": call.id, "type": "function", "function": function}

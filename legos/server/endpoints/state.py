@@ -69,14 +69,8 @@ def _models(service: Service) -> list[dict[str, Any]]:
         "max_model_len": service.context,
     }
     base = {"id": service.model, "parent": None, "version": 0, "digest": None, **common}
-    adapters = [
-        {
-            "id": name,
-            "parent": service.model,
-            "version": one.version,
-            "digest": one.digest,
-            **common,
-        }
-        for name, one in sorted(service.engine.adapters().items())
+    live = sorted(service.engine.adapters().items())
+    return [base] + [
+        {"id": name, "parent": service.model, "version": one.version, "digest": one.digest} | common
+        for name, one in live
     ]
-    return [base, *adapters]
