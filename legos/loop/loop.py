@@ -11,8 +11,9 @@ cancelled.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import closing, nullcontext
+from typing import Any
 
 from legos.arena.arena import Arena
 from legos.errors import Stopped, TrainerError
@@ -105,7 +106,7 @@ async def training_loop(
                 with shown as console:
                     report = _reporting(console, limits, after_step)
                     while trainer.step < num_steps:
-                        await _whole_step(trainer, batcher, live, report)
+                        await _whole(_one_step(trainer, batcher, live, report), batcher)
             except Exception as error:
                 failure = error
             finally:
@@ -118,12 +119,7 @@ async def training_loop(
         raise failure
 
 
-def batcher_of(
-    trainer: PolicyTrainer,
-    mix: Mix,
-    *,
-    staleness_limit: int | None = None,
-) -> Batcher:
+def batcher_of(trainer: PolicyTrainer, mix: Mix, *, staleness_limit: int | None = None) -> Batcher:
     """A batcher with empty buffers and the settings of a trainer.
 
     Args:
@@ -203,10 +199,7 @@ def _check_policies(mix: Mix, trainer: PolicyTrainer) -> None:
 
 
 async def _one_step(
-    trainer: PolicyTrainer,
-    batcher: Batcher,
-    publisher: Publisher,
-    after_step: AfterStep,
+    trainer: PolicyTrainer, batcher: Batcher, publisher: Publisher, after_step: AfterStep
 ) -> None:
     """Take groups, train, publish and report; only then may plays start on the new policy.
 
@@ -226,17 +219,12 @@ async def _one_step(
         await batcher.release(trainer.versions)
 
 
-async def _whole_step(
-    trainer: PolicyTrainer,
-    batcher: Batcher,
-    publisher: Publisher,
-    after_step: AfterStep,
-) -> None:
+async def _whole(step: Coroutine[Any, Any, None], batcher: Batcher) -> None:
     """Make one step; a cancellation waits until it has finished, failed or stopped."""
-    step = asyncio.ensure_future(_one_step(trainer, batcher, publisher, after_step))
+    making = asyncio.ensure_future(step)
     try:
-        await asyncio.shield(step)
+        await asyncio.shield(making)
     except asyncio.CancelledError:
         await batcher.end(Stopped())
-        await asyncio.wait([step])
+        await asyncio.wait([making])
         raise

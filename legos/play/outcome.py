@@ -103,7 +103,10 @@ def episode_after(
     elif isinstance(ending, Void):
         play.notes.append(f"void: {text_of(ending)}")
         return episode_of(play, {}, void=True)
-    return episode_of(play, {}, error=_story(raised), failure=_failure_of(ending))
+    failure: Failure = "endpoint" if isinstance(ending, EndpointError) else "failed"
+    if isinstance(ending, PlayTimeoutError):
+        failure = "timed_out"
+    return episode_of(play, {}, error=_story(raised), failure=failure)
 
 
 def _regular_rewards(
@@ -141,13 +144,6 @@ def _own_line(error: Exception) -> str:
         if not Path(frame.f_code.co_filename).is_relative_to(HOME)
     ]
     return "".join(traceback.StackSummary.extract(iter(own[-1:])).format())
-
-
-def _failure_of(ending: Exception) -> Failure:
-    """The kind of failure of a play."""
-    if isinstance(ending, PlayTimeoutError):
-        return "timed_out"
-    return "endpoint" if isinstance(ending, EndpointError) else "failed"
 
 
 def _cause(error: Exception) -> Exception:

@@ -3,12 +3,11 @@
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 from legos.arena.playable import Playable
@@ -217,7 +216,14 @@ class Watch:
 
 
 def _where(task: "asyncio.Task[Any]", arena: Playable) -> str:
-    return _line(reversed([*waiting_frames(task.get_coro())]), arena)
+    """The innermost line of the arena's own file in which a play waits, or else of any file."""
+    found = list(reversed([*waiting_frames(task.get_coro())]))
+    module = sys.modules.get(type(arena).__module__)
+    own = getattr(module, "__file__", None)
+    frame = next((f for f in found if f.f_code.co_filename == own), next(iter(found), None))
+    if frame is None:
+        return "unknown line"
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
 async def _awaited(played: Awaitable[T]) -> T:
@@ -255,14 +261,3 @@ def _close(task: "asyncio.Task[Any]") -> None:
         logger.debug("a play that was given up did not end in order", exc_info=True)
     task.add_done_callback(_retrieve)
     task.cancel()  # it resumes a coroutine that is closed, and so ends
-
-
-def _line(frames: Iterable[FrameType], arena: Playable) -> str:
-    """The innermost frame in the arena's own file, or else the innermost frame."""
-    module = sys.modules.get(type(arena).__module__)
-    own = getattr(module, "__file__", None)
-    found = list(frames)
-    frame = next((f for f in found if f.f_code.co_filename == own), next(iter(found), None))
-    if frame is None:
-        return "unknown line"
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
