@@ -13,11 +13,12 @@ from legos.chat.tools import arguments_text
 from legos.errors import RequestError
 from legos.records.message import Continuation, Filters, Prompt, Sampling, messages_or_ids
 
-__all__ = ["Dialect", "Target", "request_of", "split_adapter"]
+__all__ = ["FILTERS", "Dialect", "Target", "request_of", "split_adapter"]
 
 Dialect = Literal["legos", "vllm", "openai"]
 LARGEST_SEED = (1 << 63) - 1  # for servers other than ours
 _OF_ALL = ("top_p", "presence_penalty", "frequency_penalty")  # filters that every server knows
+FILTERS = (*_OF_ALL, "top_k", "min_p", "repetition_penalty")  # that ours and vLLM know
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,14 +86,13 @@ def request_of(prompt: Prompt, sampling: Sampling, target: Target) -> tuple[str,
         body["prompt_token_ids" if chat else "prompt"] = ids
     if sampling.tools is not None:
         body["tools"] = msgspec.json.decode(sampling.tools)
-    if sampling.max_tokens is not None:
-        body["max_tokens"] = sampling.max_tokens
-    if sampling.stop:
-        body["stop"] = list(sampling.stop)
-    if sampling.stop_ids:
-        body["stop_token_ids"] = list(sampling.stop_ids)
-    if sampling.ignore_end:
-        body["ignore_eos"] = True
+    limits = {
+        "max_tokens": sampling.max_tokens,
+        "stop": sampling.stop,
+        "stop_token_ids": sampling.stop_ids,
+        "ignore_eos": sampling.ignore_end,
+    }
+    body |= {name: value for name, value in limits.items() if value}
     body |= _extensions(sampling, chat=chat) if target.ours else {"seed": seed & LARGEST_SEED}
     body |= _filter_fields(sampling.filters, sampling.json_schema, ours=target.ours)
     return ("/chat/completions" if chat else "/completions"), body
@@ -115,8 +115,7 @@ def _filter_fields(
     """Fields that change the distribution besides the temperature."""
     fields: dict[str, Any] = {}
     if filters is not None:
-        sent = _OF_ALL if not ours else (*_OF_ALL, "top_k", "min_p", "repetition_penalty")
-        fields = {name: getattr(filters, name) for name in sent}
+        fields = {name: getattr(filters, name) for name in (FILTERS if ours else _OF_ALL)}
         if filters.logit_bias:
             fields["logit_bias"] = {str(token): bias for token, bias in filters.logit_bias}
     if json_schema is not None:

@@ -10,26 +10,12 @@ from legos.records.group import Group
 
 __all__ = ["RESERVED", "evaluation_metrics", "merged_metrics", "step_metrics", "with_children"]
 
-RESERVED = frozenset(
-    {
-        "episodes",
-        "failed",
-        "timed_out",
-        "endpoint_failed",
-        "void",
-        "turns",
-        "token_breaks",
-        "forfeit",
-        "illegal",
-        "judge_first",
-        "judge_agreement",
-        "judge_right",
-        "judge_unclear",
-        "endpoint_refused",
-        "endpoint_replaced",
-        "generated_tokens",
-    }
-)
+_COUNTS = """
+    episodes failed timed_out endpoint_failed void turns token_breaks forfeit illegal
+    judge_first judge_agreement judge_right judge_unclear
+    endpoint_refused endpoint_replaced generated_tokens
+"""
+RESERVED = frozenset(_COUNTS.split())
 """Names of numbers that are counted for every arena; an arena's own have other names."""
 
 _COUNTED = ("forfeit", "endpoint_refused", "endpoint_replaced")  # a play without it counts as 0

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from legos.clients.requests import FILTERS
 from legos.clients.responses import decoded
 from legos.errors import EndpointError, RequestError
 from legos.records.choices import ChoiceNode
@@ -96,12 +97,7 @@ def body_of(query: Query, prompts: Sequence[tuple[int, ...]], *, model: str) -> 
         "prompt": prompts,
         "max_tokens": query.max_tokens,
         "temperature": query.temperature,
-        "top_p": filters.top_p,
-        "top_k": filters.top_k,
-        "min_p": filters.min_p,
-        "presence_penalty": filters.presence_penalty,
-        "frequency_penalty": filters.frequency_penalty,
-        "repetition_penalty": filters.repetition_penalty,
+        **{name: getattr(filters, name) for name in FILTERS},
         "logprobs": query.num_alternatives,
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,

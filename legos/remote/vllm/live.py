@@ -4,7 +4,7 @@ The publisher announces an adapter once the server has it. A request gets its na
 from the server's own list, which may hold adapters of other runs.
 """
 
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -30,16 +30,15 @@ class ServedModel:
 
 
 class LiveAdapters:
-    """The live adapters of one server, for the requests and the publisher of one event loop."""
+    """The live adapters of one server, for the requests and the publisher of one event loop.
+
+    Attributes:
+        newest: name of each adapter -> what answers for it.
+    """
 
     def __init__(self) -> None:
-        self._newest: dict[str, ServedModel] = {}
+        self.newest: dict[str, ServedModel] = {}
         self._older: list[ServedModel] = []  # replaced; a request may still use them
-
-    @property
-    def newest(self) -> Mapping[str, ServedModel]:
-        """Name of each adapter -> what answers for it."""
-        return self._newest
 
     @contextmanager
     def use(self, adapter: str) -> Generator[ServedModel]:
@@ -61,13 +60,13 @@ class LiveAdapters:
     def announce(self, served: ServedModel) -> None:
         """New requests for this name use this adapter; the former one is kept while it is used."""
         name = BASE if served.adapter is None else served.adapter.name
-        if name in self._newest:
+        if name in self.newest:
             self.withdraw(name)
-        self._newest[name] = served
+        self.newest[name] = served
 
     def withdraw(self, name: str) -> None:
         """New requests for this name are refused; its last version is kept while it is used."""
-        former = self._newest.pop(name)
+        former = self.newest.pop(name)
         if former.adapter is not None:  # the model itself cannot be unloaded
             self._older.append(former)
 
@@ -79,9 +78,9 @@ class LiveAdapters:
 
     def _find(self, adapter: str) -> ServedModel:
         name = adapter_name(adapter)
-        live = self._newest.get(name)
+        live = self.newest.get(name)
         if live is None:
-            hint = did_you_mean(name, self._newest)
+            hint = did_you_mean(name, self.newest)
             raise RequestError(f"adapter {adapter!r} is not live in the vLLM server{hint}")
         older = (one for one in self._older if one.adapter and one.adapter.name == name)
         for served in (live, *older):
