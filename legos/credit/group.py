@@ -37,7 +37,10 @@ def group_centered(rewards: Floats) -> Floats:
 
     Source: Dr. GRPO, arXiv:2503.20783 (no division by the group's deviation).
     """
-    _need_two(rewards)
+    if len(rewards) < 2:
+        raise RecordError(
+            f"a group of {len(rewards)} has no other play to compare with; expected 2 or more"
+        )
     if rewards.min() == rewards.max():  # the mean may differ from them by a rounding error
         return np.zeros_like(rewards)
     return rewards - rewards.mean()
@@ -120,10 +123,3 @@ def DrGRPOCredit() -> GroupCredit:  # noqa: N802 - reads as what it makes
 def RLOOCredit() -> GroupCredit:  # noqa: N802 - reads as what it makes
     """Reward minus the mean of the other plays of the group."""
     return GroupCredit(leave_one_out)
-
-
-def _need_two(rewards: Floats) -> None:
-    if len(rewards) < 2:
-        raise RecordError(
-            f"a group of {len(rewards)} has no other play to compare with; expected 2 or more"
-        )

@@ -89,7 +89,7 @@ class Buffer:
             scored: False: it cannot be taken yet; ``score`` follows at once.
         """
         self._ledger.generated += group.tokens_generated
-        self._ledger.discard(group.tokens_discarded)
+        self._ledger.discarded.update(group.tokens_discarded)
         kept, left_out = self._select(group)
         self._ledger.filtered.update(left_out)
         if scored:
@@ -152,7 +152,7 @@ class Buffer:
     def discard_rest(self, reason: str) -> None:
         """Record the remaining tokens as discarded for a reason; they will not be trained on."""
         if tokens := sum(group.num_tokens for group in self.queued):
-            self._ledger.discard({reason: tokens})
+            self._ledger.discarded[reason] += tokens
         self._unscored.clear()
         self._set(())
 

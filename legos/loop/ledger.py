@@ -33,10 +33,6 @@ class Ledger:
         """Tokens that were trained on."""
         return self.trained_by.total()
 
-    def discard(self, reasons: Mapping[str, int]) -> None:
-        """Add tokens that never became samples."""
-        self.discarded.update(reasons)
-
     def lose(self, reason: str, tokens: int) -> None:
         """Add tokens that were generated but reach no batch, and are counted nowhere else."""
         if tokens:
@@ -93,7 +89,6 @@ class Ledger:
         """The counts for the checkpoint, as JSON values."""
         return {
             "generated": self.generated,
-            "trained": self.trained,
             "trained_by": dict(self.trained_by),
             "filtered": dict(self.filtered),
             "discarded": dict(self.discarded),

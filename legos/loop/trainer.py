@@ -151,7 +151,7 @@ class PolicyTrainer:
         )
         left_out = reasons + future
         self.ledger.generated += group.tokens_generated
-        self.ledger.discard(group.tokens_discarded)
+        self.ledger.discarded.update(group.tokens_discarded)
         self.ledger.filtered.update(left_out)
         step = self._step([kept], left_out=left_out)
         try:

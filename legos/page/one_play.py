@@ -1,8 +1,7 @@
 """One stored play with everything that is known of it, as JSON values."""
 
 from collections.abc import Iterator, Mapping
-from itertools import count
-from typing import Any, cast
+from typing import Any
 
 from msgspec import UNSET, to_builtins
 
@@ -12,14 +11,18 @@ from legos.run.episodes import StoredEpisode, StoredMessage, StoredSeat, StoredT
 __all__ = ["play_values"]
 
 
-def play_values(episode: StoredEpisode, numbers: Iterator[int] | None = None) -> dict[str, Any]:
+def play_values(number: int, episode: StoredEpisode) -> dict[str, Any]:
     """A play with its turns, which are numbered as ``turns_of`` lists them.
 
     Args:
+        number: number of the play in its run.
         episode: the play.
-        numbers: numbers of its turns; None: from 0.
     """
-    numbers, whole = numbers or count(), cast("Mapping[str, Any]", to_builtins(episode))
+    return {"number": number, **_values(episode, iter(range(1 << 30)))}
+
+
+def _values(episode: StoredEpisode, numbers: Iterator[int]) -> dict[str, Any]:
+    whole: Mapping[str, Any] = to_builtins(episode)
     return {
         **{name: value for name, value in whole.items() if name not in ("seats", "children")},
         "seed": str(episode.seed),  # a browser's numbers have 53 bits
@@ -27,7 +30,7 @@ def play_values(episode: StoredEpisode, numbers: Iterator[int] | None = None) ->
         "returns": {seat.role: episode.returned(seat) or 0.0 for seat in episode.seats},
         "seats": [_seat(seat) for seat in episode.seats],
         "turns": [_turn(seat, index, next(numbers)) for seat, index in in_order(episode)],
-        "children": [play_values(child, numbers) for child in episode.children],
+        "children": [_values(child, numbers) for child in episode.children],
     }
 
 

@@ -16,6 +16,7 @@ from legos.page.overview import row_of
 from legos.page.run_view import RunView
 from legos.page.samples import sample_plays, shortened
 from legos.run.key_figures import before_and_after, key_figures
+from legos.run.reader import RunReader
 
 __all__ = ["report_values"]
 
@@ -89,15 +90,18 @@ def _lacks(run: RunView, row: Mapping[str, Any]) -> Iterator[str]:
 
 def _plays(run: RunView, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Sample plays; what cannot be read of them is added to what the run lacks."""
+    reader = RunReader(run.folder)
     try:
-        found = sample_plays(run)
+        found = sample_plays(reader)
     except CheckpointError as error:
+        found = []
         row["missing"].append(str(error))
-        return
-    if damaged := run.plays.damaged:
-        row["missing"].append(f"episodes.jsonl: {len(damaged)} damaged lines are left out")
-    if not found:
-        row["missing"].append("no play of the run is stored")
+    else:
+        row["missing"] += [each for each in reader.problems if each not in row["missing"]]
+        if not found:
+            row["missing"].append("no play of the run is stored")
+    finally:
+        reader.close()
     for sample in found:
         yield sample._asdict()
 
