@@ -7,9 +7,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from legos.records.episode import Episode
 from legos.records.group import Group
-from legos.records.sample import Sample
 from legos.run.kept import kept_plays
 
 __all__ = ["groups_from_json", "groups_to_json"]
@@ -42,23 +40,15 @@ def groups_to_json(
 
 
 def groups_from_json(stored: Sequence[Mapping[str, Any]]) -> list[Group]:
-    """Restore the groups that ``groups_to_json`` stored, with the tokens of their samples."""
-    groups: list[Group] = []
-    for item in stored:
-        samples = msgspec.convert(item["samples"], tuple[Sample, ...])
-        tokens = sum(len(sample.positions) for sample in samples)
-        empty = msgspec.convert(
-            {**item, "samples": [], "episodes": [], "tokens_generated": 0}, Group
-        )
-        episodes = _episodes(item.get("episodes", ()))
-        groups.append(replace(empty, samples=samples, episodes=episodes, tokens_generated=tokens))
-    return groups
+    """Restore the groups that ``groups_to_json`` stored."""
+    return [_group(item) for item in stored]
 
 
-def _episodes(stored: Sequence[Any]) -> tuple[Episode, ...]:
-    """Restore episodes; returns none if a field holds a value of another type than declared."""
+def _group(item: Mapping[str, Any]) -> Group:
+    """A group; without its plays if a field of one has a value of another type than declared."""
     try:
-        return msgspec.convert(stored, tuple[Episode, ...])
+        return msgspec.convert(item, Group)
     except msgspec.ValidationError as error:
+        group = msgspec.convert({**item, "episodes": ()}, Group)
         logger.warning("plays in the checkpoint will not be in the run's episodes: %s", error)
-        return ()
+        return group
