@@ -143,16 +143,13 @@ def shares(mix: Sequence[str]) -> dict[str, Any]:
     """
     settings: dict[str, Any] = {}
     for text in mix:
-        name, equals, share = text.rpartition("=")
+        name, _, share = text.rpartition("=")
         try:
-            value = float(share)
+            value = float(share if name else "")
         except ValueError:
-            equals = ""
-            value = 0.0
-        if not (name and equals):
             raise ConfigError(
                 f"--mix is {text!r}; expected an arena and its share, such as --mix nim=0.5"
-            )
+            ) from None
         key = f"mix.{name}.share"
         if key in settings:
             raise ConfigError(
