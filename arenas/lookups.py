@@ -9,34 +9,11 @@ __all__ = ["KINDS", "LEVELS", "RULES", "WORDS", "Puzzle", "make_puzzle"]
 
 KINDS = ("simple", "compositional", "multi_step", "recursive")
 LEVELS = ("easy", "medium", "hard")
-WORDS = (
-    "amber",
-    "birch",
-    "cedar",
-    "delta",
-    "ember",
-    "frost",
-    "grove",
-    "heron",
-    "ivory",
-    "jade",
-    "karma",
-    "lotus",
-    "maple",
-    "nylon",
-    "olive",
-    "pearl",
-    "quartz",
-    "raven",
-    "slate",
-    "topaz",
-    "umber",
-    "velvet",
-    "willow",
-    "xenon",
-    "yarrow",
-    "zinc",
-)
+_WORDS = """
+    amber birch cedar delta ember frost grove heron ivory jade karma lotus maple nylon olive
+    pearl quartz raven slate topaz umber velvet willow xenon yarrow zinc
+"""
+WORDS = tuple(_WORDS.split())
 RULES = {
     "simple": "LOOKUP[word] tells a word's number.",
     "compositional": "LOOKUP[word] tells a word's number. COMPUTE[2 + 3] tells a value.",
