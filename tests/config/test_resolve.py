@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from legos.config.play import MixedArena
-from legos.config.removed import REMOVED
+from legos.config.removed import removed
 from legos.config.resolve import knobs, read_config, resolve
 from legos.config.schema import RunConfig, TrainingConfig
 from legos.errors import ConfigError
@@ -152,8 +152,8 @@ def test_a_removed_setting_is_refused_with_what_replaces_it() -> None:
 
 
 def test_no_setting_of_today_was_removed() -> None:
-    assert not REMOVED.keys() & {name.rpartition(".")[2] for name in knobs()}
-    assert not REMOVED.keys() & MixedArena.model_fields.keys()
+    assert not removed().keys() & {name.rpartition(".")[2] for name in knobs()}
+    assert not removed().keys() & MixedArena.model_fields.keys()
 
 
 def test_large_models_get_no_advice_meant_for_the_built_in_one() -> None:
