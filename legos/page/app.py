@@ -1,9 +1,8 @@
 """The FastAPI application of the page: its files, and the runs as JSON."""
 
-from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, FastAPI, Query
 from fastapi.exceptions import RequestValidationError
@@ -91,7 +90,9 @@ def _run_router(runs: ShownRuns) -> APIRouter:
 
     @router.get("/health")
     def of_health(run: str) -> Response:
-        return _whole(runs.get(run), health)
+        view = runs.get(run)
+        with view.lock:
+            return answer(health(view.read()))
 
     @router.get("/timeline")
     def of_time(run: str, steps: Annotated[int, Query(ge=1, le=2000)] = 40) -> Response:
@@ -100,8 +101,3 @@ def _run_router(runs: ShownRuns) -> APIRouter:
             return answer(timeline(view.read(), steps=steps))
 
     return router
-
-
-def _whole(run: RunView, view: Callable[[RunView], dict[str, Any]]) -> Response:
-    with run.lock:
-        return answer(view(run.read()))

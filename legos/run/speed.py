@@ -7,6 +7,8 @@ from legos.records.names import LAG
 
 __all__ = ["Speed"]
 
+_WORKED = "worked_seconds_total"  # what the engine has computed, where it reports that
+
 
 class Speed:
     """Measures each step from the end of the step before it."""
@@ -31,7 +33,7 @@ class Speed:
 
     def begin(self) -> None:
         """Measure the next step from now."""
-        self._ended, self._engine_s = self._clock(), _worked_s(self._stats())
+        self._ended, self._engine_s = self._clock(), self._stats().get(_WORKED, 0.0)
 
     def of_step(self, groups: Sequence[Group], trained_s: float) -> dict[str, float]:
         """Speed of the step that ends, shares of idle time, and how far servers lag.
@@ -54,8 +56,3 @@ class Speed:
             "loop/trainer_idle_share": max(0.0, 1.0 - trained_s / seconds),
             **{f"publish/{name}": n for name, n in stats.items() if name.startswith(LAG)},
         }
-
-
-def _worked_s(stats: Mapping[str, float]) -> float:
-    """Seconds that the engine has computed; 0 where it does not report them."""
-    return stats.get("worked_seconds_total", 0.0)

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from operator import eq
 from pathlib import Path
 from typing import Any, Literal
 
@@ -95,12 +96,8 @@ def start_wandb(
     if (folder / "config.toml").is_file():
         run.save(str(folder / "config.toml"), base_path=str(folder), policy="now")
     for file in files:
-        run.log_code(str(file.parent), include_fn=partial(_is_file, f"{file}"))
+        run.log_code(str(file.parent), include_fn=partial(eq, f"{file}"))
     return run
-
-
-def _is_file(wanted: str, path: str) -> bool:
-    return path == wanted
 
 
 def kill_service() -> None:
