@@ -4,8 +4,10 @@ import platform
 import re
 import shlex
 from collections.abc import Iterator
+from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from string import Template
 from typing import Literal
 
 from huggingface_hub import EvalResult, ModelCardData, try_to_load_from_cache
@@ -30,6 +32,7 @@ _USES: dict[ExportFormat, str] = {
     "peft": "vllm serve {base} --enable-lora --lora-modules {name}=.",
     "fused": 'uv run legos chat --model . --prompt "..."',
 }
+_CARD = resources.files("legos.apps") / "templates" / "model_card.md"
 _VERSIONS = ("mlx", "mlx-lm", "torch", "transformers")
 
 
@@ -78,31 +81,17 @@ def model_card(run: RunReader, adapter: Adapter, form: ExportFormat) -> str:
     use = _USES[form].format(base=shown_base, name=run.name)
     if base == BUILTIN and form != "fused":  # which only legos can name
         use = "uv run legos serve --model builtin --adapter ."
-    what = "A model with merged LoRA" if form == "fused" else "A LoRA adapter"
-    return f"""---
-{data}
----
-
-# {run.name}
-
-{what}, trained in {arena} with legos.
-
-{_table(("", ""), facts)}
-## Evaluation
-
-{_evaluation(evaluations, figures, adapter.version)}
-## Use
-
-```
-{use}
-```
-
-## Training
-
-```
-{command}
-```
-"""
+    given = {
+        "data": data,
+        "name": run.name,
+        "what": "A model with merged LoRA" if form == "fused" else "A LoRA adapter",
+        "arena": arena,
+        "facts": _table(("", ""), facts),
+        "evaluation": _evaluation(evaluations, figures, adapter.version),
+        "use": use,
+        "command": command,
+    }
+    return Template(_CARD.read_text(encoding="utf-8")).substitute(given)
 
 
 def _facts(config: RunSettings, newest: Metrics, adapter: Adapter) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,7 @@
 """``legos report``: write what runs have done into one file to keep or to send."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,16 +37,17 @@ def report(
         CheckpointError: a run is not found, or a file cannot be written.
         ConfigError: no run was named, ``out`` is no HTML file, or a library is missing.
     """
-    views = list(ShownRuns(runs).all().values()) if runs else []
-    if not views:
+    if not runs:
         raise ConfigError(
             "report needs a run: `legos report RUN`; `legos runs` lists those in runs/"
         )
-    if out is None:
-        out = Path(f"report-{views[0].folder.path.name}.html" if len(views) == 1 else "report.html")
-    if out.suffix not in (".html", ".htm"):
+    if out is not None and out.suffix not in (".html", ".htm"):
         raise ConfigError(f"--out is {out}; expected the name of a web page, such as report.html")
-    values = report_values(views)
+    with closing(ShownRuns(runs)) as shown:
+        values = report_values([*shown.all().values()])
+    if out is None:
+        folders = [Path(run["folder"]).name for run in values["runs"]]
+        out = Path(f"report-{folders[0]}.html" if len(folders) == 1 else "report.html")
     text = report_html(values, plotly=plotly)
     write_file(out, text)
     pictures = [] if images is None else write_images(values, out, images)

@@ -68,8 +68,8 @@ def replay(
     Raises:
         CheckpointError: the run or the play is not found, or the line is damaged.
     """
-    number, episode = EpisodesTail(find_run(run).episodes).read_one(number)
-    say(f"{number}: {heading(episode)}")
+    episode = find_run(run).episode(number)
+    say(f"{episode.number}: {heading(episode)}")
     for text in turns_of(episode, thinking=thinking, sampled=True):
         pause()
         say(text)

@@ -12,9 +12,9 @@ from starlette.staticfiles import StaticFiles
 
 from legos.errors import LegosError
 from legos.installed import adding
-from legos.page.access import PageAccess
+from legos.page.access import guard
 from legos.page.answers import answer
-from legos.page.curves import AXES, chosen_names, config_diff, metric_names, series
+from legos.page.curves import Axis, chosen_names, config_diff, metric_names, series
 from legos.page.health import health
 from legos.page.overview import overview
 from legos.page.plays import plays_router
@@ -56,7 +56,7 @@ def make_page(runs: ShownRuns, options: ServerOptions) -> FastAPI:
         return FileResponse(path, media_type="text/javascript", headers=_CACHED)
 
     app.mount("/", StaticFiles(directory=str(static), html=True))
-    app.add_middleware(PageAccess, options=options)
+    guard(app, options)
     return app
 
 
@@ -79,9 +79,7 @@ def _run_router(runs: ShownRuns) -> APIRouter:
         return answer({"names": names, "first": chosen_names(names)})
 
     @router.get("/curves")
-    def curves(run: Names, name: Names, axis: str = AXES[0]) -> Response:
-        if axis not in AXES:
-            raise Problem(400, f"axis is {axis[:50]!r}; expected one of {', '.join(AXES)}")
+    def curves(run: Names, name: Names, axis: Axis = "step") -> Response:
         return answer({"series": series(chosen(run), name[:_MOST_CURVES], axis)})
 
     @router.get("/settings")

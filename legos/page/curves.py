@@ -1,18 +1,17 @@
 """Metrics of several runs along one axis, and the settings in which the runs differ."""
 
 import re
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
-from math import isfinite
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
 
 from legos.page.run_view import RunView
 from legos.run.metrics import MetricTable
 
-__all__ = ["AXES", "chosen_names", "config_diff", "metric_names", "series"]
+__all__ = ["Axis", "chosen_names", "config_diff", "metric_names", "series"]
 
-AXES = ("step", "tokens", "minutes")
+Axis = Literal["step", "tokens", "minutes"]
 _POINTS = 2000  # of a curve
 _CHOSEN = re.compile(
     r"eval/(.*/)?(exploitability|joint_value|optimal_move_rate|reward_mean|vs_random_win"
@@ -38,54 +37,41 @@ def chosen_names(names: Sequence[str]) -> list[str]:
 
 
 def series(
-    runs: Sequence[RunView], names: Sequence[str], axis: str, *, most: int = _POINTS
+    runs: Sequence[RunView], names: Sequence[str], axis: Axis, *, most: int = _POINTS
 ) -> list[dict[str, Any]]:
     """One curve for each run and metric that it has, as JSON values.
 
     Args:
         runs: the runs.
         names: the metrics.
-        axis: one of ``AXES``.
+        axis: what the curves are over.
         most: maximum number of points of a curve.
     """
     found: list[dict[str, Any]] = []
     for run in runs:
         with run.lock:
             run.read()
-            places = _Axis(run.metrics, axis)
             for name in names:
                 columns = run.evaluations if name in run.evaluations else run.metrics
                 points = columns.points(name, most=most)
                 if points:
-                    xs = [places.at(step) for step, _ in points]
-                    ys = [value for _, value in points]
+                    steps, ys = map(list, zip(*points, strict=True))
+                    xs = _places(run.metrics, axis, steps)
                     found.append({"run": run.name, "name": name, "x": xs, "y": ys})
     return found
 
 
-class _Axis:
-    """Where the steps of a run stand on an axis."""
-
-    def __init__(self, metrics: MetricTable, axis: str) -> None:
-        self._steps: list[int] = metrics["step"].tolist() if metrics else []
-
-        def column(name: str) -> list[float]:
-            return metrics[name].tolist() if name in metrics else []
-
-        values: Iterable[float] | None = None
-        if axis == "tokens":
-            values = column("tokens_generated")
-        elif axis == "minutes":
-            seconds = column("loop/seconds_per_step")
-            values = accumulate(s / 60 if isfinite(s) else 0.0 for s in seconds)
-        self._places = None if values is None else [v if isfinite(v) else None for v in values]
-
-    def at(self, step: int) -> float | None:
-        """The place of a step; None: it is unknown."""
-        if self._places is None or step == 0:
-            return step
-        index = bisect_right(self._steps, step) - 1
-        return self._places[index] if 0 <= index < len(self._places) else None
+def _places(metrics: MetricTable, axis: Axis, steps: Sequence[int]) -> Sequence[float]:
+    """Where steps stand on an axis; NaN where that is unknown."""
+    if axis == "step":
+        return steps
+    name = "tokens_generated" if axis == "tokens" else "loop/seconds_per_step"
+    values = metrics[name] if name in metrics else np.full(metrics.num_steps, np.nan)
+    if axis == "minutes" and name in metrics:
+        values = np.where(np.isfinite(values), values, 0.0).cumsum() / 60
+    known = metrics["step"] if metrics else ()
+    at = np.searchsorted(known, steps, side="right")
+    return np.where(np.array(steps) == 0, 0.0, np.array([np.nan, *values])[at]).tolist()
 
 
 def config_diff(runs: Sequence[RunView], *, all_chosen: bool = False) -> list[dict[str, Any]]:

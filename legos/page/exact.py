@@ -12,8 +12,9 @@ from legos.games.solve import move_values
 from legos.run.episodes import StoredEpisode, turns_of
 from legos.wiring.arena import make_arena
 
-__all__ = ["Moves", "Solved", "SolvedGames"]
+__all__ = ["NO_SETTINGS", "Moves", "Solved", "SolvedGames"]
 
+NO_SETTINGS = "the settings of the run cannot be read"
 MAX_STATES = 20_000
 Moves = list[dict[str, Any]]
 Solved = dict[tuple[str, str], Moves]
@@ -27,7 +28,7 @@ class SolvedGames:
         self._solved: dict[tuple[str, str], Solved | str] = {}
         self._lock = Lock()
 
-    def values_in(self, config: RunConfig, episode: StoredEpisode) -> dict[str, Any]:
+    def values_in(self, config: RunConfig | None, episode: StoredEpisode) -> dict[str, Any]:
         """The value and the optimal probability of each move, for each turn at a known position.
 
         Only arenas that are installed are solved: a file that a run names might belong to others.
@@ -46,18 +47,17 @@ class SolvedGames:
                 turns[number] = moves
         return {"turns": turns, "why": None}
 
-    def solution(self, config: RunConfig, arena: str) -> "Solved | str":
+    def solution(self, config: RunConfig | None, arena: str) -> "Solved | str":
         """The moves of every position of an arena of a run; or why there are none."""
+        if config is None:
+            return NO_SETTINGS
         one = config.arenas.get(arena)
         if one is None or ":" in arena:
             return f"{arena} is no game that is installed here"
-        return self._solution(arena, one.play.options)
-
-    def _solution(self, name: str, options: dict[str, Any]) -> "Solved | str":
-        key = name, repr(options)
+        key = arena, repr(one.play.options)
         with self._lock:
             if key not in self._solved:
-                self._solved[key] = _solve(name, options)
+                self._solved[key] = _solve(arena, one.play.options)
             return self._solved[key]
 
 

@@ -1,7 +1,6 @@
 """What was wrong in the steps of a run: alarms, skipped steps, lost tokens, memory."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from legos.losses.alarms import alarms
@@ -18,22 +17,11 @@ _POINTS = 500  # of a chart
 _LOST = ("filtered", "discarded")
 
 
-@dataclass(slots=True)
-class _History:
-    """The steps in which a metric has reached a level."""
-
-    level: str
-    metric: str
-    text: str  # of the newest such step
-    count: int
-    spans: list[list[int]]  # first and last step of each run of steps
-
-
 class AlarmHistory:
     """The alarms of all steps that were read."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, str], _History] = {}
+        self._found: dict[tuple[str, str], dict[str, Any]] = {}
         self._step = 0
 
     def add(self, line: "Metrics") -> None:
@@ -41,25 +29,21 @@ class AlarmHistory:
         before, self._step = self._step, int(line["step"] or 0)
         for alarm in alarms(line, list(_prefixes(line))):
             key = alarm.metric, alarm.level
-            known = self._found.setdefault(key, _History(alarm.level, alarm.metric, "", 0, []))
-            known.text = alarm.text
-            known.count += 1
-            if known.spans and known.spans[-1][1] == before:
-                known.spans[-1][1] = self._step
+            if key not in self._found:
+                self._found[key] = {"level": alarm.level, "metric": alarm.metric, "count": 0}
+                self._found[key]["spans"] = []
+            known = self._found[key]
+            known |= {"text": alarm.text, "count": known["count"] + 1}
+            spans: list[list[int]] = known["spans"]  # first and last step of each run of steps
+            if spans and spans[-1][1] == before:
+                spans[-1][1] = self._step
             else:
-                known.spans.append([self._step, self._step])
+                spans.append([self._step, self._step])
 
     def listed(self) -> list[dict[str, Any]]:
         """Each alarm with its steps: those of the newest step first, errors before warnings."""
         rows = [
-            {
-                "level": each.level,
-                "metric": each.metric,
-                "text": each.text,
-                "count": each.count,
-                "spans": each.spans[-_LAST:],
-                "now": each.spans[-1][1] == self._step,
-            }
+            {**each, "spans": each["spans"][-_LAST:], "now": each["spans"][-1][1] == self._step}
             for each in self._found.values()
         ]
         return sorted(rows, key=lambda row: (not row["now"], row["level"] != "error"))
@@ -110,6 +94,6 @@ def health(run: "RunView") -> dict[str, Any]:
         "reasons": sorted(reasons, key=lambda row: -(row["tokens"] or 0)),
         "memory": {
             "peak": metrics.points("memory/peak_gib", most=_POINTS),
-            "limit_gib": run.setting("training.memory_limit_gib"),
+            "limit_gib": run.settings.get("training.memory_limit_gib"),
         },
     }

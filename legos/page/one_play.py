@@ -1,7 +1,8 @@
 """One stored play with everything that is known of it, as JSON values."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from itertools import count
+from typing import Any, cast
 
 from msgspec import UNSET, to_builtins
 
@@ -11,18 +12,14 @@ from legos.run.episodes import StoredEpisode, StoredMessage, StoredSeat, StoredT
 __all__ = ["play_values"]
 
 
-def play_values(number: int, episode: StoredEpisode) -> dict[str, Any]:
+def play_values(episode: StoredEpisode, numbers: Iterator[int] | None = None) -> dict[str, Any]:
     """A play with its turns, which are numbered as ``turns_of`` lists them.
 
     Args:
-        number: number of the play in its run.
         episode: the play.
+        numbers: numbers of its turns; None: from 0.
     """
-    return {"number": number, **_values(episode, iter(range(1 << 30)))}
-
-
-def _values(episode: StoredEpisode, numbers: Iterator[int]) -> dict[str, Any]:
-    whole: Mapping[str, Any] = to_builtins(episode)
+    numbers, whole = numbers or count(), cast("Mapping[str, Any]", to_builtins(episode))
     return {
         **{name: value for name, value in whole.items() if name not in ("seats", "children")},
         "seed": str(episode.seed),  # a browser's numbers have 53 bits
@@ -30,7 +27,7 @@ def _values(episode: StoredEpisode, numbers: Iterator[int]) -> dict[str, Any]:
         "returns": {seat.role: episode.returned(seat) or 0.0 for seat in episode.seats},
         "seats": [_seat(seat) for seat in episode.seats],
         "turns": [_turn(seat, index, next(numbers)) for seat, index in in_order(episode)],
-        "children": [_values(child, numbers) for child in episode.children],
+        "children": [play_values(child, numbers) for child in episode.children],
     }
 
 

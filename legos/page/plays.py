@@ -8,19 +8,18 @@ from starlette.responses import Response
 
 from legos.errors import CheckpointError, ModelError
 from legos.page.answers import answer
-from legos.page.exact import SolvedGames
+from legos.page.exact import NO_SETTINGS, SolvedGames
 from legos.page.one_play import play_values
 from legos.page.pieces import Pieces
 from legos.page.play_search import PlayQuery, group_of, row_values, same_task
 from legos.page.policy import answers_over_steps, optimal_moves
 from legos.page.run_view import RunView
 from legos.page.shown import ShownRuns
-from legos.run.episodes import EpisodesTail, StoredEpisode
+from legos.run.episodes import StoredEpisode
 from legos.server.problems import Problem
 
 __all__ = ["plays_router"]
 
-_NO_SETTINGS = "the settings of the run cannot be read"
 _BESIDE = 64  # plays of the same group
 _POSITIONS = 24  # that are shown of a policy
 _STEPS = 24  # plays of the same task
@@ -38,10 +37,10 @@ def plays_router(runs: ShownRuns) -> APIRouter:
     """The requests, which begin with /plays."""
     router, texts, games = APIRouter(), Pieces(), SolvedGames()
 
-    def stored(run: str, number: int) -> tuple[RunView, int, StoredEpisode]:
+    def stored(run: str, number: int) -> tuple[RunView, StoredEpisode]:
         view = runs.get(run)
         try:
-            return view, *EpisodesTail(view.folder.episodes).read_one(number)
+            return view, view.folder.episode(number)
         except CheckpointError as error:
             raise Problem(404, str(error)) from error
 
@@ -51,8 +50,9 @@ def plays_router(runs: ShownRuns) -> APIRouter:
 
     @router.get("/plays/{number}")
     def one(run: str, number: int) -> Response:
-        view, number, episode = stored(run, number)
-        values = play_values(number, episode)
+        view, episode = stored(run, number)
+        values = play_values(episode)
+        number = values["number"]
         waiting, _ = view.refresh_plays()
         group = group_of(view.plays, number, most=_BESIDE)
         others = same_task(view.plays, number, most=_STEPS)
@@ -65,10 +65,10 @@ def plays_router(runs: ShownRuns) -> APIRouter:
 
     @router.get("/plays/{number}/pieces")
     def pieces(run: str, number: int) -> Response:
-        view, _, episode = stored(run, number)
+        view, episode = stored(run, number)
         config = view.read().config
         if config is None:
-            return answer({"turns": None, "why": _NO_SETTINGS})
+            return answer({"turns": None, "why": NO_SETTINGS})
         try:
             return answer({"turns": texts.of_play(config.model, episode), "why": None})
         except ModelError as error:
@@ -76,11 +76,8 @@ def plays_router(runs: ShownRuns) -> APIRouter:
 
     @router.get("/plays/{number}/exact")
     def exact(run: str, number: int) -> Response:
-        view, _, episode = stored(run, number)
-        config = view.read().config
-        if config is None:
-            return answer({"turns": {}, "why": _NO_SETTINGS})
-        return answer(games.values_in(config, episode))
+        view, episode = stored(run, number)
+        return answer(games.values_in(view.read().config, episode))
 
     return router
 
@@ -106,7 +103,7 @@ def _policy(view: RunView, games: SolvedGames) -> dict[str, Any]:
     waiting, _ = view.refresh_plays()
     positions: list[dict[str, Any]] = []
     for position in view.plays.most_played_positions(_POSITIONS):
-        solved = games.solution(config, position.arena) if config else _NO_SETTINGS
+        solved = games.solution(config, position.arena)
         positions.append({**position._asdict(), "optimal": optimal_moves(position, solved)})
     tasks = answers_over_steps(view.plays)
     return {"positions": positions, "tasks": tasks, "waiting": waiting}

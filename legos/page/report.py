@@ -16,7 +16,6 @@ from legos.page.overview import row_of
 from legos.page.run_view import RunView
 from legos.page.samples import sample_plays, shortened
 from legos.run.key_figures import before_and_after, key_figures
-from legos.run.reader import RunReader
 
 __all__ = ["report_values"]
 
@@ -90,18 +89,15 @@ def _lacks(run: RunView, row: Mapping[str, Any]) -> Iterator[str]:
 
 def _plays(run: RunView, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Sample plays; what cannot be read of them is added to what the run lacks."""
-    reader = RunReader(run.folder)
     try:
-        found = sample_plays(reader)
+        found = sample_plays(run)
     except CheckpointError as error:
-        found = []
         row["missing"].append(str(error))
-    else:
-        row["missing"] += [each for each in reader.problems if each not in row["missing"]]
-        if not found:
-            row["missing"].append("no play of the run is stored")
-    finally:
-        reader.close()
+        return
+    if damaged := run.plays.damaged:
+        row["missing"].append(f"episodes.jsonl: {len(damaged)} damaged lines are left out")
+    if not found:
+        row["missing"].append("no play of the run is stored")
     for sample in found:
         yield sample._asdict()
 

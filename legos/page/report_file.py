@@ -9,6 +9,7 @@ from importlib import resources
 from importlib.util import find_spec
 from os.path import normpath
 from pathlib import Path
+from string import Template
 from typing import Any, Literal
 
 import msgspec
@@ -20,7 +21,8 @@ __all__ = ["Plotly", "report_html"]
 
 Plotly = Literal["inline", "cdn", "none"]
 
-_STATIC = resources.files("legos.page") / "static"
+_PAGE = resources.files("legos.page")
+_STATIC = _PAGE / "static"
 _IMPORT = re.compile(r'(\bfrom ")(\.{1,2}/[^"]+)(";)')
 _CDN = "https://cdn.plot.ly/plotly-3.7.0.min.js"
 
@@ -54,27 +56,9 @@ def report_html(values: Mapping[str, Any], *, plotly: Plotly | None = None) -> s
         library = f"<script>{scripts[-1]}</script>"
     for script in scripts:
         allowed += f" 'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'"
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src {allowed}; \
-style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'">
-<title>{title} · legos</title>
-<style>{style}</style>
-<script type="importmap">{scripts[0]}</script>
-{library}
-</head>
-<body>
-<main id="main"></main>
-<noscript>This report needs JavaScript, all of which is in this file.</noscript>
-<script type="application/json" id="values">{data}</script>
-<script type="module">{scripts[1]}</script>
-</body>
-</html>
-"""
+    page = (_PAGE / "report.html").read_text(encoding="utf-8")
+    given = {"title": title, "style": style, "data": data, "library": library, "allowed": allowed}
+    return Template(page).substitute(given, modules=scripts[0], start=scripts[1])
 
 
 def _import_map() -> str:

@@ -1,11 +1,8 @@
 """One run as the page shows it: what was read of its files so far, and what is new."""
 
-from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
 from threading import RLock
 from time import monotonic
-from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from legos.config.resolve import read_config, settings_of
 from legos.config.schema import RunConfig
@@ -20,19 +17,6 @@ from legos.run.metrics import MetricTable, MetricTail
 __all__ = ["RunView"]
 
 _INDEXING_S = 0.25  # seconds that one request indexes for
-_Given = ParamSpec("_Given")
-_Result = TypeVar("_Result")
-
-
-def _one_at_a_time(
-    method: Callable[Concatenate["RunView", _Given], _Result],
-) -> Callable[Concatenate["RunView", _Given], _Result]:
-    @wraps(method)
-    def locked(self: "RunView", *args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
-        with self.lock:
-            return method(self, *args, **kwargs)
-
-    return locked
 
 
 class RunView:
@@ -62,28 +46,27 @@ class RunView:
         self.config_text = ""
         self._config_of: tuple[int, int] | None = None  # time and size of the file that was read
         self._config_problem: str | None = None
-        self._plays: PlayIndex | None = None
+        self.plays = PlayIndex(self.folder)
         self.alarms = AlarmHistory()
         self.metrics = self.evaluations = MetricTable({})
         self._steps = MetricTail(self.folder.metrics, steps_alone=True)
         self._evaluated = MetricTail(self.folder.evaluations)
         self._unreadable: list[str] = []
 
-    @_one_at_a_time
     def read(self) -> "RunView":
         """Read what is new in the settings and the metrics; returns itself.
 
         Of a folder that is not there any more, what was read stays.
         """
-        if not self.exists:
-            return self
-        self._unreadable = []
-        for read in (self._read_metrics, self._read_evaluations):
-            try:
-                read()
-            except CheckpointError as error:
-                self._unreadable.append(str(error))
-        self._read_config()
+        with self.lock:
+            if self.exists:
+                self._unreadable = []
+                for read in (self._read_metrics, self._read_evaluations):
+                    try:
+                        read()
+                    except CheckpointError as error:
+                        self._unreadable.append(str(error))
+                self._read_config()
         return self
 
     def _read_metrics(self) -> None:
@@ -95,13 +78,6 @@ class RunView:
 
     def _read_evaluations(self) -> None:
         self.evaluations = self._evaluated.read()
-
-    @property
-    def plays(self) -> PlayIndex:
-        """The index of its stored plays, which is opened when it is asked for."""
-        with self.lock:
-            self._plays = self._plays or PlayIndex(self.folder)
-            return self._plays
 
     def refresh_plays(self) -> tuple[int, list[str]]:
         """Index new plays, a little with each request.
@@ -122,10 +98,7 @@ class RunView:
 
     def close(self) -> None:
         """Close its index."""
-        with self.lock:
-            if self._plays is not None:
-                self._plays.close()
-            self._plays = None
+        self.plays.close()
 
     @property
     def exists(self) -> bool:
@@ -172,7 +145,3 @@ class RunView:
         except (LegosError, OSError, UnicodeError, ValueError) as error:
             self.config, self.settings, self.sources, self.config_text = None, {}, {}, ""
             self._config_problem = f"settings: {error}"
-
-    def setting(self, name: str) -> Any:
-        """The value of a setting by its dotted name; None: it is not known."""
-        return self.settings.get(name)

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from legos.errors import CheckpointError
 from legos.page.one_play import play_values
+from legos.page.run_view import RunView
 from legos.run.index.rows import IndexedPlay
-from legos.run.reader import RunReader
 
 __all__ = ["Sample", "sample_plays", "shortened"]
 
@@ -23,7 +23,7 @@ class Sample(NamedTuple):
     play: Mapping[str, Any]  # as ``play_values`` gives it
 
 
-def sample_plays(run: RunReader) -> list[Sample]:
+def sample_plays(run: RunView) -> list[Sample]:
     """The best, a typical and the worst play of the first and of the last step, and a failed one.
 
     They are plays of evaluations, which have the same tasks each time, where plays of two
@@ -32,31 +32,34 @@ def sample_plays(run: RunReader) -> list[Sample]:
     Raises:
         CheckpointError: a file of plays cannot be read.
     """
+    run.plays.refresh()
     found: list[Sample] = []
     for ends in filter(None, (_ends(run, evaluation=True), _ends(run, evaluation=False))):
         steps = list(dict.fromkeys(play.step for play in ends))
         if len(steps) > 1 or not ends[0].evaluation:
             found = [each for step in steps for each in _of_step(run, step, ends[0].evaluation)]
             break
-    for number in run.search(failure=True, page=slice(0)).numbers[:1]:
+    for number in run.plays.search(failure=True, page=slice(0)).numbers[:1]:
         found += _read(run, {number: ["failed"]}, 1)
     return found
 
 
-def _ends(run: RunReader, *, evaluation: bool) -> list[IndexedPlay]:
+def _ends(run: RunView, *, evaluation: bool) -> list[IndexedPlay]:
     """The first and the last stored play that did not fail; none if there is none."""
     wanted: dict[str, Any] = {"evaluation": evaluation, "failure": False, "page": slice(1)}
     return [
-        play for order in ("oldest", "newest") for play in run.search(order=order, **wanted).plays
+        play
+        for order in ("oldest", "newest")
+        for play in run.plays.search(order=order, **wanted).plays
     ]
 
 
-def _of_step(run: RunReader, step: int | None, evaluation: bool) -> Iterator[Sample]:
+def _of_step(run: RunView, step: int | None, evaluation: bool) -> Iterator[Sample]:
     wanted: dict[str, Any] = {"step": step, "evaluation": evaluation, "failure": False}
-    plays = run.search(page=slice(_LOOKED_AT), **wanted).plays
+    plays = run.plays.search(page=slice(_LOOKED_AT), **wanted).plays
     for arena in sorted({play.arena for play in plays})[:_MOST_ARENAS]:
-        best = run.search(arena=arena, order="best", page=slice(0), **wanted).numbers
-        worst = run.search(arena=arena, order="worst", page=slice(0), **wanted).numbers
+        best = run.plays.search(arena=arena, order="best", page=slice(0), **wanted).numbers
+        worst = run.plays.search(arena=arena, order="worst", page=slice(0), **wanted).numbers
         reasons: dict[int, list[str]] = {}
         if best:
             chosen = {"best": best[0], "typical": best[len(best) // 2], "worst": worst[0]}
@@ -65,13 +68,13 @@ def _of_step(run: RunReader, step: int | None, evaluation: bool) -> Iterator[Sam
         yield from _read(run, reasons, len(best))
 
 
-def _read(run: RunReader, reasons: Mapping[int, Sequence[str]], plays: int) -> Iterator[Sample]:
+def _read(run: RunView, reasons: Mapping[int, Sequence[str]], plays: int) -> Iterator[Sample]:
     for number, why in reasons.items():
         try:
-            episode = run.episode(number)
+            episode = run.folder.episode(number)
         except CheckpointError:  # its file was removed meanwhile
             continue
-        yield Sample(", ".join(why), plays, play_values(number, episode))
+        yield Sample(", ".join(why), plays, play_values(episode))
 
 
 def shortened(play: Mapping[str, Any], most: int) -> dict[str, Any]:

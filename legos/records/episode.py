@@ -88,6 +88,12 @@ class Episode(Struct, frozen=True, kw_only=True):
         of_turns = {rollout.role: rollout.turn_rewards for rollout in self.rollouts}
         return {role: value + of_turns.get(role, 0.0) for role, value in self.rewards.items()}
 
+    @property
+    def trained_returns(self) -> list[float]:
+        """The return of each trained seat; 0 where it has none."""
+        returns = self.returns
+        return [returns.get(seat.role, 0.0) for seat in self.rollouts if seat.policy is not None]
+
     def rollout_name(self, role: str) -> str:
         """The name that the samples of a role's rollout carry."""
         return f"{self.arena}/{self.task.id}/{self.seed}/{role}"

@@ -19,7 +19,7 @@ from legos.errors import CheckpointError
 from legos.loop.trained import TrainedTurn, TrainedTurns
 from legos.records.episode import Episode, Rollout, Turn
 from legos.records.message import Message, Sampling, ToolCall
-from legos.run.play_files import NewPlays, PlayFiles
+from legos.run.play_files import NewPlays
 
 __all__ = [
     "EpisodesTail",
@@ -187,15 +187,6 @@ class EpisodesTail:
         """
         lines = self._new.read(last=last)
         return [(number, numbered_episode(self.path, number, line)) for number, line in lines]
-
-    def read_one(self, number: int) -> tuple[int, StoredEpisode]:
-        """One play, with its number; -1 is the newest.
-
-        Raises:
-            CheckpointError: there is no such play, or the line is no play.
-        """
-        number, line = PlayFiles(self.path).line(number)
-        return number, numbered_episode(self.path, number, line)
 
 
 def numbered_episode(path: Path, number: int, line: bytes) -> StoredEpisode:

@@ -29,7 +29,7 @@ from legos.files.lines import has_step_lines, rewind_lines
 from legos.loop.trained import TrainedTurns
 from legos.records.episode import Episode
 from legos.run.checkpoint import checkpoints, newest_whole, numbered
-from legos.run.episodes import episode_line, stored_episode
+from legos.run.episodes import StoredEpisode, episode_line, numbered_episode, stored_episode
 from legos.run.lock import check_unheld, check_unmoved, hold
 from legos.run.play_files import FILE_BYTES, PlayFiles
 from legos.run.settings import CONFIG, checked_settings, sealed
@@ -228,6 +228,14 @@ class RunFolder:
     def adapter_versions(self) -> dict[int, Path]:
         """The adapters of the first policy that are kept: version -> folder, in ascending order."""
         return numbered(self.adapters, _ADAPTER)
+
+    def episode(self, number: int) -> StoredEpisode:
+        """One stored play by its number; -1 is the newest.
+
+        Raises:
+            CheckpointError: there is no such play, or the line is no play.
+        """
+        return numbered_episode(self.episodes, *self.plays.line(number))
 
     def add_episodes(
         self,

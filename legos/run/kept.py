@@ -87,7 +87,7 @@ def kept_plays(groups: Sequence[Group], share: float) -> list[Episode]:
     plays = [(group, episode) for group in groups for episode in group.episodes]
     telling: set[int] = set()
     if ended := [episode for _, episode in plays if not (episode.error or episode.void)]:
-        returns = [_returns(episode) for episode in ended]
+        returns = [episode.trained_returns or [0.0] for episode in ended]
         longest = max(ended, key=lambda episode: episode.num_tokens)
         _, best = max(zip(returns, ended, strict=True), key=lambda each: max(each[0]))
         _, worst = min(zip(returns, ended, strict=True), key=lambda each: min(each[0]))
@@ -101,12 +101,3 @@ def kept_plays(groups: Sequence[Group], share: float) -> list[Episode]:
         if drawn[task] or episode.error or id(episode) in telling:
             kept.append(episode)
     return kept
-
-
-def _returns(episode: Episode) -> list[float]:
-    """The return of each trained seat; 0 where there is none."""
-    return [
-        episode.rewards.get(rollout.role, 0.0) + rollout.turn_rewards
-        for rollout in episode.rollouts
-        if rollout.policy
-    ] or [0.0]

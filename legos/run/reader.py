@@ -9,12 +9,11 @@ from legos.config.resolve import is_chosen, read_config, settings_of
 from legos.config.toml import read_sources
 from legos.run.checkpoint import checkpoint_steps
 from legos.run.ending import Standing, standing
-from legos.run.episodes import EpisodesTail, StoredEpisode, numbered_episode
+from legos.run.episodes import StoredEpisode, numbered_episode
 from legos.run.find import find_run
 from legos.run.folder import RUNS, RunFolder
 from legos.run.index.plays import FoundPlays, PlayIndex
 from legos.run.metrics import MetricTable, MetricTail
-from legos.run.play_files import PlayFiles
 from legos.stalls import Stall, read_stalls
 
 __all__ = ["FoundEpisodes", "RunReader", "RunSettings", "StoredCheckpoint", "open_run"]
@@ -54,9 +53,9 @@ class FoundEpisodes(Sequence[StoredEpisode]):
         numbers: their numbers in the run.
     """
 
-    def __init__(self, files: PlayFiles, numbers: Sequence[int]) -> None:
+    def __init__(self, folder: RunFolder, numbers: Sequence[int]) -> None:
         self.numbers = numbers
-        self._files = files
+        self._folder = folder
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -68,13 +67,13 @@ class FoundEpisodes(Sequence[StoredEpisode]):
     def __getitem__(self, at: int | slice) -> "StoredEpisode | FoundEpisodes":
         """One play; raises ``CheckpointError`` if its file was removed since the search."""
         if isinstance(at, slice):
-            return FoundEpisodes(self._files, self.numbers[at])
-        return numbered_episode(self._files.live, *self._files.line(self.numbers[at]))
+            return FoundEpisodes(self._folder, self.numbers[at])
+        return self._folder.episode(self.numbers[at])
 
     def __iter__(self) -> Iterator[StoredEpisode]:
         """The plays, without those whose file was removed since the search."""
-        for number, line in self._files.lines(self.numbers):
-            yield numbered_episode(self._files.live, number, line)
+        for number, line in self._folder.plays.lines(self.numbers):
+            yield numbered_episode(self._folder.episodes, number, line)
 
 
 class RunReader:
@@ -92,7 +91,7 @@ class RunReader:
         self.name = folder.path.resolve().name
         self._metrics = MetricTail(folder.metrics)
         self._evaluations = MetricTail(folder.evaluations)
-        self._index: PlayIndex | None = None
+        self._index = PlayIndex(folder)
 
     def __repr__(self) -> str:
         return f"<run {self.name}: {self.state}, {self.metrics.num_steps} steps>"
@@ -152,8 +151,8 @@ class RunReader:
     def problems(self) -> list[str]:
         """What could not be read so far, one line for each file."""
         found = [tail.problem for tail in (self._metrics, self._evaluations) if tail.problem]
-        if self._index is not None and self._index.damaged:
-            found.append(f"episodes.jsonl: {len(self._index.damaged)} damaged lines are left out")
+        if damaged := self._index.damaged:
+            found.append(f"episodes.jsonl: {len(damaged)} damaged lines are left out")
         return found
 
     def episodes(self, **wanted: Any) -> FoundEpisodes:
@@ -167,24 +166,20 @@ class RunReader:
             CheckpointError: a file of plays cannot be read.
         """
         found = self.search(**{"order": "oldest", **wanted}, page=slice(0))
-        return FoundEpisodes(self.folder.plays, found.numbers)
+        return FoundEpisodes(self.folder, found.numbers)
 
     def episode(self, number: int) -> StoredEpisode:
         """One play by its number; -1 is the newest; raises ``CheckpointError`` if there is none."""
-        return EpisodesTail(self.folder.episodes).read_one(number)[1]
+        return self.folder.episode(number)
 
     def search(self, **wanted: Any) -> FoundPlays:
         """What the index knows of a page of plays; arguments as for ``PlayIndex.search``."""
-        if self._index is None:
-            self._index = PlayIndex(self.folder)
         self._index.refresh()
         return self._index.search(**wanted)
 
     def close(self) -> None:
         """Close the index; the next search opens it again."""
-        if self._index is not None:
-            self._index.close()
-            self._index = None
+        self._index.close()
 
 
 def open_run(run: str | Path, parent: Path = RUNS) -> RunReader:

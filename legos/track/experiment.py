@@ -106,13 +106,8 @@ class ExperimentTracker(Tracker):
         if evaluation or step % _HISTOGRAMS_EVERY or step <= self._logged["step"]:
             return
         rollouts = [r for e in episodes for r in e.rollouts if r.policy is not None]
-        rewards = [
-            e.rewards.get(r.role, 0.0) + r.turn_rewards
-            for e in episodes
-            if not (e.error or e.void)
-            for r in e.rollouts
-            if r.policy is not None
-        ]
+        ended = [e for e in episodes if not (e.error or e.void)]
+        rewards = [reward for e in ended for reward in e.trained_returns]
         lengths = [len(turn.completion.token_ids) for r in rollouts for turn in r.turns]
         found = {"rewards": rewards, "answer_tokens": lengths, "ratios": ratios() if ratios else ()}
         self._row(
@@ -200,14 +195,7 @@ def grouped(name: str) -> str:
 
 def _reward(episode: Episode) -> float:
     """The largest return of a trained seat; the lowest number where the play failed."""
-    if episode.error or episode.void:
-        return -np.inf
-    found = [
-        episode.rewards.get(rollout.role, 0.0) + rollout.turn_rewards
-        for rollout in episode.rollouts
-        if rollout.policy is not None
-    ]
-    return max(found, default=0.0)
+    return -np.inf if episode.error or episode.void else max(episode.trained_returns, default=0.0)
 
 
 def _cells(episode: Episode) -> list[Any]:

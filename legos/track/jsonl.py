@@ -1,10 +1,10 @@
 """metrics.jsonl: a JSON object per optimiser step, with complete lines even after a crash."""
 
-import json
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
+
+import msgspec
 
 from legos.files.lines import append_whole
 from legos.protocols import Tracker
@@ -34,12 +34,8 @@ class JsonlTracker(Tracker):
         Raises:
             CheckpointError: the line cannot be written (disk full); no partial line is left.
         """
-        values = {"step": step} | {name: _finite(value) for name, value in metrics.items()}
-        append_whole(self._path, json.dumps(values, allow_nan=False).encode() + b"\n")
+        line = msgspec.json.encode({"step": step, **metrics}, enc_hook=float)  # NumPy's floats
+        append_whole(self._path, line + b"\n")
 
     def close(self) -> None:
         """Do nothing: every line is in the file."""
-
-
-def _finite(value: float | int | None) -> float | int | None:
-    return value if value is None or math.isfinite(value) else None

@@ -73,6 +73,16 @@ def test_the_program_of_the_page_on_python_runs(
     assert "optimal_move_rate" in told
 
 
+def test_the_program_of_the_page_on_ratings_shows_what_the_page_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = ROOT / "docs" / "reference" / "ratings.md"
+    runpy.run_path(str(program(page, tmp_path / "program.py")))
+    shown = re.search(r"```text\n(.*?)```", page.read_text(), re.DOTALL)
+    assert shown is not None
+    assert capsys.readouterr().out == shown[1]
+
+
 def test_every_public_name_is_on_a_page() -> None:
     pages = " ".join(page.read_text() for page in PAGES)
     assert [name for name in legos.__all__ if not re.search(rf"`[^`]*\b{name}\b", pages)] == []

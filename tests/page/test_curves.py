@@ -27,7 +27,7 @@ def test_the_axis_can_be_tokens_or_minutes(runs: Path) -> None:
     assert places["minutes"][0]["x"] == [0, 2.0]
     refused = page.get("/api/curves", params={"run": "a", "name": "loss", "axis": "miles"})
     assert refused.status_code == 400
-    assert "expected one of step, tokens, minutes" in refused.json()["error"]["message"]
+    assert "'step', 'tokens' or 'minutes'" in refused.json()["error"]["message"]
 
 
 def test_a_metric_that_is_missing_or_not_finite_leaves_a_gap(runs: Path) -> None:

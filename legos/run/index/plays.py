@@ -4,6 +4,7 @@ Plays that a resumed run has made again, and the cache of another run of the
 same name, are recognised by the newest indexed line.
 """
 
+import json
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -56,24 +57,34 @@ class PlayIndex:
     """Searches the plays of a run; any thread may call it."""
 
     def __init__(self, folder: RunFolder) -> None:
-        """Open the cache of a run, or make one: in memory where no file can be written."""
-        path = folder.path.resolve()
+        """Take the folder of a run; nothing is opened yet."""
         self._folder = folder
         self._lock = threading.RLock()
         self._new = NewPlays(folder.episodes)
         self._oldest = 1
-        self._tables = IndexTables(path.with_name(f".{path.name}.plays.sqlite3"))
+        self._open: IndexTables | None = None
+
+    @property
+    def _tables(self) -> IndexTables:
+        """The cache of the run, or a new one: in memory where no file can be written."""
+        if self._open is None:
+            path = self._folder.path.resolve()
+            self._open = IndexTables(path.with_name(f".{path.name}.plays.sqlite3"))
+        return self._open
 
     def close(self) -> None:
-        """Close the cache."""
+        """Close the cache; the next call opens it again."""
         with self._lock:
-            self._tables.close()
+            if self._open is not None:
+                self._open.close()
+            self._open = None
 
     @property
     def damaged(self) -> list[int]:
-        """Numbers of lines that are no plays."""
+        """Numbers of lines that are no plays; none before the cache is opened."""
         with self._lock:
-            return [number for (number,) in self._tables.rows("SELECT number FROM damaged")]
+            rows = self._open.rows("SELECT number FROM damaged") if self._open else ()
+            return [number for (number,) in rows]
 
     def refresh(self, seconds: float | None = None) -> int:
         """Add the plays that the run has written since.
@@ -180,35 +191,29 @@ class PlayIndex:
 
     def known(self, numbers: Sequence[int]) -> list[IndexedPlay]:
         """What the index knows of some plays, in their order, without those that it has not."""
-        found: dict[int, IndexedPlay] = {}
-        with self._lock:
-            for start in range(0, len(numbers), BATCH):
-                found |= self._known(numbers[start : start + BATCH])
-        return [found[number] for number in numbers if number in found]
-
-    def _known(self, numbers: Sequence[int]) -> dict[int, IndexedPlay]:
-        marks = ",".join("?" * len(numbers))
+        listed = [json.dumps(list(numbers))]
         seats: defaultdict[int, list[IndexedSeat]] = defaultdict(list)
-        query = f"SELECT * FROM seats WHERE number IN ({marks}) ORDER BY rowid"
-        for number, *seat in self._tables.rows(query, numbers):
-            seats[number].append(IndexedSeat._make(seat))
-        rows = self._tables.rows(f"SELECT * FROM plays WHERE number IN ({marks})", numbers)
-        return {
-            row[0]: IndexedPlay._make((*row[:2], bool(row[2]), *row[3:], seats[row[0]]))
-            for row in rows
-        }
+        among = "WHERE number IN (SELECT value FROM json_each(?))"
+        with self._lock:
+            query = f"SELECT * FROM seats {among} ORDER BY rowid"
+            for number, *seat in self._tables.rows(query, listed):
+                seats[number].append(IndexedSeat._make(seat))
+            rows = self._tables.rows(f"SELECT * FROM plays {among}", listed)
+            found = {
+                row[0]: IndexedPlay._make((*row[:2], bool(row[2]), *row[3:], seats[row[0]]))
+                for row in rows
+            }
+        return [found[number] for number in numbers if number in found]
 
     def named(self) -> dict[str, list[str]]:
         """The arenas, the roles and the players that occur: "arenas", "roles" and "seats"."""
-        columns = {"arenas": "arena FROM plays", "roles": "role FROM seats"}
-        columns["seats"] = "seat FROM seats"
+        columns = (("arena", "plays"), ("role", "seats"), ("seat", "seats"))
+        found: dict[str, list[str]] = {}
         with self._lock:
-            return {
-                name: [
-                    each for (each,) in self._tables.rows(f"SELECT DISTINCT {column} ORDER BY 1")
-                ]
-                for name, column in columns.items()
-            }
+            for column, table in columns:
+                rows = self._tables.rows(f"SELECT DISTINCT {column} FROM {table} ORDER BY 1")
+                found[f"{column}s"] = [name for (name,) in rows]
+        return found
 
     def first_of_steps(self, arena: str, task: str) -> list[int]:
         """Number of the first play of a task in each step, and in each evaluation, in order."""

@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +12,7 @@ from legos.run.index.rows import NewRows
 __all__ = ["IndexTables"]
 
 VERSION = 3  # of the tables; a cache with another one is made again
-_TABLES = """
-    CREATE TABLE plays (number INTEGER PRIMARY KEY, step INT, evaluation INT, arena TEXT, task TEXT,
-        seed TEXT, level TEXT, failure TEXT, tokens INT, turns INT, started REAL, ended REAL,
-        asked TEXT, answer TEXT);
-    CREATE TABLE seats (number INT, role TEXT, seat TEXT, policy TEXT, reward REAL, advantage REAL);
-    CREATE TABLE texts (number INTEGER PRIMARY KEY, text BLOB);
-    CREATE TABLE positions (id INTEGER PRIMARY KEY, arena TEXT, role TEXT, asked TEXT, count INT,
-        UNIQUE (arena, role, asked));
-    CREATE TABLE moves (position INT, step INT, move TEXT, sum REAL, count INT,
-        PRIMARY KEY (position, step, move)) WITHOUT ROWID;
-    CREATE TABLE damaged (number INTEGER PRIMARY KEY);
-    CREATE TABLE newest (number INT, crc INT);
-    INSERT INTO newest VALUES (0, 0);
-    CREATE INDEX by_task ON plays (arena, task, step, evaluation);
-    CREATE INDEX by_count ON positions (count);
-    CREATE INDEX by_number ON seats (number);
-    CREATE INDEX by_reward ON seats (role, reward, number);
-    CREATE INDEX by_seat ON seats (seat, number);
-"""
-_NAMES = ("plays", "seats", "texts", "positions", "moves", "damaged", "newest")
+_TABLES = resources.files("legos.run.index") / "tables.sql"
 
 
 class IndexTables:
@@ -133,9 +115,10 @@ def _opened(path: str) -> sqlite3.Connection:
 
 def _make(tables: sqlite3.Connection) -> None:
     tables.execute("BEGIN IMMEDIATE")
-    for name in _NAMES:
-        tables.execute(f"DROP TABLE IF EXISTS {name}")
-    for statement in _TABLES.split(";"):
+    known = tables.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    for (name,) in known:
+        tables.execute(f"DROP TABLE {name}")
+    for statement in _TABLES.read_text(encoding="utf-8").split(";"):
         tables.execute(statement)
     tables.execute(f"PRAGMA user_version = {VERSION}")
     tables.execute("COMMIT")

@@ -1,0 +1,277 @@
+"""Ratings of members with intervals, and what one number per member does not tell: cycles.
+
+Letters: M members. ``docs/reference/ratings.md`` has the formulas and their measured coverage.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from legos.errors import ArenaError
+from legos.games.graph import FloatArray
+from legos.league.payoffs import PayoffTable
+
+__all__ = ["Rating", "cyclic_share", "nash_mixture", "ratings", "strongest_cycle"]
+
+ELO = 400 / math.log(10)
+"""Elo points of one unit of log odds."""
+
+EXACT_PLAYS = 1000.0
+"""Plays that an exact probability weighs as, beside the virtual plays."""
+
+TINY = 1e-12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rating:
+    """Strength of a member; a difference of 400 means odds of 10 to 1 in the expected score."""
+
+    member: str
+    elo: float
+    low: float  # interval of the difference from the anchor; elo itself in an exact table
+    high: float
+    plays: float  # against other members
+
+
+def ratings(
+    table: PayoffTable,
+    members: Sequence[str] | None = None,
+    *,
+    anchor: str = "random",
+    level: float = 0.95,
+    unit: float | None = None,
+) -> list[Rating]:
+    """Rate members by the Bradley-Terry model: log odds of the score = theta_i - theta_j.
+
+    A draw is half a win, so a difference predicts the score at any rate of draws. M - 1 virtual
+    plays, half won and half lost, keep the rating of who won everything finite. Intervals come from
+    the sandwich variance, which assumes no rate of draws either; those of an exact table have no
+    width.
+
+    Where wins differ in size, as in poker, who wins most plays may lose most: with ``unit``, the
+    score of a play is 1/2 + gain / (2 unit), the gain being half the difference of the rewards.
+
+    Args:
+        table: plays, counted from both sides.
+        members: whom to rate; by default all members of the table.
+        anchor: the member whose rating is 0; if it is not among them, their mean is 0.
+        level: probability that an interval contains the true difference from the anchor.
+        unit: the largest reward, which counts as a whole win; by default all wins count the same.
+
+    Returns:
+        Ratings, the strongest first.
+
+    Raises:
+        ArenaError: plays do not connect the members, or rewards exceed the unit.
+
+    Source: Bradley and Terry, Rank analysis of incomplete block designs, 1952; White, Maximum
+    likelihood estimation of misspecified models, 1982.
+    """
+    names = list(table.members if members is None else members)
+    plays, points, squares = _results(table, names, unit)
+    played = plays.sum(axis=1)
+    weight = EXACT_PLAYS if table.exact else 1.0
+    theta, covariance = _fit(names, weight * plays, weight * points, weight * squares)
+    origin = np.full(len(names), 1 / len(names))
+    if anchor in names:
+        origin = np.eye(len(names))[names.index(anchor)]
+    contrast = np.eye(len(names)) - origin
+    elo = ELO * (theta - origin @ theta)
+    variance = np.einsum("ij,jk,ik->i", contrast, covariance, contrast)
+    half = ELO * NormalDist().inv_cdf((1 + level) / 2) * np.sqrt(np.maximum(variance, 0.0))
+    if table.exact:
+        half = np.zeros_like(half)
+    columns = (elo, elo - half, elo + half, played)
+    rows = zip(names, *(column.tolist() for column in columns), strict=True)
+    found = [Rating(member=m, elo=e, low=a, high=b, plays=n) for m, e, a, b, n in rows]
+    return sorted(found, key=lambda rating: -rating.elo)
+
+
+def cyclic_share(scores: FloatArray) -> float:
+    """How much of the scores no rating explains: 0 a ladder, 1 rock, paper, scissors.
+
+    The sum over pairs of KL(score, score by the ratings) / KL(score, 1/2). For small differences it
+    is the cyclic part of the Hodge decomposition of the log odds. Noise of few plays adds to it.
+
+    Args:
+        scores: [M, M] mean scores, nan for pairs that never met; 0 if all are even.
+
+    Raises:
+        ArenaError: plays do not connect the members.
+
+    Source: Cameron and Windmeijer, An R-squared measure of goodness of fit for some common
+    nonlinear regression models, 1997; Balduzzi et al., Re-evaluating evaluation, 2018,
+    arXiv:1806.02643 (Hodge decomposition of evaluation matrices).
+    """
+    score = _both_sides(scores)
+    met = ~np.isnan(score) & ~np.eye(len(score), dtype=bool)
+    names = [f"row {index}" for index in range(len(score))]
+    points = EXACT_PLAYS * np.where(met, score, 0.0)
+    theta, _ = _fit(names, np.where(met, EXACT_PLAYS, 0.0), points, points)
+    total = _divergence(score[met], np.full_like(score[met], 0.5))
+    return min(_divergence(score[met], _expected(theta)[met]) / total, 1.0) if total > TINY else 0.0
+
+
+def strongest_cycle(scores: FloatArray, *, least: float = 0.5) -> tuple[int, int, int] | None:
+    """Three members of whom each beats the next, and the last the first.
+
+    Args:
+        scores: [M, M] mean scores, nan for pairs that never met.
+        least: score that each of the three must exceed.
+
+    Returns:
+        The indices of the cycle whose smallest score is largest; None if there is none.
+    """
+    score = np.nan_to_num(_both_sides(scores), nan=0.0)
+    weakest = np.minimum(np.minimum(score[:, :, None], score), score.T[:, None, :])
+    best = np.unravel_index(np.argmax(weakest), weakest.shape) if weakest.size else (0, 0, 0)
+    if not weakest.size or weakest[best] <= least + TINY:
+        return None
+    first, second, third = map(int, best)
+    return first, second, third
+
+
+def nash_mixture(rewards: FloatArray) -> FloatArray:
+    """Which mixture of members no member beats: the Nash equilibrium with the most entropy.
+
+    It is that of the zero-sum game in which two sides choose a member each and get
+    (rewards - rewards^T) / 2. Copies of a member share its part, and change no other.
+
+    Args:
+        rewards: [M, M] mean reward of each member (row) against each (column).
+
+    Returns:
+        [M] probabilities.
+
+    Raises:
+        ArenaError: a pair never met, or the solver fails.
+
+    Source: Balduzzi et al., Re-evaluating evaluation, 2018, arXiv:1806.02643.
+    """
+    gain = np.asarray((rewards - rewards.T) / 2)
+    np.fill_diagonal(gain, 0.0)
+    if unmet := int(np.isnan(gain).sum()) // 2:
+        raise ArenaError(
+            f"a Nash mixture needs the rewards of all pairs; {unmet} pairs of {len(gain)} members "
+            "never met: let them play, or leave members out"
+        )
+    gain = gain / (np.abs(gain).max() or 1.0)
+    scipy: Any = import_module("scipy.optimize")  # takes a second
+
+    def negative_entropy(mixture: FloatArray) -> tuple[float, FloatArray]:
+        logs = np.log(np.maximum(mixture, TINY))
+        return float(mixture @ logs), logs + 1.0
+
+    found = scipy.minimize(
+        negative_entropy,
+        np.full(len(gain), 1 / len(gain)),
+        jac=True,
+        bounds=[(0.0, 1.0)] * len(gain),
+        constraints=[
+            scipy.LinearConstraint(np.ones_like(gain[0]), 1.0, 1.0),
+            scipy.LinearConstraint(gain, -np.inf, 0.0),  # no member gains against the mixture
+        ],
+        method="SLSQP",
+        options={"maxiter": 1000, "ftol": 1e-9},
+    )
+    mixture = np.maximum(found.x, 0.0) / np.maximum(found.x, 0.0).sum()
+    if (gain @ mixture).max() > 1e-6:
+        raise ArenaError(f"the Nash mixture was not found: {found.message}")
+    return mixture
+
+
+def _results(
+    table: PayoffTable, members: Sequence[str], unit: float | None
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """[M, M] plays of each pair, and the sums of the scores of the row and of their squares."""
+    tallies = [table.tally(mine, theirs) for mine in members for theirs in members]
+    sums = np.array([(t.plays, t.wins, t.losses, t.reward, t.squares) for t in tallies])
+    sums = sums.reshape(len(members), len(members), 5) * (1 - np.eye(len(members)))[..., None]
+    plays, wins, losses, gain, squares = np.moveaxis(sums, -1, 0)
+    if unit is None:
+        unit, gain, squares = 1.0, wins - losses, wins + losses
+    plays, squares = (plays + plays.T) / 2, (squares + squares.T) / 2  # counted from two sides
+    if (squares > plays * unit**2 * (1 + 1e-9)).any():
+        largest = math.sqrt((squares / np.maximum(plays, TINY)).max())
+        raise ArenaError(f"rewards reach {largest:g} and more, but unit is {unit:g}; raise it")
+    half_gain = (gain - gain.T) / (4 * unit)
+    return plays, plays / 2 + half_gain, plays / 4 + half_gain + squares / (4 * unit**2)
+
+
+def _fit(
+    members: Sequence[str], plays: FloatArray, points: FloatArray, squares: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Strengths [M] in log odds, and [M, M] the covariance of their differences.
+
+    The virtual plays are spread over the pairs by leverage: the share of a pair in what the plays
+    tell about the strengths, which sums to M - 1. A step of Newton's method changes the difference
+    of no pair that met by more than 1, within which the likelihood is certain to rise (Bach,
+    Self-concordant analysis for logistic regression, 2010, arXiv:0910.4627).
+
+    Args:
+        members: their names, for messages.
+        plays: [M, M] number of plays of each pair.
+        points: [M, M] sum of the scores of each (row) against each (column).
+        squares: [M, M] sum of their squares.
+    """
+    _check_connected(members, plays)
+    inverse = np.linalg.inv(_laplacian(plays))
+    spread = np.diag(inverse)
+    virtual = plays * (spread[:, None] + spread - 2 * inverse)
+    plays, points, squares = plays + virtual, points + virtual / 2, squares + virtual / 2
+    theta = np.zeros(len(plays))
+    for _ in range(1000):
+        expected = _expected(theta)
+        inverse = np.linalg.inv(_laplacian(plays * expected * (1 - expected)))
+        step = inverse @ (points - plays * expected).sum(axis=1)
+        change = np.abs(step - step[:, None])[plays > 0].max()
+        theta += step / max(1.0, change)
+        if change < 1e-9:
+            break
+    expected = _expected(theta)
+    deviations = squares - expected * (2 * points - plays * expected)  # (score - expected)^2
+    return theta, inverse @ _laplacian(deviations) @ inverse
+
+
+def _check_connected(members: Sequence[str], plays: FloatArray) -> None:
+    if len(members) < 2:
+        raise ArenaError(
+            f"ratings need two members that have met; got {list(members)}: let them play others"
+        )
+    group, size = np.arange(len(members)) == 0, 0
+    while group.sum() > size:
+        size = int(group.sum())
+        group |= (plays[group] > 0).any(axis=0)
+    if not group.all():
+        known = [name for name, inside in zip(members, group, strict=True) if inside]
+        apart = [name for name in members if name not in known]
+        raise ArenaError(
+            f"{', '.join(apart)} never met {', '.join(known)}, nor anybody who did, so ratings "
+            f"cannot compare them: let {apart[0]} play {known[0]}, or rate the two groups apart"
+        )
+
+
+def _laplacian(weights: FloatArray) -> FloatArray:
+    """[M, M] Laplacian of the graph with these weights, plus 1 / M, which makes it invertible."""
+    return np.diag(weights.sum(axis=1)) - weights + 1 / len(weights)
+
+
+def _expected(theta: FloatArray) -> FloatArray:
+    """[M, M] expected score of each member against each."""
+    return 1 / (1 + np.exp(theta - theta[:, None]))
+
+
+def _both_sides(scores: FloatArray) -> FloatArray:
+    """[M, M] scores as both sides report them, of which two sum to 1."""
+    return np.asarray((scores + 1 - scores.T) / 2)
+
+
+def _divergence(score: FloatArray, expected: FloatArray) -> float:
+    """KL divergence of two arrays of scores, summed."""
+    sides = ((score, expected), (1 - score, 1 - expected))
+    return float(sum((p * np.log(np.maximum(p, TINY) / q)).sum() for p, q in sides))

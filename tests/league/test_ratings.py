@@ -1,0 +1,302 @@
+"""Ratings against numbers worked out by hand, planted strengths, and the coverage of intervals."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arenas.kuhn import Kuhn
+from arenas.nim import Nim
+from legos.errors import ArenaError
+from legos.games.exact import GameTree, optimal_policy, uniform_policy
+from legos.league.payoffs import PayoffTable, Tally, exact_payoffs
+from legos.league.ratings import (
+    ELO,
+    Rating,
+    cyclic_share,
+    nash_mixture,
+    ratings,
+    strongest_cycle,
+)
+
+ROCK = np.array([[0.0, -1.0, 1.0], [1.0, 0.0, -1.0], [-1.0, 1.0, 0.0]])  # rock, paper, scissors
+
+
+def table_of(results: dict[tuple[str, str], tuple[float, float, float]]) -> PayoffTable:
+    """A table from (mine, theirs) -> wins, draws, losses."""
+    table = PayoffTable()
+    for (mine, theirs), (wins, draws, losses) in results.items():
+        table.put(mine, theirs, "r", Tally(wins, draws, losses))
+        table.put(theirs, mine, "r", Tally(losses, draws, wins))
+    return table
+
+
+def by_name(found: list[Rating]) -> dict[str, Rating]:
+    return {rating.member: rating for rating in found}
+
+
+def expected_scores(strengths: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(strengths - strengths[:, None]))
+
+
+def tournament(
+    rng: np.random.Generator, strengths: np.ndarray, plays: np.ndarray, draws: np.ndarray
+) -> PayoffTable:
+    """Sampled plays; ``draws`` is the rate of draws of each pair, in parts of the largest one."""
+    score = expected_scores(strengths)
+    results: dict[tuple[str, str], tuple[float, float, float]] = {}
+    for one, two in zip(*np.nonzero(np.triu(plays, 1)), strict=True):
+        p = score[one, two]
+        draw = draws[one, two] * 2 * min(p, 1 - p)
+        drawn = rng.multinomial(plays[one, two], [p - draw / 2, draw, 1 - p - draw / 2])
+        results[f"m{one}", f"m{two}"] = tuple(map(float, drawn))  # type: ignore[assignment]
+    return table_of(results)
+
+
+def test_two_members_by_hand() -> None:
+    """30 of 40 plays and one virtual: odds 30.5 to 10.5, variance 1 / (41 p (1 - p))."""
+    best, worst = ratings(table_of({("a", "random"): (30, 0, 10)}), level=0.95)
+    p = 30.5 / 41
+    half = 1.959964 * ELO / math.sqrt(41 * p * (1 - p))
+    assert (worst.member, worst.elo, worst.low, worst.high) == ("random", 0, 0, 0)
+    assert best.elo == pytest.approx(ELO * math.log(30.5 / 10.5))
+    assert best.low == pytest.approx(best.elo - half)
+    assert best.high == pytest.approx(best.elo + half)
+    assert best.plays == worst.plays == 40
+
+
+def test_a_draw_is_half_a_win_and_makes_the_score_more_certain() -> None:
+    decided = ratings(table_of({("a", "random"): (30, 0, 10)}))[0]
+    drawn = ratings(table_of({("a", "random"): (20, 20, 0)}))[0]
+    assert drawn.elo == pytest.approx(decided.elo)
+    assert drawn.high - drawn.low < 0.8 * (decided.high - decided.low)
+
+
+def test_who_won_everything_has_a_finite_rating() -> None:
+    few = ratings(table_of({("a", "b"): (10, 0, 0), ("b", "random"): (10, 0, 0)}))
+    assert [rating.member for rating in few] == ["a", "b", "random"]
+    many = ratings(table_of({("a", "b"): (1000, 0, 0), ("b", "random"): (1000, 0, 0)}))
+    assert 500 < few[0].elo < many[0].elo < 4000
+    assert few[0].low < few[0].elo - 200
+
+
+def test_a_long_ladder_converges() -> None:
+    rungs = [f"m{index}" for index in range(60)]
+    ladder = dict.fromkeys(zip(rungs[1:], rungs, strict=False), (500.0, 0.0, 0.0))
+    found = ratings(table_of(ladder), anchor="m0")
+    assert [rating.member for rating in found] == rungs[::-1]
+    steps = np.diff([rating.elo for rating in found[::-1]])
+    np.testing.assert_allclose(steps, ELO * math.log(500.5 / 0.5), rtol=1e-6)
+
+
+def test_without_the_anchor_the_mean_is_zero() -> None:
+    results = {("a", "b"): (7.0, 1.0, 2.0), ("b", "c"): (5.0, 0.0, 5.0)}
+    found = ratings(table_of(results))
+    assert sum(rating.elo for rating in found) == pytest.approx(0)
+    assert all(rating.low < rating.elo < rating.high for rating in found)
+    anchored = by_name(ratings(table_of(results), anchor="b"))
+    assert anchored["a"].elo == pytest.approx(found[0].elo - by_name(found)["b"].elo)
+
+
+def test_plays_against_oneself_and_of_others_do_not_count() -> None:
+    results = {("a", "random"): (30.0, 0.0, 10.0), ("b", "a"): (9.0, 0.0, 1.0)}
+    table = table_of(results)
+    table.put("a", "a", "r", Tally(50, 0, 50))
+    alone = table_of({("a", "random"): (30, 0, 10)})
+    assert ratings(table, ["random", "a"]) == ratings(alone, ["random", "a"])
+
+
+def test_exact_tables_have_no_width_and_predict_the_score() -> None:
+    tree = GameTree(Nim())
+    best = optimal_policy(tree)
+    assert best is not None
+    table = exact_payoffs(tree, {"random": uniform_policy(tree), "optimal": best})
+    optimal, random = ratings(table)
+    assert (random.elo, random.low, random.high) == (0, 0, 0)
+    assert optimal.low == optimal.elo == optimal.high
+    assert optimal.plays == pytest.approx(2)
+    score = 1 / (1 + 10 ** (-optimal.elo / 400))
+    assert score == pytest.approx(table.tally("optimal", "random").score, abs=1e-3)
+
+
+def test_with_a_unit_rewards_count_and_not_wins() -> None:
+    """a wins 3 of 4 plays by 1 and loses one by 5: its score is 1/2 - 2 / (2 * 4 * 5) = 0.45."""
+    table = PayoffTable()
+    for reward in (1.0, 1.0, 1.0, -5.0) * 25:
+        table.add("a", "random", "r", reward, -reward)
+        table.add("random", "a", "r", -reward, reward)
+    assert by_name(ratings(table))["a"].elo > 150
+    rating = by_name(ratings(table, unit=5.0))["a"]
+    p = (45 + 0.5) / 101
+    assert rating.elo == pytest.approx(ELO * math.log(p / (1 - p)))
+    squares = 75 * (0.6 - p) ** 2 + 25 * p**2 + 0.5 * (1 - p) ** 2 + 0.5 * p**2
+    variance = squares / (101 * p * (1 - p)) ** 2
+    assert rating.high - rating.elo == pytest.approx(1.959964 * ELO * math.sqrt(variance))
+    with pytest.raises(ArenaError, match=r"rewards reach 2\.64575 and more, but unit is 1"):
+        ratings(table, unit=1.0)
+
+
+def test_the_optimum_at_poker_has_more_chips_and_not_more_wins() -> None:
+    tree = GameTree(Kuhn())
+    best = optimal_policy(tree)
+    assert best is not None
+    table = exact_payoffs(tree, {"random": uniform_policy(tree), "optimal": best})
+    assert by_name(ratings(table))["optimal"].elo < 0.01
+    assert by_name(ratings(table, unit=2.0))["optimal"].elo > 15
+
+
+def test_where_all_wins_are_one_a_unit_changes_nothing() -> None:
+    rng = np.random.default_rng(0)
+    table = PayoffTable()
+    for _ in range(200):
+        one, two = rng.choice(5, size=2, replace=False).tolist()
+        reward = float(rng.integers(-1, 2))
+        table.add(f"m{one}", f"m{two}", "r", reward, -reward)
+        table.add(f"m{two}", f"m{one}", "r", -reward, reward)
+    for plain, scaled in zip(ratings(table), ratings(table, unit=1.0), strict=True):
+        assert plain.member == scaled.member
+        assert (plain.low, plain.high) == pytest.approx((scaled.low, scaled.high))
+
+
+def test_members_that_no_play_connects_are_named() -> None:
+    table = table_of({("a", "b"): (1, 0, 0), ("c", "d"): (1, 0, 0)})
+    with pytest.raises(ArenaError, match=r"c, d never met a, b, nor .* let c play a, or"):
+        ratings(table)
+    with pytest.raises(ArenaError, match="new never met a, b"):
+        ratings(table, ["a", "b", "new"])
+    with pytest.raises(ArenaError, match=r"two members that have met; got \[\]"):
+        ratings(PayoffTable())
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_expected_points_equal_those_that_were_made(seed: int) -> None:
+    """The condition for a maximum of the likelihood, virtual plays included."""
+    rng = np.random.default_rng(seed)
+    wins = rng.integers(1, 30, size=(5, 5))
+    pairs = [(one, two) for one in range(5) for two in range(one)]
+    names = "abcde"
+    results = {
+        (names[one], names[two]): (float(wins[one, two]), 0.0, float(wins[two, one]))
+        for one, two in pairs
+    }
+    found = by_name(ratings(table_of(results), anchor="a"))
+    theta = np.array([found[name].elo for name in names]) / ELO
+    plays = (wins + wins.T) * (1.0 - np.eye(5))
+    resistances = np.linalg.pinv(np.diag(plays.sum(1)) - plays)
+    between = np.add.outer(np.diag(resistances), np.diag(resistances)) - 2 * resistances
+    virtual = plays * between
+    assert np.triu(virtual).sum() == pytest.approx(4)
+    made = (wins * (1 - np.eye(5)) + virtual / 2).sum(axis=1)
+    predicted = ((plays + virtual) * expected_scores(theta)).sum(axis=1)
+    np.testing.assert_allclose(predicted, made, rtol=1e-8)
+
+
+def test_planted_strengths_come_back() -> None:
+    rng = np.random.default_rng(0)
+    strengths = np.array([0.0, 0.4, -1.0, 1.5, 2.0, 0.9])
+    plays = np.full((6, 6), 5000)
+    table = tournament(rng, strengths, plays, rng.random((6, 6)))
+    found = by_name(ratings(table, anchor="m0"))
+    elo = np.array([found[f"m{index}"].elo for index in range(6)])
+    np.testing.assert_allclose(elo, ELO * strengths, atol=15)
+
+
+@pytest.mark.parametrize(
+    ("num", "most", "all_pairs", "draws", "anchor"),
+    [
+        pytest.param(6, 40, True, 0.0, "m0", id="no draws"),
+        pytest.param(6, 40, True, 0.9, "m0", id="many draws"),
+        pytest.param(8, 20, False, 0.5, "m0", id="a ladder and some other pairs"),
+        pytest.param(4, 8, True, 0.3, "", id="few plays, the mean at 0"),
+    ],
+)
+def test_intervals_cover_planted_strengths(
+    num: int, most: int, all_pairs: bool, draws: float, anchor: str
+) -> None:
+    """1,000 tournaments each; pairs differ in their plays and in their rates of draws."""
+    rng = np.random.default_rng(1)
+    inside: list[bool] = []
+    for _ in range(1000):
+        strengths = rng.normal(size=num)
+        plays = rng.integers(most // 4, most + 1, size=(num, num))
+        if not all_pairs:
+            plays *= (rng.random((num, num)) < 0.3) | np.eye(num, k=1, dtype=bool)
+        table = tournament(rng, strengths, plays, draws * rng.random((num, num)))
+        truth = ELO * (strengths - (strengths[0] if anchor else strengths.mean()))
+        found = by_name(ratings(table, anchor=anchor))
+        for index in range(1 if anchor else 0, num):
+            rating = found[f"m{index}"]
+            inside.append(rating.low <= truth[index] <= rating.high)
+    assert np.mean(inside) == pytest.approx(0.95, abs=0.02)
+
+
+def test_the_share_of_cycles() -> None:
+    assert cyclic_share((ROCK + 1) / 2) == pytest.approx(1)
+    ladder = np.sign(np.subtract.outer(np.arange(6), np.arange(6)))
+    assert cyclic_share((ladder + 1) / 2) < 0.01
+    strengths = np.array([0.3, -1.0, 2.0, 0.0])
+    assert cyclic_share(expected_scores(strengths)) < 1e-5
+    assert cyclic_share(np.full((3, 3), 0.5)) == 0.0
+    unmet = expected_scores(strengths)
+    unmet[0, 1] = unmet[1, 0] = np.nan
+    assert cyclic_share(unmet) < 1e-5
+    unmet[0] = unmet[:, 0] = np.nan
+    with pytest.raises(ArenaError, match="row 1, row 2, row 3 never met row 0"):
+        cyclic_share(unmet)
+
+
+def test_the_share_of_small_cycles_is_that_of_hodge() -> None:
+    """Log odds x = gradient + rest; the gradient's part of member i is the mean of x_ij over j."""
+    draw = np.random.default_rng(0).normal(size=(5, 5))
+    odds = 0.02 * (draw - draw.T)
+    level = odds.mean(axis=1)
+    rest = odds - (level[:, None] - level)
+    share = (rest**2).sum() / (odds**2).sum()
+    assert 0.1 < share < 0.9
+    assert cyclic_share(1 / (1 + np.exp(-odds))) == pytest.approx(share, rel=0.01)
+
+
+def test_the_strongest_cycle() -> None:
+    scores = np.full((5, 5), 0.5)
+    for won, lost, score in ((4, 1, 0.9), (1, 3, 0.8), (3, 4, 0.7), (0, 1, 0.6), (3, 0, 0.6)):
+        scores[won, lost], scores[lost, won] = score, 1 - score
+    assert strongest_cycle(scores) == (1, 3, 4)  # and 0 beats 1 beats 3 beats 0, by less
+    assert strongest_cycle(scores, least=0.7) is None
+    assert strongest_cycle(expected_scores(np.array([0.0, 1.0, -1.0, 3.0]))) is None
+    scores[3, 4] = scores[4, 3] = np.nan
+    assert strongest_cycle(scores) == (0, 1, 3)
+    assert strongest_cycle(np.zeros((0, 0))) is None
+
+
+def test_nash_mixtures_that_are_known() -> None:
+    np.testing.assert_allclose(nash_mixture(ROCK), np.full(3, 1 / 3), atol=1e-8)
+    copied = [0, 1, 2, 2]
+    found = nash_mixture(ROCK[np.ix_(copied, copied)])
+    np.testing.assert_allclose(found, [1 / 3, 1 / 3, 1 / 6, 1 / 6], atol=1e-6)
+    ladder = np.sign(np.subtract.outer(np.arange(5.0), np.arange(5.0)))
+    np.testing.assert_allclose(nash_mixture(ladder), [0, 0, 0, 0, 1], atol=1e-8)
+    uneven = np.array([[0.0, -1.0, 2.0], [1.0, 0.0, -3.0], [-2.0, 3.0, 0.0]])
+    np.testing.assert_allclose(nash_mixture(uneven), np.array([3, 2, 1]) / 6, atol=1e-8)
+    np.testing.assert_allclose(nash_mixture(np.zeros((4, 4))), np.full(4, 0.25))
+    np.testing.assert_allclose(nash_mixture(uneven + 7.0), np.array([3, 2, 1]) / 6, atol=1e-8)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000), num=st.integers(2, 20))
+def test_no_member_gains_against_the_mixture(seed: int, num: int) -> None:
+    rewards = np.round(np.random.default_rng(seed).normal(size=(num, num)), 1)
+    mixture = nash_mixture(rewards)
+    assert mixture.sum() == pytest.approx(1)
+    assert mixture.min() >= 0
+    off = (rewards - rewards.T) * (1 - np.eye(num))
+    assert (off @ mixture).max() < 1e-6
+
+
+def test_a_mixture_needs_all_pairs() -> None:
+    rewards = ROCK.copy()
+    rewards[0, 1] = np.nan
+    with pytest.raises(ArenaError, match="1 pairs of 3 members never met"):
+        nash_mixture(rewards)
