@@ -241,7 +241,12 @@ def test_a_full_disk_at_a_checkpoint_names_both_and_keeps_the_one_before(
 
 @pytest.mark.parametrize(
     "damage",
-    [{"arenas": {}}, {"queued": {"duel": [{"samples": 3}]}}, {"trainer": None}, {"evaluated_step": ...}],
+    [
+        {"arenas": {}},
+        {"queued": {"duel": [{"samples": 3}]}},
+        {"trainer": None},
+        {"evaluated_step": ...},
+    ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused_and_nothing_forgotten(
     damage: dict[str, Any], whole: World, tmp_path: Path
