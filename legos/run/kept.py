@@ -1,9 +1,10 @@
 """Which plays of a step a run keeps: those of some tasks as a whole, and the most telling ones."""
 
 from collections.abc import Sequence
+from typing import Any
 from zlib import crc32
 
-from legos.loop.trained import PolicyPass, TrainedTurns, trained_turns
+from legos.loop.trained import PolicyPass, trained_turns
 from legos.records.episode import Episode
 from legos.records.group import Group
 from legos.records.seeds import mix
@@ -59,18 +60,10 @@ class KeptPlays:
         self.full = False
         self._folder.plays.pack(self._budget - self._full_at)
 
-    def _add(
-        self,
-        step: int,
-        episodes: Sequence[Episode],
-        *,
-        evaluation: bool = False,
-        trained: TrainedTurns | None = None,
-    ) -> None:
+    def _add(self, step: int, episodes: Sequence[Episode], **about: Any) -> None:
         if episodes:
-            self.full |= self._folder.add_episodes(
-                step, episodes, evaluation=evaluation, trained=trained, full_at=self._full_at
-            )
+            full = self._folder.add_episodes(step, episodes, full_at=self._full_at, **about)
+            self.full |= full
 
 
 def kept_plays(groups: Sequence[Group], share: float) -> list[Episode]:
