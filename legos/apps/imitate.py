@@ -23,8 +23,9 @@ from legos.errors import ArenaError, ConfigError
 from legos.protocols import Seat
 from legos.records.episode import Task
 from legos.records.message import Message
-from legos.run.episodes import EpisodesTail, StoredEpisode, StoredMessage, StoredSeat
+from legos.run.episodes import StoredEpisode, StoredMessage, StoredSeat, numbered_episode
 from legos.run.find import find_run
+from legos.run.play_files import NewPlays
 from legos.weights.adapter import model_name
 
 __all__ = ["SETTINGS", "Imitation", "model_of", "num_steps"]
@@ -149,11 +150,11 @@ def _answers(data: str, min_reward: float) -> list[Task]:
         rows = read_tasks(data)
         found = [Task(id=f"{row.id}{part}", data=pair) for row in rows for part, pair in _row(row)]
     else:
-        plays = EpisodesTail(find_run(data).episodes).read()
+        path = find_run(data).episodes
         found = [
             Task(id=f"{data}/{number}.{place}", data=pair)
-            for number, play in plays
-            for place, pair in enumerate(_of_play(play, min_reward))
+            for number, line in NewPlays(path).read()
+            for place, pair in enumerate(_of_play(numbered_episode(path, number, line), min_reward))
         ]
     if not found:
         raise ArenaError(

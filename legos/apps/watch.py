@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 from legos.apps.transcript import ending, heading, turns_of
 from legos.run.ending import standing
-from legos.run.episodes import EpisodesTail
+from legos.run.episodes import numbered_episode
 from legos.run.find import find_run
+from legos.run.play_files import NewPlays
 
 __all__ = ["replay", "watch"]
 
@@ -26,7 +27,7 @@ def watch(run: str, *, last: int, thinking: bool, say: Callable[[str], object]) 
         CheckpointError: the run is not found, or a line is no play.
     """
     folder = find_run(run)
-    plays = EpisodesTail(folder.episodes)
+    plays = NewPlays(folder.episodes)
     held, new = True, plays.read(last=last)
 
     def runs() -> bool:
@@ -37,7 +38,8 @@ def watch(run: str, *, last: int, thinking: bool, say: Callable[[str], object]) 
         over = ", and no process runs it"
         say(f"{folder.path} has no play yet{waits if runs() else over}")
     while True:
-        for number, episode in new:
+        for number, line in new:
+            episode = numbered_episode(folder.episodes, number, line)
             turns = turns_of(episode, thinking=thinking)
             say("\n".join(["", f"{number}: {heading(episode)}", *turns, ending(episode)]))
         if not held:

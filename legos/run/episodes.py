@@ -19,10 +19,8 @@ from legos.errors import CheckpointError
 from legos.loop.trained import TrainedTurn, TrainedTurns
 from legos.records.episode import Episode, Rollout, Turn
 from legos.records.message import Message, Sampling, ToolCall
-from legos.run.play_files import NewPlays
 
 __all__ = [
-    "EpisodesTail",
     "StoredEpisode",
     "StoredMessage",
     "StoredSeat",
@@ -162,31 +160,6 @@ def turns_of(episode: StoredEpisode) -> Iterator[tuple[StoredSeat, StoredTurn]]:
     yield from ((seat, seat.turns[index]) for seat, index in in_order(episode))
     for child in episode.children:
         yield from turns_of(child)
-
-
-class EpisodesTail:
-    """Reads the plays of a run, and then those that it adds.
-
-    Attributes:
-        path: ``episodes.jsonl``, which need not exist yet; older plays are beside it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Begin before the first play."""
-        self.path = path
-        self._new = NewPlays(path)
-
-    def read(self, *, last: int | None = None) -> list[tuple[int, StoredEpisode]]:
-        """The plays since the last call, each with its number from 1.
-
-        Args:
-            last: read only so many of the newest; None: all.
-
-        Raises:
-            CheckpointError: a line is no play; the message has its number.
-        """
-        lines = self._new.read(last=last)
-        return [(number, numbered_episode(self.path, number, line)) for number, line in lines]
 
 
 def numbered_episode(path: Path, number: int, line: bytes) -> StoredEpisode:

@@ -204,8 +204,17 @@ class NewPlays:
                 lines = [(number, line) for number, line in old.lines() if number > self.seen]
                 self.seen = old.last
                 yield lines
-        if lines := self.read():
-            yield lines
+        first = self._files.first()
+        live: NewLines = self._live if first == self._first else NewLines(self._files.live)
+        lines = [(first - 1 + index, line) for index, line in live.read()]
+        if first > self.seen + 1 or self._files.first() != first:  # a file was full meanwhile
+            yield from self.files()
+            return
+        self.rewritten = live.rewritten or first < (self._first or 1)
+        seen, self.seen = self.seen, first - 1 + live.seen
+        self._first, self._live = first, live
+        if not self.rewritten:
+            yield [(number, line) for number, line in lines if number > seen]
 
     def read(self, *, last: int | None = None) -> list[tuple[int, bytes]]:
         """The plays since the last call, with their numbers.
@@ -218,22 +227,6 @@ class NewPlays:
         Raises:
             CheckpointError: a file cannot be read.
         """
-        older = self._files.older()
-        first = older[-1].last + 1 if older else 1
-        live: NewLines = self._live if first == self._first else NewLines(self._files.live)
-        found = [(first - 1 + index, line) for index, line in live.read()]
-        if self._files.first() != first:  # the file was full meanwhile
-            return self.read(last=last)
-        self.rewritten = live.rewritten or first < (self._first or 1)
-        seen, self.seen = self.seen, first - 1 + live.seen
-        if self.rewritten:
-            self._first, self._live = first, live
-            return []
-        if first != self._first:
-            for old in reversed(older):
-                if old.last <= seen or (last is not None and len(found) >= last):
-                    break
-                found = old.lines() + found
-        self._first, self._live = first, live
-        found = [(number, line) for number, line in found if number > seen]
-        return found if last is None else found[max(0, len(found) - last) :]
+        if last is not None:
+            self.seen = max(self.seen, self._files.last() - last)
+        return [line for lines in self.files() for line in lines]

@@ -13,8 +13,9 @@ from legos import Message, load_model
 from legos.apps.imitate import Imitation, model_of
 from legos.cli.process import main
 from legos.errors import ArenaError
-from legos.run.episodes import EpisodesTail
+from legos.run.episodes import parse_episode
 from legos.run.metrics import read_steps
+from legos.run.play_files import NewPlays
 
 QUESTION, ANSWER = "Nim: 5 left, last one wins.\nMoves: 1 2 3", "1"
 ROW = {"prompt": QUESTION, "completion": ANSWER}
@@ -94,7 +95,7 @@ def test_the_best_plays_of_a_run_are_imitated_token_by_token(tmp_path: Path) -> 
     run = tmp_path / "nim"
     kept = ("--loop.plays-kept", "1", "--loop.evaluate-every", "0")
     assert main(["train", "--out", str(run), "--steps", "2", "--deterministic", *NIM, *kept]) == 0
-    plays = [play for _, play in EpisodesTail(run / "episodes.jsonl").read()]
+    plays = [parse_episode(line) for _, line in NewPlays(run / "episodes.jsonl").read()]
     trained = [play for play in plays if play.evaluation is not True]
     won = [seat for play in trained for seat in play.seats if play.rewards[seat.role] >= 1]
     found = pairs(str(run))

@@ -12,7 +12,7 @@ from made_records import make_episode
 from msgspec.structs import replace
 
 from legos.errors import CheckpointError
-from legos.run.episodes import EpisodesTail
+from legos.run.episodes import parse_episode
 from legos.run.folder import RunFolder
 from legos.run.play_files import NewPlays, PlayFiles
 from legos.run.reader import RunReader
@@ -27,7 +27,7 @@ def add(folder: RunFolder, *steps: int, evaluation: bool = False) -> None:
 
 
 def steps_of(folder: RunFolder) -> list[object]:
-    return [play.step for _, play in EpisodesTail(folder.episodes).read()]
+    return [parse_episode(line).step for _, line in NewPlays(folder.episodes).read()]
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_plays_keep_their_numbers_in_older_files(folder: RunFolder) -> None:
     assert first["step"] == 1
     expected = [step for step in range(1, 13) for _ in range(2)]
     assert steps_of(folder) == expected
-    tail = EpisodesTail(folder.episodes)
+    tail = NewPlays(folder.episodes)
     assert [number for number, _ in tail.read(last=5)] == [20, 21, 22, 23, 24]
     for number in (1, 7, 24, -1, -24):
         play = RunReader(folder).episode(number)
@@ -140,6 +140,6 @@ def test_a_damaged_file_is_named_with_the_plays_that_are_lost(folder: RunFolder)
     first, second, *_ = folder.plays.older()
     first.path.write_bytes(first.path.read_bytes()[:-30])
     with pytest.raises(CheckpointError, match=rf"{first.path.name} cannot be read: .*plays 1 to"):
-        EpisodesTail(folder.episodes).read()
+        NewPlays(folder.episodes).read()
     assert RunReader(folder).episode(second.first).number == second.first
     assert PlayFiles(folder.episodes).last() == 24
