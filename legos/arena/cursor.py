@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
+from msgspec.structs import replace
+
 from legos.arena.checks import checked_tasks
 from legos.arena.playable import Playable
 from legos.errors import ArenaError
@@ -43,7 +45,7 @@ class _Round:
     """Tasks that were drawn together; each is named by its index in the round."""
 
     def __init__(self, tasks: Mapping[int, Task], places: Mapping[int, _Place]) -> None:
-        self.tasks = tasks
+        self.tasks = {n: replace(t, first_play=places[n].first_play) for n, t in tasks.items()}
         self.places = places
         self.unfinished = set(tasks)  # whose group has not been finished
         self.waiting = set(tasks)  # of these, the ones that are not being played

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from legos.credit.returns import Advantages, checked_discount, returns_to_go, trained
+from legos.credit.returns import Advantages, checked_discount, part_of, returns_to_go, trained
 from legos.errors import ConfigError
 from legos.protocols import CreditAssigner
 from legos.records.episode import Episode, Rollout
@@ -14,7 +14,7 @@ from legos.records.episode import Episode, Rollout
 __all__ = ["GAECredit"]
 
 Key = tuple[str, str, str]
-"""Arena, role, and digest of the prompt's token ids."""
+"""Arena, part of the seat, and digest of the prompt's token ids."""
 
 LEAST_WEIGHT = 0.01  # a prompt whose turns count less than this is dropped from the table
 
@@ -103,6 +103,7 @@ class GAECredit(CreditAssigner):
 
 def _keys(episode: Episode, rollout: Rollout) -> Iterator[Key]:
     """The table's key of every turn."""
+    part = part_of(episode, rollout)
     for turn in rollout.turns:
         ids = np.array(turn.completion.prompt_ids, np.int32).tobytes()
-        yield episode.arena, rollout.role, blake2b(ids, digest_size=16).hexdigest()
+        yield episode.arena, part, blake2b(ids, digest_size=16).hexdigest()

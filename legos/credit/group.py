@@ -102,7 +102,7 @@ class GroupCredit(Comparison):
         """One mapping per episode: trained role -> one advantage per turn."""
         scopes = self.scope(episodes)
         returns = [
-            (number, (scope, *task_key(episode, rollout.role)), episode.rewards[rollout.role])
+            (number, (scope, *task_key(episode, rollout)), episode.rewards[rollout.role])
             for number, (episode, scope) in enumerate(zip(episodes, scopes, strict=True))
             for rollout in trained(episode)
         ]

@@ -1,11 +1,20 @@
-"""Turn rewards into returns per turn, discounted or not."""
+"""Turn rewards into returns per turn, and what they are compared by."""
 
 from collections.abc import Mapping, Sequence
 
 from legos.errors import ConfigError
 from legos.records.episode import Episode, Rollout
+from legos.records.names import adapter_name
 
-__all__ = ["Advantages", "checked_discount", "per_turn", "returns_to_go", "task_key", "trained"]
+__all__ = [
+    "Advantages",
+    "checked_discount",
+    "part_of",
+    "per_turn",
+    "returns_to_go",
+    "task_key",
+    "trained",
+]
 
 Advantages = Mapping[str, Sequence[float]]
 
@@ -51,9 +60,20 @@ def trained(episode: Episode) -> list[Rollout]:
     return [rollout for rollout in episode.rollouts if rollout.policy]
 
 
-def task_key(episode: Episode, role: str) -> tuple[str, str, str]:
-    """The plays of one task in which a role is compared: arena, task and role."""
-    return episode.arena, episode.task.id, role
+def part_of(episode: Episode, rollout: Rollout) -> str:
+    """The part of a seat, in which it is compared: its role, and against whom.
+
+    Rewards against a random player and against the policy itself have other means. Earlier versions
+    of the policy count as the policy.
+    """
+    others = {adapter_name(each.seat) for each in episode.rollouts if each.policy != rollout.policy}
+    others.discard(rollout.policy or "")
+    return " against ".join((rollout.role, *sorted(others)))
+
+
+def task_key(episode: Episode, rollout: Rollout) -> tuple[str, str, str]:
+    """The plays of one task in which a seat is compared: arena, task and part."""
+    return episode.arena, episode.task.id, part_of(episode, rollout)
 
 
 def checked_discount(discount: float) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from legos.credit.returns import Advantages, per_turn, trained
+from legos.credit.returns import Advantages, part_of, per_turn, trained
 from legos.errors import ConfigError
 from legos.protocols import CreditAssigner
 from legos.records.episode import Episode
@@ -37,7 +37,7 @@ class RAECredit(CreditAssigner):
         for episode in episodes:
             advantages: dict[str, float] = {}
             for rollout in trained(episode):
-                key = (episode.arena, rollout.role)
+                key = (episode.arena, part_of(episode, rollout))
                 reward = episode.rewards[rollout.role]
                 advantages[rollout.role] = reward - self.baselines.get(key, 0.0)
                 rewards.setdefault(key, []).append(reward)

@@ -61,6 +61,6 @@ def TurnCredit(*, discount: float = 1.0) -> TurnComparison:  # noqa: N802 - read
     """
 
     def key(episode: Episode, rollout: Rollout, turn: int) -> Hashable:
-        return *task_key(episode, rollout.role), turn
+        return *task_key(episode, rollout), turn
 
     return TurnComparison(key, discount=discount)

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable
 
+from legos.credit.returns import part_of
 from legos.credit.turns import TurnComparison
 from legos.records.episode import Episode, Rollout
 
@@ -22,6 +23,6 @@ def SameViewCredit(*, discount: float = 1.0) -> TurnComparison:  # noqa: N802 - 
     """
 
     def key(episode: Episode, rollout: Rollout, turn: int) -> Hashable:
-        return episode.arena, rollout.role, rollout.turns[turn].completion.prompt_ids
+        return episode.arena, part_of(episode, rollout), rollout.turns[turn].completion.prompt_ids
 
     return TurnComparison(key, discount=discount, needs_step=True)

@@ -47,7 +47,7 @@ class ReinforcePPCredit(Comparison):
         """One mapping per episode: trained role -> one advantage per turn."""
         seats = [(n, rollout) for n, episode in enumerate(episodes) for rollout in trained(episode)]
         returns = [
-            (number, task_key(episodes[number], r.role), episodes[number].rewards[r.role])
+            (number, task_key(episodes[number], r), episodes[number].rewards[r.role])
             for number, r in seats
         ]
         finals = [final for _, _, final in returns]

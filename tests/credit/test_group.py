@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_records import make_episode, make_turn
+from msgspec.structs import replace
 
 from legos.credit.group import (
     DrGRPOCredit,
@@ -108,18 +109,29 @@ def test_a_single_play_is_counted_and_learns_nothing() -> None:
     assert fresh.singletons == 2
 
 
-def test_seats_that_are_not_trained_are_not_compared_with() -> None:
-    rewards = {"first": 1.0, "second": -1.0}
+def test_plays_against_others_are_compared_with_each_other_only() -> None:
     episodes = [
-        make_episode(rewards),
+        make_episode({"first": 1.0, "second": -1.0}),
         make_episode({"first": 0.0, "second": 0.0}),
         make_episode({"first": 100.0, "second": 100.0}, untrained=["first"]),
+        make_episode({"first": 100.0, "second": 102.0}, untrained=["first"]),
     ]
     credit = DrGRPOCredit()
     assigned = credit.assign(episodes)
-    assert [a.get("first") for a in assigned] == [[0.5], [-0.5], None]
-    assert [a["second"] for a in assigned] == [[-34.0], [-33.0], [67.0]]
+    assert [a.get("first") for a in assigned] == [[0.5], [-0.5], None, None]
+    assert [a["second"] for a in assigned] == [[-0.5], [0.5], [-1.0], [1.0]]
     assert credit.singletons == 0
+
+
+def test_earlier_versions_of_the_policy_are_compared_with_like_the_policy() -> None:
+    earlier = make_episode({"first": 4.0, "second": 4.0}, untrained=["first"])
+    named = replace(earlier.rollouts[0], seat="policy@40")
+    episodes = [
+        make_episode({"first": 1.0, "second": -1.0}),
+        replace(earlier, rollouts=(named, *earlier.rollouts[1:])),
+    ]
+    assigned = DrGRPOCredit().assign(episodes)
+    assert [a["second"] for a in assigned] == [[-2.5], [2.5]]
 
 
 def test_a_turns_own_reward_counts_from_that_turn_on() -> None:

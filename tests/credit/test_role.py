@@ -82,7 +82,7 @@ def test_seats_that_are_not_trained_move_nothing() -> None:
     credit = RAECredit(decay=0.0)
     assigned = credit.assign([make_episode({"first": 5.0, "second": 1.0}, untrained=["first"])])
     assert assigned == [{"second": [1.0]}]
-    assert credit.baselines == {("arena", "second"): 1.0}
+    assert credit.baselines == {("arena", "second against bot"): 1.0}
 
 
 def test_turn_rewards_are_added_and_leave_the_baseline_alone() -> None:

@@ -1,0 +1,42 @@
+"""Settings of the league: which opponents a policy meets, and what is kept of its past."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from legos.config.setting import Settings, knob
+from legos.errors import ConfigError
+
+__all__ = ["LeagueConfig", "check_opponents"]
+
+
+class LeagueConfig(Settings):
+    """Earlier versions of the policy as opponents, and what happens when it forgets."""
+
+    snapshot_every: int = knob(10, unit="steps", ge=1)
+    """Steps from one snapshot of the policy, which its later versions meet, to the next."""
+    snapshots: int = knob(8, ge=2)
+    """Snapshots that stay; the newest, the oldest and the strongest do, and of the others those with
+    the most even ages. Each takes the memory of an adapter in every engine."""
+    recent: int = knob(3, ge=1)
+    """Number of newest snapshots that the opponent `recent` is drawn from."""
+    on_collapse: Literal["report", "stop", "rollback"] = knob("report")
+    """What follows when the policy is clearly weaker than its best snapshot: a warning alone, the
+    end of the run with a checkpoint, or the weights of that snapshot for the next step."""
+    collapse_elo: float = knob(100.0, unit="Elo", gt=0)
+    """Fall of the rating, beyond the intervals of both, that counts as a collapse."""
+
+
+def check_opponents(shares: Mapping[str, float], where: str) -> None:
+    """Refuse shares of opponents that are negative or do not add up to 1.
+
+    Raises:
+        ConfigError: the message names the setting and the sum.
+    """
+    for name, share in shares.items():
+        if not 0 <= share <= 1:
+            raise ConfigError(f"{where} gives {name!r} the share {share:g}; expected 0 to 1")
+    total = sum(shares.values())
+    if shares and abs(total - 1) > 1e-6:
+        raise ConfigError(
+            f"the shares of {where} add up to {total:g}; expected 1, such as self=0.5 past=0.5"
+        )

@@ -1,0 +1,200 @@
+"""The matchmaker of a league: opponents by shares, from the policy's own past and from outside."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from legos.errors import ArenaError
+from legos.league.cast import Cast, is_adapter
+from legos.league.payoffs import PayoffTable
+from legos.league.pool import Pool, Snapshot
+from legos.protocols import Matchmaker, Seat, Seating
+from legos.records.episode import Episode, Task
+from legos.records.seeds import mix
+
+__all__ = ["DRAWS", "EXPLOITER", "LeagueSeats"]
+
+SELF, EXPLOITER = "self", "exploiter"
+DRAWS = (SELF, "past", "recent", "hard", "even", EXPLOITER)
+"""Opponents that the league finds itself; any other name is that of a member (``Cast``)."""
+_STREAM = 0x1EA6E  # random stream of a task from which its seats are drawn
+
+
+class LeagueSeats(Matchmaker):
+    """Draws an opponent for each task, and the seat that the policy takes against it.
+
+    Everything is drawn from the number of the task, so all plays of a task that are compared with
+    each other have the same players, and a resumed run draws the same. The policy takes each seat
+    equally often. In an arena with several policies one of them learns in a play against another
+    opponent, and in every other seat sits an earlier version of the policy of that seat.
+
+    =========  =================================================================================
+    opponent   who sits in the other seats
+    =========  =================================================================================
+    self       the policy itself; all seats learn
+    past       a snapshot, each equally often
+    recent     one of the newest snapshots
+    hard       a snapshot, by (1 - x)^2, where x is the policy's score against it
+    even       a snapshot, by x (1 - x)
+    exploiter  a second policy, which only learns to beat the first; both learn
+    others     a bot, the base model, an adapter or a server, by its name
+    =========  =================================================================================
+
+    Source: prioritised fictitious self-play, Vinyals et al., Nature 575, 2019 (``hard``, ``even``).
+
+    Attributes:
+        pool: the snapshots.
+        table: what members have earned against each other; the policy's own plays count for its
+            newest snapshot.
+        progress: share of the run that is done, for shares that change during it.
+    """
+
+    def __init__(
+        self,
+        shares: Mapping[str, float],
+        cast: Cast,
+        *,
+        ends: Mapping[str, float] | None = None,
+        seed: int = 0,
+        snapshots: int = 8,
+        recent: int = 3,
+    ) -> None:
+        """Make a matchmaker with an empty pool.
+
+        Args:
+            shares: opponent -> share of the tasks.
+            cast: seats members by name.
+            ends: the shares at the end of the run, which are approached linearly; None: the same.
+            seed: seed of the draws.
+            snapshots: maximum number of snapshots of each policy.
+            recent: number of newest snapshots that ``recent`` is drawn from.
+        """
+        self.pool = Pool(snapshots)
+        self.table = PayoffTable()
+        self.progress = 0.0
+        self.cast = cast
+        self._ends = shares if ends is None else ends
+        self._shares, self._recent, self._seed = shares, recent, seed
+        self._met: dict[str, tuple[int, float]] = {}  # opponent -> plays, sum of scores, of a step
+
+    @property
+    def named(self) -> list[str]:
+        """The members among the opponents whose adapters have to be loaded."""
+        names = dict.fromkeys([*self._shares, *self._ends])
+        return [name for name in names if name not in DRAWS and is_adapter(name)]
+
+    def seats(self, arena: Seating, task: Task, seed: int) -> Mapping[str, Seat]:
+        """The seats of one play; the seed of the play is not used."""
+        seats = arena.seats(task)
+        trained = [role for role, seat in seats.items() if seat.policy is not None]
+        if len(seats) < 2 or not trained:
+            return seats
+        rng = random.Random(mix(self._seed, _STREAM, task.first_play))
+        opponent, learner = self._opponent(rng), rng.choice(trained)
+        if opponent == SELF:
+            return seats
+        return {
+            role: seat
+            if role == learner or seat.policy is None
+            else self._rival(opponent, seat, rng)
+            for role, seat in seats.items()
+        }
+
+    def _opponent(self, rng: random.Random) -> str:
+        names = list(dict.fromkeys([*self._shares, *self._ends]))
+        start, end = ([of.get(name, 0.0) for name in names] for of in (self._shares, self._ends))
+        pairs = zip(start, end, strict=True)
+        return rng.choices(names, [a + self.progress * (b - a) for a, b in pairs])[0]
+
+    def _rival(self, opponent: str, seat: Seat, rng: random.Random) -> Seat:
+        """The seat of an opponent in the place of a policy."""
+        if opponent == EXPLOITER:
+            return replace(seat, name=EXPLOITER, adapter=EXPLOITER)
+        if opponent not in DRAWS:
+            return self.cast.seat(opponent, seat)
+        snapshots = self.pool.of(seat.policy or "")
+        if not snapshots:
+            return seat
+        if opponent == "recent":
+            snapshots = snapshots[-self._recent :]
+        [drawn] = rng.choices(snapshots, self._weights(opponent, snapshots))
+        return replace(seat, name=drawn.name, adapter=drawn.live, trainable=False)
+
+    def _weights(self, opponent: str, snapshots: Sequence[Snapshot]) -> list[float]:
+        """How often each snapshot is drawn."""
+        if opponent not in ("hard", "even"):
+            return [1.0] * len(snapshots)
+        scores = [self.score(snapshot) for snapshot in snapshots]
+        found = [(1 - x) ** 2 if opponent == "hard" else x * (1 - x) for x in scores]
+        return found if sum(found) > 0 else [1.0] * len(snapshots)
+
+    def score(self, against: Snapshot) -> float:
+        """The policy's score against a snapshot: 1 for a win, 1/2 for a draw; 1/2 at first.
+
+        It is the mean over the plays since the newest two snapshots, and over one win and one loss,
+        which decide until there are plays.
+        """
+        names = [each.name for each in self.pool.of(against.policy)[-2:]]
+        tallies = [self.table.tally(name, against.name) for name in names if name != against.name]
+        plays = sum(tally.plays for tally in tallies)
+        points = sum(tally.wins + tally.draws / 2 for tally in tallies)
+        return (points + 1) / (plays + 2)
+
+    def record(self, episode: Episode) -> None:
+        """Count what the policy has earned against each other player of a play that ended."""
+        if episode.error or episode.void:
+            return
+        forfeit = bool(episode.metrics.get("forfeit"))
+        for mine in episode.rollouts:
+            for other in episode.rollouts:
+                if mine.policy is None or other.seat == mine.seat:
+                    continue
+                earned, lost = episode.rewards[mine.role], episode.rewards[other.role]
+                self._count(mine.seat, other.seat, earned, lost)
+                a, b = self._member(mine.seat), self._member(other.seat)
+                if other.policy is None and a != b:
+                    self.table.add(a, b, mine.role, earned, lost, forfeit=forfeit)
+                    self.table.add(b, a, other.role, lost, earned, forfeit=forfeit)
+
+    def _member(self, seat: str) -> str:
+        """Who a seat counts as in the table: a trained policy as its newest snapshot."""
+        snapshots = self.pool.of(seat)
+        return snapshots[-1].name if snapshots else seat
+
+    def _count(self, mine: str, other: str, earned: float, lost: float) -> None:
+        policy, at, _ = other.partition("@")
+        kind = "past" if at and policy == mine else other
+        plays, points = self._met.get(kind, (0, 0.0))
+        self._met[kind] = plays + 1, points + (earned > lost) + (earned == lost) / 2
+
+    def metrics(self) -> dict[str, float]:
+        """Plays against each opponent since the last call, and the score of the policy in them."""
+        met, self._met = self._met, {}
+        plays = {f"plays_{name}": float(number) for name, (number, _) in met.items()}
+        return plays | {f"score_{name}": points / number for name, (number, points) in met.items()}
+
+    def state(self) -> dict[str, Any]:
+        """Pool, table, progress, and what was met since the last step."""
+        return {
+            "pool": self.pool.state(),
+            "table": self.table.state(),
+            "progress": self.progress,
+            "met": self._met,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take back what ``state`` returned.
+
+        Raises:
+            ArenaError: it is of a run without opponents.
+        """
+        if not state:
+            raise ArenaError(
+                "the checkpoint is of a run without play.opponents; a run keeps the opponents that "
+                "it has begun with: start a new one with --adapter RUN"
+            )
+        self.pool.restore(state["pool"])
+        self.table.restore(state["table"])
+        self.progress = state["progress"]
+        self._met = {name: (plays, points) for name, (plays, points) in state["met"].items()}

@@ -1,0 +1,120 @@
+"""The pool of a league: snapshots of the trained policies, bounded by a rule, never changed."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec import Struct, structs
+
+from legos.weights.adapter import Adapter
+
+__all__ = ["Pool", "Snapshot"]
+
+
+class Snapshot(Struct, frozen=True, kw_only=True):
+    """The adapter of a policy after one step, which training no longer changes."""
+
+    policy: str
+    step: int
+    version: int
+    digest: str
+
+    @property
+    def name(self) -> str:
+        """Its name as a member: ``policy@120``."""
+        return f"{self.policy}@{self.step}"
+
+    @property
+    def live(self) -> str:
+        """Its name in the engines, by its weights."""
+        return f"{self.policy}-{self.digest[:12]}"
+
+
+class Pool:
+    """Snapshots of each policy, oldest first.
+
+    A snapshot that leaves is drawn no more, but stays in the engines for the plays that have begun.
+
+    Attributes:
+        size: maximum number of snapshots of each policy.
+        leaving: those that have left and are still in the engines, with the step at which they did.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Make an empty pool."""
+        self.size = size
+        self._of: dict[str, list[Snapshot]] = {}
+        self.leaving: list[tuple[Snapshot, int]] = []
+
+    def of(self, policy: str) -> list[Snapshot]:
+        """The snapshots of a policy, oldest first."""
+        return self._of.get(policy, [])
+
+    @property
+    def members(self) -> list[Snapshot]:
+        """All snapshots that can be drawn."""
+        return [snapshot for found in self._of.values() for snapshot in found]
+
+    @property
+    def in_engines(self) -> list[Snapshot]:
+        """All snapshots that must be live, those included that are leaving."""
+        return [*self.members, *(snapshot for snapshot, _ in self.leaving)]
+
+    def add(
+        self, adapter: Adapter, step: int, strength: Callable[[Snapshot], float]
+    ) -> Snapshot | None:
+        """Add the adapter of a policy as it is now; one may leave for it.
+
+        Args:
+            adapter: the adapter.
+            step: number of optimiser steps done.
+            strength: how strong a snapshot is; the strongest stays.
+
+        Returns:
+            The snapshot; None: the newest has the same weights.
+        """
+        found = self._of.setdefault(adapter.name, [])
+        if found and found[-1].digest == adapter.digest:
+            return None
+        snapshot = Snapshot(
+            policy=adapter.name, step=step, version=adapter.version, digest=adapter.digest
+        )
+        found.append(snapshot)
+        if len(found) > self.size:
+            gone = found.pop(_least_missed(found, strength))
+            self.leaving.append((gone, step))
+        return snapshot
+
+    def forget(self, *, before: int) -> list[Snapshot]:
+        """Take out what left before a step, and return it."""
+        gone = [snapshot for snapshot, at in self.leaving if at < before]
+        self.leaving = [(snapshot, at) for snapshot, at in self.leaving if at >= before]
+        return gone
+
+    def state(self) -> dict[str, Any]:
+        """The snapshots without their arrays, as JSON values."""
+        return {
+            "members": [structs.asdict(each) for each in self.members],
+            "leaving": [[structs.asdict(each), at] for each, at in self.leaving],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take back what ``state`` returned."""
+        self._of = {}
+        for each in state["members"]:
+            self._of.setdefault(each["policy"], []).append(Snapshot(**each))
+        self.leaving = [(Snapshot(**each), at) for each, at in state["leaving"]]
+
+
+def _least_missed(found: list[Snapshot], strength: Callable[[Snapshot], float]) -> int:
+    """Index of the snapshot whose absence leaves the smallest gap between its neighbours.
+
+    The oldest, the newest and the strongest stay. So ages stay evenly spread as the run goes on.
+    """
+    strongest = max(range(len(found)), key=lambda index: strength(found[index]))
+    inner = [index for index in range(1, len(found) - 1) if index != strongest]
+    candidates = inner or [index for index in range(len(found) - 1) if index != strongest]
+    last = len(found) - 1
+    return min(
+        candidates,
+        key=lambda index: found[min(index + 1, last)].step - found[max(index - 1, 0)].step,
+    )
