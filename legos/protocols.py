@@ -268,6 +268,10 @@ class Backend(Protocol):
         """The current adapter of a policy; its arrays never change afterwards."""
         ...
 
+    def take(self, adapter: Adapter, *, policy: str = POLICY) -> "Future[int]":
+        """Go on from other weights, as the next version; the optimiser and the EMA start again."""
+        ...
+
     def snapshot(self) -> "Future[Snapshot]":
         """Every policy, its EMA and its optimiser as they are now; later steps do not change it."""
         ...

@@ -9,6 +9,7 @@ from legos.arena.arena import Arena
 from legos.arena.cursor import plays_from
 from legos.arena.matchmaker import ArenaSeats, SeatOverride, renamed
 from legos.errors import CheckpointError
+from legos.league.matchmaker import LeagueSeats
 from legos.records.names import BASE
 from legos.weights.adapter import Adapter
 
@@ -39,6 +40,12 @@ def load_seated(arenas: Iterable[Arena], load: Callable[[Adapter], object]) -> M
     for arena in arenas:
         if type(arena).seats is Arena.seats and type(arena.matchmaker) is ArenaSeats:
             continue  # the policy sits everywhere
+        if isinstance(league := arena.matchmaker, LeagueSeats):
+            for name in league.named:
+                adapter = frozen_adapter(name)
+                load(adapter)
+                league.cast.live[name] = loaded[name] = adapter.name
+            continue
         live: dict[str, str] = {}  # as seats name an adapter -> as the engine does
         for task, seed in plays_from(arena, arena.seed, PLAYS, held_out=False):
             for seat in arena.seated(task, seed).values():

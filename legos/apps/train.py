@@ -156,6 +156,7 @@ def _train(
                 count_tokens=_token_count(trainer, served, players),
                 engine_stats=trainer.engine_stats,
                 writer=writer,
+                league=config.league,
                 play=play_each if players is None else players.play,
             )
             _restore(run, config, checkpoint)

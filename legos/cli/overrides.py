@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast, get_args
 from cyclopts import Group, Parameter, Token
 from pydantic.fields import FieldInfo
 
+from legos.config.league import LeagueConfig
 from legos.config.resolve import knobs
 from legos.config.schema import (
     GenerationConfig,
@@ -24,6 +25,7 @@ __all__ = [
     "EvaluationPlayOptions",
     "GenerationOptions",
     "Key",
+    "LeagueOptions",
     "LoopOptions",
     "PlayOptions",
     "PlaySettings",
@@ -53,6 +55,8 @@ def _options(prefix: str, group: type[Settings], *names: str) -> Any:
 
 
 def _option(name: str, field: FieldInfo) -> Any:
+    if field.annotation == dict[str, float]:
+        return Annotated[tuple[str, ...], Parameter(help=_help(field), negative="")]
     kinds = (field.annotation, *get_args(field.annotation))
     converter = _whole_number if int in kinds else None
     negative = (f"--no-{name}", f"--{name.replace('.', '.no-')}") if bool in kinds else ""
@@ -84,7 +88,7 @@ def _whole_number(_: Any, tokens: Sequence[Token]) -> int | None:
 # Type checkers cannot follow classes that are made at run time.
 if TYPE_CHECKING:
     RunOptions = TrainingOptions = GenerationOptions = dict[str, Any]
-    PlayOptions = LoopOptions = TrackOptions = dict[str, Any]
+    PlayOptions = LoopOptions = LeagueOptions = TrackOptions = dict[str, Any]
     EvaluationPlayOptions = EvaluationLoopOptions = dict[str, Any]
 else:
     RunOptions = _options("", RunConfig, *(name for name in knobs() if "." not in name))
@@ -92,6 +96,7 @@ else:
     GenerationOptions = _options("generation.", GenerationConfig)
     PlayOptions = _options("play.", PlayConfig)
     LoopOptions = _options("loop.", LoopConfig)
+    LeagueOptions = _options("league.", LeagueConfig)
     TrackOptions = _options("track.", TrackConfig)
     EvaluationPlayOptions = _options(
         "play.", PlayConfig, "options", "illegal", "rules", "restrict_choices", "concurrency"
@@ -124,6 +129,8 @@ def dotted(
         for name, value in (options or {}).items():
             if (group, name) == ("play", "options"):
                 settings |= {f"play.options.{key}": literal(text) for key, text in value.items()}
+            elif (group, name) in (("play", "opponents"), ("play", "opponents_end")):
+                settings[f"play.{name}"] = _numbers(f"--play.{name.replace('_', '-')}", value)
             else:
                 settings[f"{group}.{name}" if group else name] = value
     for option, (name, value) in shorthands.items():
@@ -141,22 +148,31 @@ def shares(mix: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigError: a text has another form, or an arena is named twice.
     """
-    settings: dict[str, Any] = {}
-    for text in mix:
+    return {f"mix.{name}.share": share for name, share in _numbers("--mix", mix).items()}
+
+
+def _numbers(option: str, texts: Sequence[str]) -> dict[str, float]:
+    """``NAME=SHARE`` of an option that may be repeated: name -> share.
+
+    Raises:
+        ConfigError: a text has another form, or a name is given twice.
+    """
+    found: dict[str, float] = {}
+    for text in texts:
         name, _, share = text.rpartition("=")
         try:
             value = float(share if name else "")
         except ValueError:
+            example = "nim=0.5" if option == "--mix" else "self=0.5"
             raise ConfigError(
-                f"--mix is {text!r}; expected an arena and its share, such as --mix nim=0.5"
+                f"{option} is {text!r}; expected a name and its share, such as {option} {example}"
             ) from None
-        key = f"mix.{name}.share"
-        if key in settings:
+        if name in found:
             raise ConfigError(
-                f"--mix names arena {name!r} twice; name it once, with the sum of its shares"
+                f"{option} names {name!r} twice; name it once, with the sum of its shares"
             )
-        settings[key] = value
-    return settings
+        found[name] = value
+    return found
 
 
 def literal(text: str) -> Any:

@@ -10,6 +10,7 @@ from cyclopts import Group, Parameter
 from legos.cli.output import Flag, show
 from legos.cli.overrides import (
     GenerationOptions,
+    LeagueOptions,
     LoopOptions,
     PlayOptions,
     RunOptions,
@@ -28,6 +29,7 @@ __all__ = ["Loop", "Play", "Track", "Training", "start", "train"]
 Training = Annotated[TrainingOptions | None, Parameter(group=Group("Optimiser step", sort_key=3))]
 Generation = Annotated[GenerationOptions | None, Parameter(group=Group("Sampling", sort_key=2))]
 Play = Annotated[PlayOptions | None, Parameter(group=Group("Playing", sort_key=1))]
+League = Annotated[LeagueOptions | None, Parameter(group=Group("Opponents", sort_key=2))]
 Loop = Annotated[LoopOptions | None, Parameter(group=Group("Run", sort_key=0))]
 Track = Annotated[
     TrackOptions | None, Parameter(name="--track", group=Group("Metrics", sort_key=4))
@@ -51,6 +53,7 @@ def train(
     training: Training = None,
     generation: Generation = None,
     play: Play = None,
+    league: League = None,
     loop: Loop = None,
     tracking: Track = None,
 ) -> int | None:
@@ -58,7 +61,7 @@ def train(
 
     For example:
 
-        legos train --arena kuhn --seed 1
+        legos train --arena kuhn --play.opponents self=0.5 --play.opponents past=0.5
         legos train --arena my_game.py:Race --steps 100
         legos train --model my_model --arena my_arena.py:Debate
         legos train --mix nim=0.5 --mix kuhn=0.5
@@ -82,11 +85,12 @@ def train(
         training: Settings of the optimiser step.
         generation: Settings of sampling.
         play: Settings of the arena.
+        league: Settings of the snapshots that play.opponents draws from.
         loop: Settings of the run.
         tracking: Settings of the trackers.
     """
     groups = {"": run, "training": training, "generation": generation, "play": play, "loop": loop}
-    groups["track"] = tracking
+    groups |= {"league": league, "track": tracking}
     shorthands = {
         "--steps": ("loop.steps", steps),
         "--deterministic": ("loop.deterministic", deterministic),

@@ -15,8 +15,8 @@ class LeagueConfig(Settings):
     snapshot_every: int = knob(10, unit="steps", ge=1)
     """Steps from one snapshot of the policy, which its later versions meet, to the next."""
     snapshots: int = knob(8, ge=2)
-    """Snapshots that stay; the newest, the oldest and the strongest do, and of the others those with
-    the most even ages. Each takes the memory of an adapter in every engine."""
+    """Most snapshots of a policy at a time; the newest, the oldest and the strongest stay, and of
+    the others those with the most even ages. Each takes an adapter's memory in every engine."""
     recent: int = knob(3, ge=1)
     """Number of newest snapshots that the opponent `recent` is drawn from."""
     on_collapse: Literal["report", "stop", "rollback"] = knob("report")
@@ -26,17 +26,15 @@ class LeagueConfig(Settings):
     """Fall of the rating, beyond the intervals of both, that counts as a collapse."""
 
 
-def check_opponents(shares: Mapping[str, float], where: str) -> None:
+def check_opponents(shares: Mapping[str, float]) -> None:
     """Refuse shares of opponents that are negative or do not add up to 1.
 
     Raises:
-        ConfigError: the message names the setting and the sum.
+        ConfigError: the message names the opponent, or the sum.
     """
     for name, share in shares.items():
         if not 0 <= share <= 1:
-            raise ConfigError(f"{where} gives {name!r} the share {share:g}; expected 0 to 1")
+            raise ConfigError(f"the share of {name!r} is {share:g}; expected 0 to 1")
     total = sum(shares.values())
     if shares and abs(total - 1) > 1e-6:
-        raise ConfigError(
-            f"the shares of {where} add up to {total:g}; expected 1, such as self=0.5 past=0.5"
-        )
+        raise ConfigError(f"the shares add up to {total:g}; expected 1, such as self=0.5 past=0.5")

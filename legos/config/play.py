@@ -6,6 +6,7 @@ from pydantic import field_validator
 
 from legos.arena.curriculum import CurriculumName
 from legos.arena.playable import IllegalMove
+from legos.config.league import check_opponents
 from legos.config.objective import ObjectiveSettings
 from legos.config.setting import Settings, knob
 from legos.credit import RULES, WITHOUT_GROUPS
@@ -39,8 +40,22 @@ class PlayConfig(Settings):
     concurrency: int = knob(256, unit="episodes", ge=1)
     """Plays that run at the same time for one step; loop.step_concurrency sets for how many steps.
     Lower it to save memory."""
+    opponents: dict[str, float] = knob({})
+    """Who plays against the policy, each with its share of the tasks, NAME=SHARE (may be repeated):
+    self; past, recent, hard or even for its own snapshots; exploiter; random, optimal, base, an
+    adapter (RUN, RUN@STEP or a folder) or the address of a server. None: itself alone."""
+    opponents_end: dict[str, float] = knob({})
+    """Their shares at the end of the run, which are approached linearly; none: the same."""
+    matchmaker: str | None = knob(None)
+    """A matchmaker of one's own, FILE.py:Class, in place of opponents; none: the arena's seats."""
     options: dict[str, Any] = knob({})
     """Arguments of the arena's constructor, by name (--play.options.NAME VALUE)."""
+
+    @field_validator("opponents", "opponents_end")
+    @classmethod
+    def _check_opponents(cls, shares: dict[str, float]) -> dict[str, float]:
+        check_opponents(shares)
+        return shares
 
     @field_validator("credit")
     @classmethod
@@ -85,6 +100,16 @@ def check_play(play: PlayConfig, training: ObjectiveSettings, where: str) -> Non
         raise ConfigError(
             f"{where}.group_size is 1 but {where}.credit {play.credit!r} compares the plays of a "
             "group; every advantage would be 0: use at least 2, or credit 'rae'"
+        )
+    if play.matchmaker is not None and play.opponents:
+        raise ConfigError(
+            f"{where}.matchmaker is {play.matchmaker!r} but {where}.opponents names "
+            f"{', '.join(play.opponents)}; the matchmaker decides who meets whom: give one of them"
+        )
+    if play.opponents_end and not play.opponents:
+        raise ConfigError(
+            f"{where}.opponents_end names {', '.join(play.opponents_end)} but {where}.opponents is "
+            "empty; give the shares at the start too, such as self=1"
         )
     if play.credit == "rae" and training.zero_advantage == "remove":
         raise ConfigError(

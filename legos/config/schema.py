@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, Self
 
 from pydantic import model_validator
 
+from legos.config.league import LeagueConfig
 from legos.config.learning_rate import learning_rates
 from legos.config.objective import ObjectiveSettings
 from legos.config.places import check_places
@@ -221,6 +222,8 @@ class RunConfig(Settings):
     """Sampling."""
     play: PlayConfig = knob(PlayConfig())
     """Playing the arena."""
+    league: LeagueConfig = knob(LeagueConfig())
+    """Snapshots of the policy as its opponents."""
     loop: LoopConfig = knob(LoopConfig())
     """The run as a whole."""
     track: TrackConfig = knob(TrackConfig())

@@ -115,6 +115,13 @@ class LoraBackend:
         """
         return self._find(policy).adapter
 
+    def take(self, adapter: Adapter, *, policy: str = POLICY) -> "Future[int]":
+        """Go on from other weights, as the next version; the optimiser and the EMA start again.
+
+        The future raises ``AdapterError`` where the adapter has another shape.
+        """
+        return self._call(self._take, adapter, policy)
+
     def snapshot(self) -> "Future[Snapshot]":
         """Adapters, EMAs, references and optimisers as they are now.
 
@@ -264,6 +271,23 @@ class LoraBackend:
             ema = {key: keep * policy.ema[key] + (1.0 - keep) * new for key, new in after.items()}
         self._device.evaluate(after, moments, ema)
         return after, moments, ema
+
+    def _take(self, adapter: Adapter, name: str) -> int:
+        policy, array = self._find(name), self._device.array
+        given = adapter.at_scale(self._shape.scale)
+        if (shapes := _shapes(given.arrays)) != _shapes(policy.arrays):
+            raise AdapterError(
+                f"adapter {adapter.name!r} has {len(shapes)} arrays of rank {given.shape.rank}, "
+                f"and policy {name!r}, of rank {self._shape.rank}, has others; take an adapter of "
+                "the same settings of LoRA"
+            )
+        arrays = {key: array(values) for key, values in given.arrays.items()}
+        zeros = self._device.xp.zeros_like
+        policy.moments = {key: zeros(moment) for key, moment in policy.moments.items()}
+        policy.arrays, policy.ema, policy.updates, policy.pending = arrays, arrays, 0, None
+        policy.adapter = self._adapter(name, policy.adapter.version + 1, arrays)
+        self._device.install(arrays)
+        return policy.adapter.version
 
     def _snapshot(self) -> Snapshot:
         host = self._device.host

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from legos.errors import ArenaError
 from legos.league.cast import Cast, is_adapter
 from legos.league.payoffs import PayoffTable
 from legos.league.pool import Pool, Snapshot
@@ -145,17 +144,18 @@ class LeagueSeats(Matchmaker):
         """Count what the policy has earned against each other player of a play that ended."""
         if episode.error or episode.void:
             return
-        forfeit = bool(episode.metrics.get("forfeit"))
+        forfeit = bool(episode.metrics.get("forfeit"))  # by the side that earned less
         for mine in episode.rollouts:
             for other in episode.rollouts:
                 if mine.policy is None or other.seat == mine.seat:
                     continue
-                earned, lost = episode.rewards[mine.role], episode.rewards[other.role]
-                self._count(mine.seat, other.seat, earned, lost)
+                pay = episode.rewards[mine.role], episode.rewards[other.role]
+                self._count(mine.seat, other.seat, *pay)
                 a, b = self._member(mine.seat), self._member(other.seat)
                 if other.policy is None and a != b:
-                    self.table.add(a, b, mine.role, earned, lost, forfeit=forfeit)
-                    self.table.add(b, a, other.role, lost, earned, forfeit=forfeit)
+                    gave_up, got_it = forfeit and pay[0] < pay[1], forfeit and pay[1] < pay[0]
+                    self.table.add(a, b, mine.role, *pay, forfeit=gave_up)
+                    self.table.add(b, a, other.role, *reversed(pay), forfeit=got_it)
 
     def _member(self, seat: str) -> str:
         """Who a seat counts as in the table: a trained policy as its newest snapshot."""
@@ -184,16 +184,9 @@ class LeagueSeats(Matchmaker):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what ``state`` returned.
-
-        Raises:
-            ArenaError: it is of a run without opponents.
-        """
+        """Take back what ``state`` returned; of a run without opponents, an empty pool."""
         if not state:
-            raise ArenaError(
-                "the checkpoint is of a run without play.opponents; a run keeps the opponents that "
-                "it has begun with: start a new one with --adapter RUN"
-            )
+            return
         self.pool.restore(state["pool"])
         self.table.restore(state["table"])
         self.progress = state["progress"]

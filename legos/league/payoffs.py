@@ -103,6 +103,11 @@ class PayoffTable:
         cell = self._cells.get((mine, theirs), {})
         return sum(cell.values(), Tally()) if role is None else cell.get(role, Tally())
 
+    def roles(self, member: str) -> tuple[str, ...]:
+        """The roles in which a member has played."""
+        cells = (cell for (mine, _), cell in self._cells.items() if mine == member)
+        return tuple(dict.fromkeys(role for cell in cells for role in cell))
+
     def forget(self, member: str) -> None:
         """Drop all plays of a member."""
         self._cells = {pair: cell for pair, cell in self._cells.items() if member not in pair}

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any, cast
@@ -10,9 +11,11 @@ from typing import Any, cast
 from legos.arena.arena import Arena
 from legos.arena.curriculum import success_rates
 from legos.arena.cursor import plays_from
+from legos.arena.matchmaker import ArenaSeats
 from legos.credit.means import evaluation_metrics, with_children
 from legos.games.exact import GameReport, evaluate
 from legos.games.scored import enumerated, scored_policy
+from legos.league.matchmaker import LeagueSeats
 from legos.play.step import play_all, warn_of
 from legos.protocols import Scorer
 from legos.records.episode import Episode
@@ -63,6 +66,9 @@ class ArenaEvaluation:
             ArenaError: the game is inconsistent.
         """
         self._arena = arena
+        if isinstance(arena.matchmaker, LeagueSeats):  # so that all evaluations play the same
+            self._arena = copy(arena)
+            self._arena.matchmaker = ArenaSeats()
         self._scorer = scorer
         self._plays = plays
         self._temperature = temperature

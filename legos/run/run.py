@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from legos.arena.arena import Arena
+from legos.config.league import LeagueConfig
 from legos.config.schema import LoopConfig
 from legos.errors import CheckpointError, EngineError, Stopped
 from legos.loop.evaluation import flat_metrics
@@ -31,6 +32,7 @@ from legos.run.checkpoint import write_checkpoint
 from legos.run.evaluations import Evaluation, Evaluations, Outputs, Results
 from legos.run.folder import RunFolder
 from legos.run.kept import KeptPlays
+from legos.run.league import RunLeague
 from legos.run.leaving import LeavingPublisher
 from legos.run.speed import Speed
 from legos.run.state import RunState
@@ -63,6 +65,7 @@ class Run:
         count_tokens: Callable[[], Awaitable[int]],
         engine_stats: Callable[[], Mapping[str, float]],
         writer: Executor,
+        league: LeagueConfig | None = None,
         play: PlayGroup = play_each,
         base_model: str | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -80,6 +83,7 @@ class Run:
                 made, for play and for evaluations.
             engine_stats: returns what the engine counts (``Engine.stats``); empty: nothing.
             writer: one thread, which writes checkpoints and adapters.
+            league: settings of the snapshots that arenas with opponents meet; None: the defaults.
             play: plays a group, here or in other processes.
             base_model: base model that is recorded in each adapter.
             clock: returns a time in seconds.
@@ -110,6 +114,15 @@ class Run:
             keep_best=settings.keep_best,
             plays=self._plays,
             fail=self._batcher.end,
+            on_writer=self._on_writer,
+        )
+        self._league = RunLeague(
+            self._mix,
+            folder,
+            trainer,
+            league or LeagueConfig(),
+            adapters=self._adapters,
+            stop=self.stop,
             on_writer=self._on_writer,
         )
         self._state = RunState(trainer, self._mix, self._batcher, self._evaluations)
@@ -259,6 +272,7 @@ class Run:
         settings, trainer = self._settings, self._trainer
         self._state.log_restored(out.steps)
         await trainer.publish_to(out.publisher)
+        await self._league.begin(out.publisher)
         await self._evaluations.make_up(out)
         # The second case is an evaluation that was interrupted, or never started.
         if not self.first or (self._due and self._evaluations.step != self.step):
@@ -289,6 +303,7 @@ class Run:
         metrics |= self.speed.of_step(groups, metrics["step_s"] or 0.0)
         episodes = [episode for group in groups for episode in group.episodes]
         ratios = partial(importance_ratios, self._trainer.passes)
+        metrics |= await self._league.after_step(out.publisher, out.steps)
         out.steps.plays(episodes, step=step, evaluation=False, ratios=ratios)
         self._state.log(metrics, out.steps)
         self.example = next((e for e in episodes if not (e.error or e.void)), self.example)

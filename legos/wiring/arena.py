@@ -1,16 +1,21 @@
 """Make an arena with its client, credit rule and options from the configuration."""
 
-from collections.abc import Iterable
+import os
+from collections.abc import Mapping
 from typing import Any
 
 from legos.arena.arena import Arena, GameArena
 from legos.arena.checks import check_attributes
 from legos.arena.curriculum import CURRICULA
 from legos.arena.game import Game
+from legos.arena.matchmaker import ArenaSeats
 from legos.arena.registry import find_arena, load_module
-from legos.config.schema import GenerationConfig, PlayConfig, RunConfig
+from legos.config.league import LeagueConfig
+from legos.config.schema import GenerationConfig, PlayConfig, PlayedArena, RunConfig
 from legos.credit import make_credit
 from legos.errors import ArenaError, ConfigError, LegosError
+from legos.league.cast import Cast
+from legos.league.matchmaker import EXPLOITER, LeagueSeats
 from legos.loop.mix import Mix
 from legos.protocols import Client, CreditAssigner
 from legos.wiring.options import OF_EVERY_ARENA, checked_options
@@ -30,6 +35,7 @@ def make_arena(
     *,
     play: PlayConfig | None = None,
     generation: GenerationConfig | None = None,
+    league: LeagueConfig | None = None,
     seed: int = 0,
 ) -> Arena:
     """Make an arena by name, with the settings of the configuration.
@@ -39,6 +45,7 @@ def make_arena(
         client: answers for every seat.
         play: settings of play; None: the arena's own.
         generation: settings of sampling.
+        league: settings of the snapshots that play.opponents draws from; None: the defaults.
         seed: seed of tasks and plays.
 
     Raises:
@@ -81,21 +88,76 @@ def make_arena(
         value = getattr(play, field)
         if value is not None:
             setattr(arena, field, value)
-    if play.rules:
-        if not isinstance(arena, GameArena):
-            raise ConfigError(
-                f"play.rules is true but arena {name!r} is no game, and writes its own prompts; "
-                "leave play.rules out"
-            )
-        arena.state_rules()
-    if play.curriculum is not None:
-        if not arena.levels:
-            raise ConfigError(
-                f"play.curriculum is {play.curriculum!r} but arena {name!r} has no levels; leave "
-                "play.curriculum out, or list them in the arena: levels = ('easy', 'hard')"
-            )
-        arena.curriculum = CURRICULA[play.curriculum]()
+    _state_rules(arena, play)
+    _set_curriculum(arena, play)
+    _seat_opponents(arena, play, league or LeagueConfig())
     return arena
+
+
+def _state_rules(arena: Arena, play: PlayConfig) -> None:
+    """State the rules of a game, if the settings say so.
+
+    Raises:
+        ConfigError: the arena is no game.
+    """
+    if not play.rules:
+        return
+    if not isinstance(arena, GameArena):
+        raise ConfigError(
+            f"play.rules is true but arena {arena.name!r} is no game, and writes its own prompts; "
+            "leave play.rules out"
+        )
+    arena.state_rules()
+
+
+def _set_curriculum(arena: Arena, play: PlayConfig) -> None:
+    """Give an arena the curriculum of its settings.
+
+    Raises:
+        ConfigError: it has no levels.
+    """
+    if play.curriculum is None:
+        return
+    if not arena.levels:
+        raise ConfigError(
+            f"play.curriculum is {play.curriculum!r} but arena {arena.name!r} has no levels; leave "
+            "play.curriculum out, or list them in the arena: levels = ('easy', 'hard')"
+        )
+    arena.curriculum = CURRICULA[play.curriculum]()
+
+
+def _seat_opponents(arena: Arena, play: PlayConfig, settings: LeagueConfig) -> None:
+    """Give an arena the matchmaker of its settings; an exploiter becomes one of its policies.
+
+    Raises:
+        ConfigError: the arena has one seat, chooses its players itself, or has several policies.
+    """
+    if play.matchmaker is not None:
+        arena.matchmaker = _made(play.matchmaker, "play.matchmaker")
+    if not play.opponents:
+        return
+    named = f"play.opponents names {', '.join(play.opponents)} but arena {arena.name!r}"
+    if len(arena.roles) < 2:
+        raise ConfigError(f"{named} has one role; leave play.opponents out")
+    if type(arena.matchmaker) is not ArenaSeats:
+        raise ConfigError(
+            f"{named} brings a matchmaker, {type(arena.matchmaker).__name__}; leave one of them out"
+        )
+    if EXPLOITER in {**play.opponents, **play.opponents_end}:
+        if len(arena.policies) > 1:
+            raise ConfigError(
+                f"{named} trains {', '.join(arena.policies)}, and an exploiter of several policies "
+                "is not defined; leave exploiter out"
+            )
+        arena.policies = (*arena.policies, EXPLOITER)
+    arena.matchmaker = LeagueSeats(
+        play.opponents,
+        Cast(arena, api_key=os.environ.get("LEGOS_API_KEY")),
+        ends=play.opponents_end or None,
+        seed=arena.seed,
+        snapshots=settings.snapshots,
+        recent=settings.recent,
+    )
 
 
 def _credit(name: str) -> CreditAssigner:
@@ -105,16 +167,26 @@ def _credit(name: str) -> CreditAssigner:
         ArenaError: the file cannot be imported.
         ConfigError: there is no such rule, or it cannot be made without arguments.
     """
-    place, colon, rule = name.rpartition(":")
+    return _made(name, "play.credit") if ":" in name else make_credit(name)
+
+
+def _made(name: str, setting: str) -> Any:
+    """An object of a user's class, ``FILE.py:Class``, made without arguments.
+
+    Raises:
+        ArenaError: the file cannot be imported.
+        ConfigError: it has no such class, or the class cannot be made.
+    """
+    place, colon, kind_name = name.rpartition(":")
     if not colon:
-        return make_credit(name)
-    kind = getattr(load_module(place), rule, None)
+        raise ConfigError(f"{setting} is {name!r}; expected FILE.py:Class")
+    kind = getattr(load_module(place), kind_name, None)
     if kind is None:
-        raise ConfigError(f"play.credit is {name!r}, but {place} has no {rule!r}")
+        raise ConfigError(f"{setting} is {name!r}, but {place} has no {kind_name!r}")
     try:
         return kind()
-    except Exception as error:  # the rule's own code may raise anything
-        raise ConfigError(f"credit rule {name!r} cannot be made: {error!r}") from error
+    except Exception as error:  # the class's own code may raise anything
+        raise ConfigError(f"{setting}: {name!r} cannot be made: {error!r}") from error
 
 
 def make_mix(config: RunConfig, client: Client | None) -> Mix:
@@ -130,7 +202,12 @@ def make_mix(config: RunConfig, client: Client | None) -> Mix:
     """
     shares = {
         make_arena(
-            name, client, play=one.play, generation=one.generation, seed=config.seed
+            name,
+            client,
+            play=one.play,
+            generation=one.generation,
+            league=config.league,
+            seed=config.seed,
         ): one.share
         for name, one in config.arenas.items()
     }
@@ -138,12 +215,16 @@ def make_mix(config: RunConfig, client: Client | None) -> Mix:
     return Mix(shares, tokens_per_step=training.tokens_per_step, spill=training.spill)
 
 
-def policies_of(names: Iterable[str]) -> tuple[str, ...]:
-    """Names of the adapters that some arenas train.
+def policies_of(arenas: Mapping[str, PlayedArena]) -> tuple[str, ...]:
+    """Names of the adapters that some arenas train, an exploiter included.
 
     Raises:
         ArenaError: the arena is not found.
     """
-    kinds = map(find_arena, names)
-    found = (kind.policies if issubclass(kind, Arena) else Arena.policies for kind in kinds)
-    return tuple(dict.fromkeys(policy for policies in found for policy in policies))
+    found: list[str] = []
+    for name, one in arenas.items():
+        kind = find_arena(name)
+        found += kind.policies if issubclass(kind, Arena) else Arena.policies
+        if EXPLOITER in {**one.play.opponents, **one.play.opponents_end}:
+            found.append(EXPLOITER)
+    return tuple(dict.fromkeys(found))

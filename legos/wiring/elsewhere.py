@@ -27,7 +27,9 @@ def elsewhere(
     from legos.wiring.vllm import started_vllm
 
     if config.engine == "vllm":
-        return partial(started_vllm, policies=policies, say=say)
+        league = any(one.play.opponents for one in config.arenas.values())
+        rivals = len(policies) * (config.league.snapshots + 1) if league else 0
+        return partial(started_vllm, policies=policies, rivals=rivals, say=say)
     if config.ray is not None and not config.server:
         return partial(ray_engine, config, say=say)
     if not config.server:

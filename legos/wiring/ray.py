@@ -190,6 +190,7 @@ class _PlayPlace:
             client,
             play=config.play,
             generation=config.generation,
+            league=config.league,
             seed=config.seed,
         )
         if self.seated:

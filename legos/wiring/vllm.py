@@ -85,6 +85,7 @@ def started_vllm(
     model: ModelHandle,
     *,
     policies: Sequence[str],
+    rivals: int = 0,
     say: Callable[[str], object],
 ) -> TokenEngine:
     """Start ``vllm serve`` as a process of ours, and return its engine.
@@ -92,6 +93,7 @@ def started_vllm(
     Args:
         model: the trainer's model, with LoRA.
         policies: names of the trained adapters.
+        rivals: number of further adapters that play at the same time.
         say: receives the progress of the start.
 
     Raises:
@@ -105,7 +107,7 @@ def started_vllm(
         dtype=model.dtype,
         context=model.context,
         rank=model.lora.rank,
-        max_loras=2 * len(policies) + 3,  # evaluated copies, the base, a next version and a rival
+        max_loras=2 * len(policies) + 3 + rivals,  # evaluated copies, base, next version, a rival
     )
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="legos-vllm-")))

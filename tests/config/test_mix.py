@@ -107,8 +107,8 @@ def test_what_does_not_fit_is_refused_by_name(overrides: dict[str, Any], told: s
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ("--mix nim=0.5 --mix nim=0.5", "--mix names arena 'nim' twice"),
-        ("--mix nim", "--mix is 'nim'; expected an arena and its share, such as --mix nim=0.5"),
+        ("--mix nim=0.5 --mix nim=0.5", "--mix names 'nim' twice"),
+        ("--mix nim", "--mix is 'nim'; expected a name and its share, such as --mix nim=0.5"),
         ("--mix nim=0.5 --mix kun=0.5", "kuhn"),
         ("--mix nim=0.5 --mix kuhn=0.5 --arena nim", "give one of them"),
     ],

@@ -94,6 +94,12 @@ class FakeBackend:
         return Adapter(name=POLICY, version=self._version, shape=SHAPE, arrays=arrays)
 
     @answered
+    def take(self, adapter: Adapter, *, policy: str = POLICY) -> int:
+        """Only the version grows."""
+        self._version += 1
+        return self._version
+
+    @answered
     def snapshot(self) -> Snapshot:
         """The number of steps and the trail."""
         state = json.dumps({"version": self._version, "trail": self.trail})

@@ -1,0 +1,180 @@
+"""The league of a run: takes snapshots, keeps them live in the engines, and heeds a collapse."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from legos.config.league import LeagueConfig
+from legos.errors import AdapterError, CheckpointError
+from legos.league.guards import Standing, guard_alarms, standing
+from legos.league.matchmaker import LeagueSeats
+from legos.league.pool import Snapshot
+from legos.loop.mix import Mix
+from legos.loop.trainer import PolicyTrainer
+from legos.protocols import Publisher, Tracker
+from legos.run.folder import RunFolder
+from legos.weights.adapter import Adapter
+from legos.weights.folder import read_adapter
+
+__all__ = ["RunLeague"]
+
+logger = logging.getLogger(__name__)
+LEAD = 2  # steps between the start of a play and its training, besides its staleness
+
+
+class RunLeague:
+    """The leagues of a run's arenas; none without ``play.opponents``, and then nothing to do."""
+
+    def __init__(
+        self,
+        mix: Mix,
+        folder: RunFolder,
+        trainer: PolicyTrainer,
+        settings: LeagueConfig,
+        *,
+        adapters: Callable[[], Sequence[Adapter]],
+        stop: Callable[[], Awaitable[None]],
+        on_writer: Callable[[Callable[[], object]], Awaitable[None]],
+    ) -> None:
+        """Find the leagues.
+
+        Args:
+            mix: the arenas.
+            folder: its adapters contain every snapshot.
+            trainer: the trainer of the policies.
+            settings: when snapshots are taken, and what follows a collapse.
+            adapters: returns the newest adapter of each policy, as the folder keeps it.
+            stop: ends the run with a checkpoint.
+            on_writer: calls a function in the thread that writes files.
+        """
+        self._leagues: dict[str, LeagueSeats] = {
+            name: arena.matchmaker
+            for name, arena in mix.arenas.items()
+            if isinstance(arena.matchmaker, LeagueSeats)
+        }
+        self._folder, self._trainer, self._settings = folder, trainer, settings
+        self._adapters, self._stop, self._on_writer = adapters, stop, on_writer
+        self._prefixes = {
+            n: f"league/{n}/" if len(mix.arenas) > 1 else "league/" for n in mix.arenas
+        }
+        self._standings: dict[str, Standing] = {}  # arena -> where the policy stands
+        self._sounding: set[str] = set()  # alarms of the snapshot before
+
+    async def begin(self, publisher: Publisher) -> None:
+        """Make the snapshots of a resumed run live, or take the first ones.
+
+        Raises:
+            CheckpointError: the files of a snapshot are gone or damaged, or cannot be written.
+        """
+        if any(not league.pool.members for league in self._leagues.values()):
+            await self._take(publisher)
+        for snapshot in self._in_engines():
+            await publisher.publish(replace(self._read(snapshot), name=snapshot.live))
+
+    async def after_step(self, publisher: Publisher, tracker: Tracker) -> dict[str, float]:
+        """Take a snapshot if one is due, unless the policy has collapsed; returns metrics.
+
+        Args:
+            publisher: loads adapters into the engines.
+            tracker: receives the alarms.
+
+        Raises:
+            CheckpointError: the files of a snapshot cannot be written, or are damaged.
+        """
+        step = self._trainer.step
+        due = step % self._settings.snapshot_every == 0
+        metrics: dict[str, float] = {}
+        for name, league in self._leagues.items():
+            league.progress = step / self._trainer.num_steps
+            found = league.metrics() | (self._judged(name, league, tracker) if due else {})
+            metrics |= {f"{self._prefixes[name]}{key}": value for key, value in found.items()}
+        if due and self._leagues:
+            if best := self._fallen_from():
+                await self._heed(best, publisher)
+            await self._take(publisher)
+        return metrics
+
+    def _judged(self, name: str, league: LeagueSeats, tracker: Tracker) -> dict[str, float]:
+        """The metrics of the policy's rating; its alarms are logged when they begin."""
+        now = self._standings[name] = standing(
+            league.table, league.pool.of(self._trainer.policies[0])
+        )
+        prefix, before = self._prefixes[name], self._sounding
+        alarms = list(guard_alarms(now, self._settings.collapse_elo, prefix))
+        self._sounding = {one for one in before if not one.startswith(prefix)}
+        self._sounding |= {alarm.metric for alarm in alarms}
+        for alarm in alarms:
+            if alarm.metric not in before:
+                level = logging.ERROR if alarm.level == "error" else logging.WARNING
+                logger.log(level, "step %d: %s: %s", self._trainer.step, alarm.metric, alarm.text)
+                tracker.alert(alarm, step=self._trainer.step)
+        return now.metrics()
+
+    def _fallen_from(self) -> Snapshot | None:
+        """The best snapshot of an arena in which the policy has fallen far below it."""
+        limit = self._settings.collapse_elo
+        return next((one.best for one in self._standings.values() if one.fall >= limit), None)
+
+    async def _heed(self, best: Snapshot, publisher: Publisher) -> None:
+        """What ``on_collapse`` says."""
+        trainer, step = self._trainer, self._trainer.step
+        if self._settings.on_collapse == "stop":
+            logger.error("step %d: the run ends; its best snapshot is %s", step, best.name)
+            await self._stop()
+        elif self._settings.on_collapse == "rollback":
+            taken = trainer.backend.take(self._read(best), policy=trainer.policies[0])
+            await asyncio.wrap_future(taken)
+            await trainer.publish_to(publisher)
+            logger.warning("step %d: the policy goes on from %s", step, best.name)
+
+    async def _take(self, publisher: Publisher) -> None:
+        """Add the policies to every pool, and drop from the engines what nobody plays any more."""
+        step, adapters = self._trainer.step, self._adapters()
+        if not self._leagues:
+            return
+        await self._on_writer(partial(self._folder.write_adapters, adapters))
+        for league in self._leagues.values():
+            for adapter in adapters:
+                snapshot = league.pool.add(adapter, step, partial(_strength, league))
+                if snapshot is not None:
+                    await publisher.publish(replace(adapter, name=snapshot.live))
+        patience = self._trainer.settings.staleness_limit + LEAD
+        gone = [
+            snapshot.live
+            for league in self._leagues.values()
+            for snapshot in league.pool.forget(before=step - patience)
+        ]
+        for name in set(gone).difference(snapshot.live for snapshot in self._in_engines()):
+            await publisher.drop(name)
+
+    def _in_engines(self) -> list[Snapshot]:
+        """The snapshots that must be live, each once."""
+        found = [each for league in self._leagues.values() for each in league.pool.in_engines]
+        return [*{snapshot.live: snapshot for snapshot in found}.values()]
+
+    def _read(self, snapshot: Snapshot) -> Adapter:
+        """The adapter of a snapshot, as it was taken.
+
+        Raises:
+            CheckpointError: its files are gone or damaged.
+        """
+        parent = "" if snapshot.policy == self._trainer.policies[0] else snapshot.policy
+        place = self._folder.adapters / parent / f"v{snapshot.version}"
+        what = f"snapshot {snapshot.name} of the league"
+        advice = "bring it back, or start a new run with --adapter"
+        try:
+            adapter = read_adapter(place)
+        except AdapterError as error:
+            raise CheckpointError(f"{what} cannot be read: {error}; {advice}") from error
+        if adapter.digest != snapshot.digest:
+            raise CheckpointError(
+                f"{what} had digest {snapshot.digest}, but {place} holds {adapter.digest}; {advice}"
+            )
+        return adapter
+
+
+def _strength(league: LeagueSeats, snapshot: Snapshot) -> float:
+    """How rarely the policy wins against a snapshot."""
+    return -league.score(snapshot)

@@ -1,0 +1,67 @@
+"""The pool keeps a bounded number of snapshots, spread over ages, with the strongest."""
+
+import json
+
+import numpy as np
+from made_snapshots import adapter, weak
+
+from legos.league.pool import Pool
+
+
+def filled(size: int, steps: int) -> Pool:
+    pool = Pool(size)
+    for step in range(steps):
+        pool.add(adapter(step), 10 * step, weak)
+    return pool
+
+
+def test_the_oldest_and_the_newest_stay_and_ages_stay_spread() -> None:
+    for steps in range(5, 60):
+        ages = [snapshot.step for snapshot in filled(5, steps).of("policy")]
+        assert len(ages) == 5
+        assert ages[0] == 0
+        assert ages[-1] == 10 * (steps - 1)
+        gaps = np.diff(ages)
+        assert gaps[:-1].max() <= 4 * gaps[:-1].min()  # the newest gap is still growing
+
+
+def test_the_strongest_stays() -> None:
+    pool = Pool(3)
+    for step in range(20):
+        pool.add(adapter(step), step, lambda one: float(one.step == 7))
+    assert 7 in [snapshot.step for snapshot in pool.of("policy")]
+
+
+def test_equal_weights_are_one_snapshot() -> None:
+    pool = Pool(4)
+    assert pool.add(adapter(1, value=3.0), 10, weak) is not None
+    assert pool.add(adapter(2, value=3.0), 20, weak) is None
+    assert [snapshot.step for snapshot in pool.of("policy")] == [10]
+
+
+def test_policies_have_snapshots_of_their_own() -> None:
+    pool = Pool(2)
+    for step in range(4):
+        pool.add(adapter(step), step, weak)
+        pool.add(adapter(step, name="solver"), step, weak)
+    assert len(pool.of("policy")) == len(pool.of("solver")) == 2
+    assert len({snapshot.live for snapshot in pool.members}) == 4
+    assert pool.of("proposer") == []
+
+
+def test_what_leaves_stays_live_until_it_is_forgotten() -> None:
+    pool = filled(3, 4)
+    [(gone, at)] = pool.leaving
+    assert at == 30
+    assert gone in pool.in_engines
+    assert gone not in pool.members
+    assert pool.forget(before=30) == []
+    assert pool.forget(before=31) == [gone]
+    assert gone not in pool.in_engines
+
+
+def test_the_state_comes_back_through_json() -> None:
+    pool, other = filled(3, 6), Pool(3)
+    other.restore(json.loads(json.dumps(pool.state())))
+    assert other.members == pool.members
+    assert other.leaving == pool.leaving

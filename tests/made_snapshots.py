@@ -1,0 +1,23 @@
+"""Adapters for the tests of a league."""
+
+import numpy as np
+
+from legos.league.pool import Snapshot
+from legos.weights.adapter import Adapter, LoraShape
+
+SHAPE = LoraShape(rank=1, scale=1.0, num_layers=1, modules=("q",))
+
+
+def adapter(version: int, *, name: str = "policy", value: float | None = None) -> Adapter:
+    """An adapter, filled with its version or another value."""
+    filled = float(version) if value is None else value
+    arrays = {
+        "layers.0.q.lora_a": np.full((2, 1), filled, np.float32),
+        "layers.0.q.lora_b": np.full((1, 2), filled, np.float32),
+    }
+    return Adapter(name=name, version=version, shape=SHAPE, arrays=arrays)
+
+
+def weak(_: Snapshot) -> float:
+    """All snapshots are equally strong."""
+    return 0.0
