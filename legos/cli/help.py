@@ -10,26 +10,14 @@ if TYPE_CHECKING:
 __all__ = ["EVERYTHING", "USUAL", "BriefHelp"]
 
 EVERYTHING = "--help-all"
-USUAL = {  # options that most runs need
-    "--model",
-    "--arena",
-    "--steps",
-    "--out",
-    "--seed",
-    "--config",
-    "--resume",
-    "--serve",
-    "--dry-run",
-    "--play.tasks-per-step",
-    "--play.group-size",
-    "--play.restrict-choices",
-    "--play.options",
-    "--generation.max-tokens",
-    "--generation.temperature",
-    "--training.learning-rate",
-    "--training.kl-coef",
-    "--training.entropy-coef",
-}
+_USUAL = """
+    model arena steps out seed config resume serve dry-run
+    play.tasks-per-step play.group-size play.restrict-choices play.options
+    generation.max-tokens generation.temperature
+    training.learning-rate training.kl-coef training.entropy-coef
+"""
+USUAL = frozenset(f"--{name}" for name in _USUAL.split())
+"""Options that most runs need."""
 
 
 class BriefHelp(DefaultFormatter):
