@@ -58,13 +58,8 @@ def row_of(run: RunView) -> dict[str, Any]:
 def _changed_at(run: RunView) -> float:
     """Newest change of its metrics or settings, seconds since 1970."""
     folder = run.folder
-    times: list[float] = [0.0]
-    for path in (folder.metrics, folder.evaluations, folder.config):
-        try:
-            times.append(path.stat().st_mtime)
-        except OSError:
-            continue
-    return max(times)
+    paths = (folder.metrics, folder.evaluations, folder.config)
+    return max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
 
 
 def _step_s(run: RunView) -> float:
