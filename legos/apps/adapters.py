@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from legos.clients.engine import EngineClient
-from legos.device import ModelHandle
+from legos.device import LocalEngine, ModelHandle
 from legos.errors import CheckpointError
-from legos.protocols import Engine
 from legos.records.limits import EngineLimits
 from legos.records.names import POLICY
 from legos.run.find import find_adapter, find_run, split_place
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
+from legos.wiring.engines import TokenEngine
 from legos.wiring.model import apply_lora, launched, load_model
 from legos.wiring.serving import base_of, put_on
 
@@ -29,18 +29,12 @@ class Loaded:
 
     name: str  # of the model
     handle: ModelHandle
-    engine: Engine
+    engine: LocalEngine
     scale: float  # LoRA scale of the first adapter
 
     def client(self) -> EngineClient:
         """A client of the engine that renders and parses as the model does."""
-        handle = self.handle
-        return EngineClient(
-            self.engine,
-            handle.tokenizer,
-            tool_format=lambda: handle.tool_format,
-            context=handle.context,
-        )
+        return TokenEngine(self.engine, self.handle).client()
 
 
 def report_loading(model: str) -> None:
