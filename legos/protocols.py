@@ -391,11 +391,9 @@ class Tracker(Protocol):
         self, episodes: Sequence[Episode], *, step: int, evaluation: bool, ratios: Ratios = None
     ) -> None:
         """Record the plays of a step or of an evaluation, before its metrics."""
-        pass
 
     def alert(self, alarm: Alarm, *, step: int) -> None:
         """Record an alarm that a step has raised, before its metrics."""
-        pass
 
     def close(self) -> None:
         """Write all pending data and close."""

@@ -136,7 +136,6 @@ def _train(
         client = trainer.client()
         mix = make_mix(config, client)
         seated = load_seated(mix.arenas.values(), trainer.generation.load_adapter)
-        evaluation = evaluation_of(config, mix, client)
         served = _served(config, trainer)
         with (
             ThreadPoolExecutor(max_workers=1) as writer,
@@ -152,7 +151,7 @@ def _train(
                 config.loop,
                 episode_concurrency=config.play.concurrency,
                 base_model=config.model,
-                evaluation=evaluation,
+                evaluation=evaluation_of(config, mix, client),
                 count_tokens=_token_count(trainer, served, players),
                 engine_stats=trainer.engine_stats,
                 writer=writer,
