@@ -46,6 +46,12 @@ RATIOS: Mapping[str, Ratio] = {
         0.15,
         at_most=True,
     ),
+    "group_cache_bytes_vs_copies": Ratio(
+        "bytes of the KV cache at its fullest, with 8 samples of one prompt of 512 tokens and "
+        "answers of 64, as a share of 8 prompts and answers",
+        0.35,
+        at_most=True,
+    ),
     "multiturn_prefill_share": Ratio(
         "prompt tokens computed in a conversation, per new prompt token", 1.1, at_most=True
     ),
@@ -108,6 +114,7 @@ def bench_engine(work: Workload) -> Mapping[str, Any]:
                     "gated_delta_memory_vs_loop": memory_vs_loop(work.size(2048, 512)),
                     "engine_vs_bare": plain["bare_s"] / plain["engine_s"],
                     "group_prefill_share": _group_share(bench),
+                    "group_cache_bytes_vs_copies": _group_bytes(model),
                     "multiturn_prefill_share": _multiturn_share(bench),
                     "adapters4_vs_1": _four_adapters(bench, rows, tokens, work.part(0.2)),
                     **_swaps(bench, rows, work.part(0.25)),
@@ -211,6 +218,23 @@ def _group_share(bench: EngineBench) -> float:
     before = _computed(bench)
     bench.run(numbered_requests(prompts, 8, BASE))
     return (_computed(bench) - before) / sum(map(len, prompts))
+
+
+def _group_bytes(model: Path) -> float:
+    """Bytes of the KV cache for 8 samples of one prompt, as a share of what copies take."""
+    samples, prompt, answer = 8, 512, 64
+    with closing(EngineBench(model, EngineLimits())) as bench:
+        engine: Any = bench.engine
+        held: list[int] = []
+
+        def ended(_: Sequence[int]) -> bool:
+            held.append(engine._scheduler._rows.cache.nbytes)
+            return False
+
+        requests = numbered_requests(samples * bench.prompts(1, prompt, seed=1), answer, BASE)
+        bench.run([replace(request, stops=ended) for request in requests])
+        token_bytes = engine.capabilities.sizes.token_bytes
+    return max(held) / (samples * (prompt + answer) * token_bytes)
 
 
 def _multiturn_share(bench: EngineBench) -> float:

@@ -1,7 +1,8 @@
 """The key-value cache of all layers: the slots of the rows that are prefilled or decoded.
 
     begin    a block of prompts takes free slots, and is prefilled into them
-    join     its rows are decoded from now on; each further fork of a row is copied into a slot
+    join     its rows are decoded from now on; each further fork of a row is copied into a slot,
+             or all of them continue the row as a prefix
     fork     the rows that go on keep their slots; each further fork of a row is copied
     settle   the last rows move into the slots that are free, so that none is computed, unless
              prompts take them at once
@@ -25,9 +26,11 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import CacheList, KVCache, make_prompt_cache
 
-from legos.mlx.generate.slot_cache import Pass, SlotCache, Space
+from legos.mlx.generate.cache_parts import parts
+from legos.mlx.generate.shared_attention import attend_to_prefixes
+from legos.mlx.generate.slot_cache import Pass, Shared, SlotCache, Space
 
-__all__ = ["BatchCache", "BlockCache", "evaluate", "extract_rows", "growth", "parts"]
+__all__ = ["BatchCache", "BlockCache", "growth"]
 
 GROWTH, MOST_GROWTH = 16, 64
 """Tokens: every slot has space for up to so many more than its row holds, in multiples of the
@@ -44,6 +47,7 @@ def growth(tokens: int) -> int:
 class BlockCache:
     """The cache of a block of prompts that is prefilled."""
 
+    store: "BatchCache"  # has its slots
     layers: list[Any]  # one cache per layer
     slots: tuple[int, ...]  # [B] the slot of each row
 
@@ -87,18 +91,29 @@ class BatchCache:
         self._slot_caches: list[SlotCache] = []
         self._blocks: list[BlockCache] = []
         self._width = 0  # rows of the decoded layers that are not slots
+        self._prefixes: BatchCache | None = None
+        self._prefix_of: dict[int, int] = {}  # slot of a row -> slot of the prefix it continues
         self.layers: list[Any] = []
         self.live: set[int] = set()
 
-    def begin(self, known: Sequence[list[Any]], tokens: int, *, coming: int = 0) -> BlockCache:
+    def begin(
+        self, known: Sequence[list[Any]], tokens: int, *, coming: int = 0, shared: bool = False
+    ) -> BlockCache:
         """Give a block of prompts its slots, and write the prefixes that are known.
 
         Args:
             known: [B] the cache of a prefix of each row, one object per layer; empty: none.
             tokens: tokens of the longest row.
             coming: the most tokens that a row may get after them.
+            shared: whether the rows become prefixes, which their forks continue; only where all
+                layers are slots.
         """
-        block = BlockCache([], tuple(self._free(len(known))))
+        if shared:
+            if self._prefixes is None:
+                attend_to_prefixes(self._model)
+                self._prefixes = BatchCache(self._model)
+            return self._prefixes.begin(known, tokens)
+        block = BlockCache(self, [], tuple(self._free(len(known))))
         self._blocks.append(block)
         self._fit(tokens + 1, coming)
         rows = [row or make_prompt_cache(self._model) for row in known]
@@ -118,7 +133,7 @@ class BatchCache:
             width: tokens that the pass computes for each row, padding on the right included.
             ends: [B] tokens of each row after the pass, without padding.
         """
-        self._start(block.slots, starts, width, ends)
+        block.store._start(block.slots, starts, width, ends)
 
     def join(self, block: BlockCache, rows: Sequence[int]) -> list[int]:
         """Decode rows of a block from now on; the slots of its other rows are free again.
@@ -130,6 +145,8 @@ class BatchCache:
         Returns:
             The slot of each fork.
         """
+        if block.store is not self:
+            return self._join_prefixes(block, rows)
         self._blocks.remove(block)
         self._forget(slot for row, slot in enumerate(block.slots) if row not in rows)
         slots, pairs = self._placed([block.slots[row] for row in rows])
@@ -152,6 +169,8 @@ class BatchCache:
         ended = self.live.difference(sources)
         self.live -= ended
         self._forget(ended)
+        if self._prefixes:
+            self._prefixes.fork(sorted(set(self._prefix_of.values())))
         slots, pairs = self._placed(sources)
         if pairs:
             copied = {slot: source for source, slot in pairs}
@@ -194,9 +213,20 @@ class BatchCache:
         return before
 
     @property
+    def longest(self) -> int:
+        """Tokens in the fullest slot of a decoded row, without a prefix."""
+        return max((self._space.lengths[slot] for slot in self.live), default=0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers of keys and values in slots."""
+        own = sum(cache.nbytes for cache in self._slot_caches)
+        return own + (self._prefixes.nbytes if self._prefixes else 0)
+
+    @property
     def is_full(self) -> bool:
         """Whether the next token of a row may make the buffers grow."""
-        return max(self._space.lengths, default=0) >= self._space.tokens
+        return self.longest >= self._space.tokens
 
     def decode(self, coming: int = 0) -> int:
         """Prepare one more token of every row: slot i becomes row i of the pass.
@@ -213,7 +243,11 @@ class BatchCache:
         self._fit(max(lengths[slot] for slot in self.live) + 1, coming)
         starts = [min(length, self._space.tokens - 1) for length in lengths[:number]]
         ends = [start + (slot in self.live) for slot, start in enumerate(starts)]
-        self._start(range(number), starts, 1, ends)
+        shared = None
+        if self._prefix_of and self._prefixes:
+            of = [self._prefix_of.get(slot) for slot in range(number)]
+            shared = Shared(of, self._prefixes._space.lengths)
+        self._start(range(number), starts, 1, ends, shared)
         return number
 
     def wipe(self, slots: Iterable[int]) -> None:
@@ -239,6 +273,7 @@ class BatchCache:
     def _forget(self, slots: Iterable[int]) -> None:
         for slot in slots:
             self._space.lengths[slot] = 0
+            self._prefix_of.pop(slot, None)
 
     def _fit(self, tokens: int, coming: int) -> None:
         """Make space for so many tokens in every slot that is used, and for some that come."""
@@ -260,9 +295,14 @@ class BatchCache:
         space.lengths = (space.lengths + [0] * most_slots)[:most_slots]
 
     def _start(
-        self, slots: Sequence[int], starts: Sequence[int], width: int, ends: Sequence[int]
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        width: int,
+        ends: Sequence[int],
+        shared: Shared | None = None,
     ) -> None:
-        self._space.current = Pass(slots, starts, width, self._space.tokens)
+        self._space.current = Pass(slots, starts, width, self._space.tokens, shared)
         for slot, end in zip(slots, ends, strict=True):
             self._space.lengths[slot] = end
         for cache in self._slot_caches:
@@ -308,12 +348,32 @@ class BatchCache:
         for source, slot in pairs:
             into.setdefault(source, []).append(slot)
         for source, slots in into.items():
+            if source in self._prefix_of:
+                self._prefix_of |= dict.fromkeys(slots, self._prefix_of[source])
+            if not self._space.lengths[source]:
+                continue
             rows = [cache.copy(source) for cache in self._slot_caches]
             mx.eval(rows)  # otherwise all of the buffers would be copied
             for cache, (keys, values) in zip(self._slot_caches, rows, strict=True):
                 cache.put(slots, keys, values)
             for slot in slots:
                 self._space.lengths[slot] = self._space.lengths[source]
+
+    def _join_prefixes(self, block: BlockCache, rows: Sequence[int]) -> list[int]:
+        """Decode forks of the rows of a block, in empty slots, and keep the rows as prefixes."""
+        store, kept = block.store, sorted(set(rows))
+        prefixes = dict(zip(kept, store.join(block, kept), strict=True))
+        slots = self._free(len(rows))
+        self.live.update(slots)
+        self._prefix_of |= {slot: prefixes[row] for slot, row in zip(slots, rows, strict=True)}
+        missing = len(store._slot_caches) - len(self._slot_caches)
+        self._slot_caches += [SlotCache(self._space) for _ in range(missing)]
+        for own, prefix in zip(self._slot_caches, store._slot_caches, strict=True):
+            own.prefix = prefix
+        if slots:
+            self.layers = self._slot_caches
+            self._fit(0, 0)
+        return slots
 
     def _join_others(self, block: BlockCache, rows: Mapping[int, int]) -> None:
         """Add the layers of a block that are not slots; slot -> row of the block."""
@@ -336,28 +396,3 @@ class BatchCache:
                 if not isinstance(part, SlotCache):
                     part.filter(rows)
             self._width = len(index)
-
-
-def evaluate(cache: Sequence[Any]) -> None:
-    """Evaluate all arrays of a cache.
-
-    No token depends on some of them, such as the remaining padding of a recurrent layer, so they
-    would stay lazy and keep one buffer for every step. Metal limits the number of buffers.
-    """
-    mx.eval([vars(part) for part in parts(cache)])
-
-
-def extract_rows(cache: Sequence[Any], indices: Sequence[int]) -> Iterator[list[Any]]:
-    """Copy rows of the last pass, one at a time: an evaluated cache per layer, without padding."""
-    if indices:
-        evaluate(cache)  # otherwise every layer waits for its own padding, for each row
-    for index in indices:
-        row = [layer.extract(index) for layer in cache]
-        mx.eval([layer.state for layer in row])
-        yield row
-
-
-def parts(cache: Sequence[Any]) -> Iterator[Any]:
-    """The caches of all layers, each of a ``CacheList`` by itself."""
-    for layer in cache:
-        yield from parts(layer.caches) if isinstance(layer, CacheList) else (layer,)

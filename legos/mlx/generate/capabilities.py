@@ -25,7 +25,7 @@ class Capabilities:
 
     sizes: Sizes  # what its memory depends on
     prompt_step: int  # a prompt is processed in chunks of a multiple of this many tokens
-    shares_prefix: bool = False  # whether what scored rows begin with may be computed once
+    shares_prefix: bool = False  # whether rows may continue a prefix that is in memory once
 
     def cache_bytes(self, num_rows: int, num_tokens: int, max_new: int) -> int:
         """Upper bound of the device memory of a batch's cache, in bytes.

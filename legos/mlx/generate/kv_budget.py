@@ -12,6 +12,11 @@ __all__ = ["KeyValueBudget"]
 EXPECTED = 4  # a request is expected to sample this share of the tokens that it may still sample
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Prefix:
+    tokens: int
+
+
 @dataclass(slots=True, eq=False)
 class KeyValueBudget:
     """Bytes of keys and values of the requests being decoded.
@@ -19,14 +24,16 @@ class KeyValueBudget:
     Most answers are shorter than they may be, so a request that starts counts as its tokens and a
     quarter of those that may still come. Where the rows outgrow the limit all the same, the
     youngest requests must wait and be computed again (``excess``). The slots of a batch have space
-    for its longest row, so each row counts as much as the longest. While nothing is reserved, the
-    next request is admitted whatever its size.
+    for its longest row, so each row counts as much as the longest. A prefix that several requests
+    continue counts once, and they only as what comes after it. While nothing is reserved, the next
+    request is admitted whatever its size.
     """
 
     limit: int  # bytes that may be reserved in all
     capabilities: Capabilities  # capabilities of the model; they give the bytes of a batch
-    longest_row: int = 0  # tokens of the longest row that is decoded, after its next step
+    longest_row: int = 0  # tokens in the fullest slot that is decoded, after its next step
     _takers: dict[SequenceState, int] = field(default_factory=dict[SequenceState, int])  # tokens
+    _prefix_of: dict[SequenceState, _Prefix] = field(default_factory=dict[SequenceState, _Prefix])
     _max_new: int = 0  # largest limit of new tokens of a request since nothing was reserved
 
     @property
@@ -37,18 +44,31 @@ class KeyValueBudget:
     def space_of(self, slots: int) -> int:
         """Tokens for which each of some slots may have space within the limit."""
         sizes = self.capabilities.sizes
-        return (self.limit // slots - sizes.row_bytes) // max(sizes.token_bytes, 1)
+        left = self.limit - self._prefix_bytes()
+        return (left // slots - sizes.row_bytes) // max(sizes.token_bytes, 1)
 
-    def take(self, sequence: SequenceState) -> bool:
-        """Reserve bytes for a request; False where they do not fit now."""
+    def take(
+        self, sequence: SequenceState, *, shared: int = 0, beside: SequenceState | None = None
+    ) -> bool:
+        """Reserve bytes for a request; False where they do not fit now.
+
+        Args:
+            sequence: the request.
+            shared: tokens of its row that are a prefix, which other requests may continue.
+            beside: a request whose prefix it continues, if that has one.
+        """
         if sequence in self._takers:
             return True
         before = self._max_new if self._takers else 0
         self._max_new = max(before, sequence.request.max_tokens)
+        prefix = _Prefix(shared) if shared else self._prefix_of.get(beside or sequence)
         now = len(sequence.request.prompt_ids) + len(sequence.tokens)
+        if prefix is not None:
+            now -= prefix.tokens
+            self._prefix_of[sequence] = prefix
         self._takers[sequence] = now - (-sequence.remaining // EXPECTED)
         if len(self._takers) > 1 and self.taken > self.limit:
-            del self._takers[sequence]
+            self.give_back(sequence)
             self._max_new = before
             return False
         return True
@@ -56,6 +76,7 @@ class KeyValueBudget:
     def give_back(self, sequence: SequenceState) -> None:
         """Release the bytes of a request, if it has reserved any."""
         self._takers.pop(sequence, None)
+        self._prefix_of.pop(sequence, None)
 
     def excess(self, decoded: Collection[SequenceState]) -> list[SequenceState]:
         """The youngest of the requests that are decoded without which the others fit.
@@ -64,11 +85,19 @@ class KeyValueBudget:
         """
         if self.taken <= self.limit:
             return []
-        too_many = len(self._takers) - self.limit // self._bytes(1)
+        left = self.limit - self._prefix_bytes()
+        too_many = len(self._takers) - left // (self._bytes(1) - self._prefix_bytes())
         by_age = [sequence for sequence in self._takers if sequence in decoded]
         return by_age[max(len(by_age) - too_many, 1) :]
 
     def _bytes(self, count: int) -> int:
         """Bytes of some rows that are padded to the longest of all."""
         longest = max(self._takers.values(), default=0)
-        return self.capabilities.cache_bytes(count, max(longest, self.longest_row), self._max_new)
+        rows = self.capabilities.cache_bytes(count, max(longest, self.longest_row), self._max_new)
+        return rows + self._prefix_bytes()
+
+    def _prefix_bytes(self) -> int:
+        """Bytes of all prefixes, each with space for the longest."""
+        prefixes = set(self._prefix_of.values())
+        longest = max((prefix.tokens for prefix in prefixes), default=0)
+        return len(prefixes) * longest * self.capabilities.sizes.token_bytes

@@ -43,6 +43,7 @@ class Prefill:
         cache: BatchCache,
         step: int,
         coming: int = 0,
+        shared: bool = False,
     ) -> None:
         """Prepare a block.
 
@@ -54,11 +55,13 @@ class Prefill:
             cache: gives the rows slots until they join it.
             step: rows are processed in chunks of a multiple of this many tokens.
             coming: the most tokens that a row may get after its own.
+            shared: whether the rows become prefixes (``BatchCache.begin``).
         """
         self._forward = forward
         self._step = step
         self._cache = cache
-        self.block = cache.begin([found for found, _ in known], max(map(len, rows)), coming=coming)
+        caches, longest = [found for found, _ in known], max(map(len, rows))
+        self.block = cache.begin(caches, longest, coming=coming, shared=shared)
         self._whole = self.block.in_slots and forward.trunk is not forward.model
         apart = 0 if self._whole else 1  # last tokens of each row, which are computed by themselves
         self._starts = [done for _, done in known]

@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from legos.mlx.generate.adapter_table import LiveAdapter
 from legos.mlx.generate.batch_cache import BlockCache
+from legos.mlx.generate.capabilities import Capabilities
 from legos.mlx.generate.kv_budget import KeyValueBudget
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.generate.prefill import Prefill, last_logits
@@ -18,8 +19,9 @@ from legos.mlx.generate.sequences import SequenceState
 from legos.mlx.model.forward import CausalModel
 from legos.records.batch import row_blocks
 
-__all__ = ["Block", "PrefillQueue"]
+__all__ = ["MIN_SHARED", "Block", "PrefillQueue"]
 
+MIN_SHARED = 128  # tokens of a row; to copy fewer for each fork is faster than a second attention
 Tokens = tuple[int, ...]
 Key = tuple[LiveAdapter, Tokens]
 Sequences = dict[Key, list[SequenceState]]
@@ -61,7 +63,7 @@ class PrefillQueue:
     prefixes: PrefixCache  # keys and values of prompt prefixes
     budget: KeyValueBudget
     chunk_tokens: int  # maximum length of a row that is computed in one forward pass
-    prompt_step: int  # prompts are processed in chunks of a multiple of this many tokens
+    capabilities: Capabilities
     most_forks: int  # a row waits for room for at most so many forks
     rows_computed: int = 0  # number of rows computed by the model
     tokens_asked: int = 0  # number of prompt tokens of the sequences that started
@@ -166,23 +168,27 @@ class PrefillQueue:
     def _next_block(self, room: int, max_tokens: int) -> _Underway | None:
         """Start a block of the oldest row and others of about its length, all in one pass.
 
-        A row that is longer is computed alone, in several passes.
+        A row that is longer is computed alone, in several passes. Rows that become prefixes, and
+        others, are in different blocks.
         """
         admitted = self._admitted(room)
         if not admitted:
             return None
+        shared = self._shares(admitted[0])
         found = {key: self.prefixes.find(key[0].epoch, key[1]) or ([], 0) for key in admitted}
-        blocks = row_blocks(admitted, max_tokens, length=lambda key: len(key[1]) - found[key][1])
+        alike = [key for key in admitted if self._shares(key) == shared]
+        blocks = row_blocks(alike, max_tokens, length=lambda key: len(key[1]) - found[key][1])
         keys = next(block for block in blocks if admitted[0] in block)
         self._put_off(admitted, keys)
         waiting: Sequences = {}
         for key in keys:
             sequences = self._longer.pop(key)
-            waiting[key] = [sequence for sequence in sequences if self.budget.take(sequence)]
+            waiting[key] = [one for one in sequences if self.budget.take(one, beside=sequences[0])]
             left = [sequence for sequence in sequences if sequence not in waiting[key]]
             if left:
                 self._longer[key] = left
-        if not self.rows.cache.fits(len(keys), max(map(_length, keys)) + 1):
+        number = sum(map(len, waiting.values())) if shared else len(keys)
+        if not self.rows.cache.fits(number, 1 if shared else max(map(_length, keys)) + 1):
             self.rows.settle()
         coming = (sequence.remaining for sequences in waiting.values() for sequence in sequences)
         prefill = Prefill(
@@ -190,8 +196,9 @@ class PrefillQueue:
             [tokens for _, tokens in keys],
             [found[key] for key in keys],
             cache=self.rows.cache,
-            step=self.prompt_step,
+            step=self.capabilities.prompt_step,
             coming=max(coming),
+            shared=shared,
         )
         self._count(waiting, prefill.num_tokens, reused=sum(found[key][1] for key in keys))
         return _Underway(waiting, [copy(live) for live, _ in keys], prefill)
@@ -205,10 +212,16 @@ class PrefillQueue:
         keys: list[Key] = []
         for key, sequences in self._longer.items():
             room -= min(_num_forks(sequences), self.most_forks)
-            if room < 0 or not self.budget.take(sequences[0]):
+            shared = len(key[1]) if self._shares(key) else 0
+            if room < 0 or not self.budget.take(sequences[0], shared=shared):
                 break
             keys.append(key)
         return keys
+
+    def _shares(self, key: Key) -> bool:
+        """Whether the forks of a row will continue it as a prefix."""
+        shares = self.capabilities.shares_prefix and len(key[1]) >= MIN_SHARED
+        return shares and _num_forks(self._longer[key]) > 1
 
     def _put_off(self, admitted: Sequence[Key], keys: Sequence[Key]) -> None:
         """Release the bytes reserved for admitted rows that are not in the block."""

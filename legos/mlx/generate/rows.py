@@ -6,7 +6,8 @@ from types import MappingProxyType
 
 import mlx.core as mx
 
-from legos.mlx.generate.batch_cache import BatchCache, BlockCache, evaluate
+from legos.mlx.generate.batch_cache import BatchCache, BlockCache
+from legos.mlx.generate.cache_parts import evaluate
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.generate.sampling.sampler import Draws, Row, Sampler
 from legos.mlx.generate.sequences import SequenceState
@@ -73,12 +74,6 @@ class DecodingRows:
         return max(self._max_rows - len(self._sequences), 0)
 
     @property
-    def longest(self) -> int:
-        """Tokens of the longest row whose tokens are read; 0 without rows."""
-        firsts = (sequences[0] for sequences in self._sequences.values())
-        return max((len(m.request.prompt_ids) + len(m.tokens) for m in firsts), default=0)
-
-    @property
     def sequences(self) -> set[SequenceState]:
         """All sequences that are decoded."""
         return {one for sequences in self._sequences.values() for one in sequences}
@@ -108,7 +103,7 @@ class DecodingRows:
         self._steps += 1
         if self._steps % EVALUATED_EVERY == 0:
             evaluate(self.cache.layers)
-        if refill and self.cache.fits(0, self.longest):
+        if refill and self.cache.fits(0, self.cache.longest + 1):
             last = None
         else:
             before = self.settle()
@@ -163,7 +158,7 @@ class DecodingRows:
         """
         fit, left = forks[: self.room], forks[self.room :]
         sound = {block.slots[index] for _, sequences, index in rows if not failed(sequences)}
-        self.cache.wipe(slot for slot in block.slots if slot not in sound)
+        block.store.wipe(slot for slot in block.slots if slot not in sound)
         slots = self.cache.join(block, [index for index, _ in fit])
         self._put(slots, fit, self._sequences)
         return left

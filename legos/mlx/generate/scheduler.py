@@ -22,7 +22,8 @@ import mlx.nn as nn
 from legos.device.adaptive import AdaptiveLimit
 from legos.errors import LegosError, RequestError
 from legos.mlx.generate.adapter_table import AdapterTable
-from legos.mlx.generate.batch_cache import BatchCache, extract_rows
+from legos.mlx.generate.batch_cache import BatchCache
+from legos.mlx.generate.cache_parts import extract_rows
 from legos.mlx.generate.capabilities import Capabilities, probe
 from legos.mlx.generate.kv_budget import KeyValueBudget
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
@@ -105,7 +106,7 @@ class Scheduler:
             prefixes=self._prefixes,
             budget=self.budget,
             chunk_tokens=limits.chunk_tokens,
-            prompt_step=capabilities.prompt_step,
+            capabilities=capabilities,
             most_forks=max(max_rows // 4, 1),
         )
         self.scores = ScoreQueue(self._forward, self._slots)
@@ -264,7 +265,7 @@ class Scheduler:
 
     def _put_back(self, results: list[Outcome]) -> None:
         """Let the youngest sequences wait where the next token of all rows does not fit."""
-        self.budget.longest_row = self._rows.longest + 1 + (self._unread is not None)
+        self.budget.longest_row = self._rows.cache.longest + 2
         if self.budget.taken > self.budget.limit:
             self.collect(results)
             late = self.budget.excess(self._rows.sequences)

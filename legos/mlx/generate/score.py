@@ -148,7 +148,7 @@ class Score:
         """Compute a block; what all its rows begin with, such as the rules of a game, once."""
         cache, shared = None, _num_shared(block)
         if self._shares and shared * (len(block) - 1) >= MIN_SHARED:
-            cache = shared_prefix(forward, block[0].ids[:shared])
+            cache = shared_prefix(forward, block[0].ids[:shared], len(block))
             for row in block:
                 row.done = shared
         rests = [row.ids[row.done :] for row in block]

@@ -16,11 +16,11 @@ from mlx_lm.models.cache import can_trim_prompt_cache
 from numpy.typing import NDArray
 
 from legos.errors import AdapterError, ModelError
-from legos.mlx.generate.batch_cache import BatchCache, BlockCache, extract_rows
+from legos.mlx.generate.batch_cache import BatchCache, BlockCache
+from legos.mlx.generate.cache_parts import extract_rows
 from legos.mlx.generate.multi_lora.slots import NO_ADAPTER, AdapterSlots
-from legos.mlx.generate.prefill import Prefill, last_logits, pad_rows
+from legos.mlx.generate.prefill import Prefill, last_logits
 from legos.mlx.generate.prefix_cache import copied, trimmed
-from legos.mlx.generate.shared_prefix import shared_prefix
 from legos.mlx.model.faults import raise_fault
 from legos.mlx.model.float32 import LARGEST_GAP, in_float32
 from legos.mlx.model.forward import WAY_OUT, CausalModel, architecture
@@ -50,7 +50,7 @@ def check_serving(forward: CausalModel, slots: AdapterSlots, *, step: int) -> bo
         step: prompts are processed in chunks of a multiple of this many tokens.
 
     Returns:
-        Whether tokens with which rows begin may be computed once, as ``shared_prefix`` does.
+        Whether rows, scored or decoded, may continue a prefix that is in memory once.
 
     Raises:
         ModelError: the engine cannot serve the model with adapters.
@@ -140,21 +140,33 @@ def _check(forward: CausalModel, slots: AdapterSlots, step: int, used: tuple[int
 
 
 def _shares(forward: CausalModel, slots: AdapterSlots, slot: int) -> bool:
-    """Whether rows that begin alike have their distributions where this is computed once."""
-    begin: Tokens = (1, 2, 5, 3, 1, 4)
-    rests: list[Tokens] = [(2, 3, 5), (4,)]
+    """Whether decoded rows have their distributions where some of them continue prefixes."""
+    cache = BatchCache(forward.model)
+    rows: list[Tokens] = [(5, 1), (1, 2, 5, 3, 1, 4), (2, 4, 1)]
     try:
         with slots.rows([slot]):
-            if (prefix := shared_prefix(forward, begin)) is None:
-                return False
-            ids, last = pad_rows(rests)
-            hidden = forward.trunk(ids, cache=prefix)
-            found = _logprobs(forward.head(hidden[mx.arange(len(rests)), last]))
-            wanted = _logprobs(last_logits(forward, [begin + rest for rest in rests]))
-    except Exception as error:  # of mlx-lm's code for this architecture; rows are computed whole
+            for own, forks in ((rows[:1], [0]), (rows[1:], [0, 1, 0])):
+                shared = len(own) > 1
+                prefill = Prefill(
+                    forward, own, [([], 0)] * len(own), cache=cache, step=1, shared=shared
+                )
+                while not prefill.advance(CHUNK * len(own)):
+                    pass
+                prefill.logits()
+                cache.join(prefill.block, forks)
+            rows.append(rows[1])
+            for token in (2, 3):
+                rows = [(*row, token + n % 3) for n, row in enumerate(rows)]
+                cache.decode()
+                last = mx.array([row[-1] for row in rows])
+                found = _logprobs(forward.next_logits(last, cache.layers))
+                wanted = _logprobs(last_logits(forward, rows))
+                if not np.abs(found - wanted).max() <= LARGEST_GAP * wanted.std():
+                    return False
+    except Exception as error:  # of mlx-lm's code for this architecture; rows hold copies
         raise_fault(error)
         return False
-    return bool(np.abs(found - wanted).max() <= LARGEST_GAP * wanted.std())
+    return True
 
 
 def _logprobs(logits: mx.array) -> NDArray[np.float32]:

@@ -7,6 +7,9 @@ one scatter by numbers that are equal for all layers, and all that attention rea
 
 MLX writes into a buffer in place where nothing else holds it when the write is started. So rows are
 copied and evaluated before they are put into other slots, and nothing keeps a slice of a buffer.
+
+Rows that are decoded may continue prefixes, which are rows of other buffers: the slot of such a row
+holds only its tokens after the prefix (``shared_attention``).
 """
 
 from collections.abc import Sequence
@@ -19,9 +22,52 @@ import numpy as np
 from mlx_lm.models.cache import KVCache
 from numpy.typing import NDArray
 
-__all__ = ["Pass", "SlotCache", "Space"]
+__all__ = ["Pass", "Shared", "SlotCache", "Space"]
 
 Mask = mx.array | str | None
+NEVER = 1 << 30  # a position that no token attends to
+
+
+class Shared:
+    """Which prefix each of B rows of a decoding pass continues: G prefixes, at most n rows of each.
+
+    Attributes:
+        of: [B] the slot of the prefix of each row; None: it has none.
+        rows: [G * n] the rows of each prefix, padded.
+        places: [B] the place of each row among these; any place where it has no prefix.
+        lengths: [B] tokens of the prefix of each row.
+        some: [B, 1, 1, 1] whether it has any.
+        end: tokens of the longest prefix.
+    """
+
+    def __init__(self, of: Sequence[int | None], lengths: Sequence[int]) -> None:
+        """Prepare the arrays that all layers use.
+
+        Args:
+            of: [B] as above; one row at least has a prefix.
+            lengths: tokens in each slot of the prefixes.
+        """
+        self.of = tuple(of)
+        members: dict[int, list[int]] = {}
+        for row, slot in enumerate(of):
+            if slot is not None:
+                members.setdefault(slot, []).append(row)
+        self.groups, self.most = max(members) + 1, max(map(len, members.values()))
+        rows = np.zeros((self.groups, self.most), np.int32)
+        places = np.zeros(len(of), np.int32)
+        for slot, group in members.items():
+            rows[slot, : len(group)] = group
+            places[group] = slot * self.most + np.arange(len(group))
+        self.rows, self.places = mx.array(rows.ravel()), mx.array(places)
+        self.lengths = np.array([0 if slot is None else lengths[slot] for slot in of], np.int32)
+        self.some = mx.array(self.lengths)[:, None, None, None] > 0
+        self.end = int(self.lengths.max())
+
+    @property
+    def positions(self) -> NDArray[np.int32]:
+        """[B, end] the position of each token of the prefixes."""
+        columns = np.arange(self.end, dtype=np.int32)
+        return np.where(columns < self.lengths[:, None], columns, NEVER)
 
 
 class Pass:
@@ -30,32 +76,43 @@ class Pass:
     Attributes:
         slots: [B] the slot of each row.
         fresh: whether the rows begin with this pass, so that they attend to nothing before it.
-        end: tokens of the longest row after the pass.
+        end: tokens of the fullest slot after the pass.
         offset, after: [B] number of tokens of each row before and after the pass.
+        shared: the prefixes that rows continue, which are in other buffers; None: there are none.
     """
 
-    def __init__(self, slots: Sequence[int], starts: Sequence[int], width: int, space: int) -> None:
+    def __init__(
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        width: int,
+        space: int,
+        shared: Shared | None = None,
+    ) -> None:
         """Prepare the arrays that all layers use.
 
         Args:
             slots: [B] different slots.
-            starts: [B] tokens of each row so far.
+            starts: [B] tokens in each slot so far.
             width: number of tokens T; those beyond the space are written to its last place, which
                 must be free.
             space: tokens of a slot.
+            shared: the prefixes that rows continue.
         """
         self.slots = tuple(slots)
+        self.shared = shared
         self._space = space
         first = np.array(starts, np.int32)
         self._columns = np.minimum(first[:, None] + np.arange(width), space - 1)
         self._indices: dict[int, mx.array] = {}
         self._masks: dict[tuple[int | None, bool], Mask] = {}
-        self._level = bool((first == first[0]).all())  # rows of one length
+        self._level = shared is None and bool((first == first[0]).all())  # rows of one length
         self.width = width
         self.fresh = not first.any()
         self.end = min(int(first.max()) + width, space)
-        self.offset = mx.array(first)
-        self.after = mx.array(first + width)
+        offset = first if shared is None else first + shared.lengths
+        self.offset = mx.array(offset)
+        self.after = mx.array(offset + width)
 
     @property
     def adjacent(self) -> slice | None:
@@ -78,7 +135,8 @@ class Pass:
             array: whether the mask must be an array.
 
         Returns:
-            [B, 1, T, end] booleans; None or "causal" where rows of one length need no array.
+            [B, 1, T, end] booleans; those of the longest prefix come before. None or "causal" where
+            rows of one length need no array.
         """
         key = window, array
         if key not in self._masks:
@@ -90,6 +148,10 @@ class Pass:
             return None if self.width == 1 else "causal"
         token = (self.offset[:, None] + mx.arange(self.width))[:, None, :, None]
         before = mx.arange(self.end)
+        if self.shared is not None:
+            own = self.shared.lengths[:, None] + np.arange(self.end, dtype=np.int32)
+            positions = np.concatenate([self.shared.positions, own], axis=1)
+            before = mx.array(positions)[:, None, None]
         mask = before <= token
         return mask if window is None else mask & (before > token - window)
 
@@ -111,9 +173,11 @@ class SlotCache:
     Attributes:
         keys, values: [S * H * C, D] flat buffers; None before the first pass.
         offset: [B] number of tokens of each row of the current pass.
+        prefix: the slots of the prefixes that rows may continue.
     """
 
     def __init__(self, space: Space) -> None:
+        self.prefix: SlotCache | None = None
         self._space = space
         self._shape = (0, 0, 0)  # slots, heads and tokens of the buffers
         self.keys: mx.array | None = None
@@ -141,9 +205,17 @@ class SlotCache:
         current, adjacent = self._space.current, self._space.current.adjacent
         if adjacent is None:
             return self._copy(current.slots, current.end)
-        shape = *self._shape, -1
-        keys, values = (flat.reshape(shape) for flat in self._buffers())
-        return keys[adjacent, :, : current.end], values[adjacent, :, : current.end]
+        return self._slice(adjacent, current.end)
+
+    @property
+    def shared(self) -> Shared | None:
+        """The prefixes that rows of the current pass continue."""
+        return self._space.current.shared
+
+    def prefixes(self, shared: Shared) -> tuple[mx.array, mx.array]:
+        """[G, H, P, D] keys and [G, H, P, D'] values of the prefixes."""
+        assert self.prefix is not None
+        return self.prefix._slice(slice(shared.groups), shared.end)
 
     def make_mask(
         self, num_tokens: int, *, return_array: bool = False, window_size: int | None = None
@@ -181,10 +253,14 @@ class SlotCache:
             self.put((slot,), *each)
 
     def extract(self, row: int) -> KVCache:
-        """A copy of one row of the current pass."""
-        one = KVCache()
-        one.keys, one.values = self.copy(self._space.current.slots[row])
-        one.offset = one.keys.shape[2]
+        """A copy of one row of the current pass, with its prefix."""
+        one, current = KVCache(), self._space.current
+        keys, values = self.copy(current.slots[row])
+        if current.shared is not None and (slot := current.shared.of[row]) is not None:
+            assert self.prefix is not None
+            before, old = self.prefix.copy(slot)
+            keys, values = mx.concatenate([before, keys], 2), mx.concatenate([old, values], 2)
+        one.keys, one.values, one.offset = keys, values, keys.shape[2]
         return one
 
     @property
@@ -202,6 +278,11 @@ class SlotCache:
         for flat, update in zip(self._buffers(), (keys, values), strict=True):
             if update.size:  # of deepseek's latent keys, MLX cannot write the 0 values
                 flat[places] = update
+
+    def _slice(self, slots: slice, end: int) -> tuple[mx.array, mx.array]:
+        shape = *self._shape, -1
+        keys, values = (flat.reshape(shape) for flat in self._buffers())
+        return keys[slots, :, :end], values[slots, :, :end]
 
     def _copy(self, slots: Sequence[int], end: int) -> tuple[mx.array, mx.array]:
         _, heads, tokens = self._shape

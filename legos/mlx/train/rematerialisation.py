@@ -11,8 +11,8 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map
 
 from legos.mlx.model.lora import adapted_layers
+from legos.mlx.model.prefix_kv import PrefixKV
 from legos.mlx.model.retyped import become
-from legos.mlx.train.prefix_sharing.kv import PrefixKV
 
 __all__ = ["rematerialise_layers"]
 

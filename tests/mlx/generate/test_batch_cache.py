@@ -17,7 +17,8 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
 from numpy.typing import NDArray
 from tiny_models import write_any_model
 
-from legos.mlx.generate.batch_cache import BatchCache, extract_rows
+from legos.mlx.generate.batch_cache import BatchCache
+from legos.mlx.generate.cache_parts import extract_rows
 from legos.mlx.generate.slot_cache import SlotCache
 from legos.records.request import Request
 

@@ -10,71 +10,19 @@ size of a head.
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
-from typing import Any, cast
 
 import mlx.core as mx
-import numpy as np
 
+from legos.mlx.model.prefix_kv import KeysValues, PrefixKV
 from legos.mlx.train.prefix_sharing.plan import Block, Pass
 from legos.mlx.train.prefix_sharing.trie import NO_PARENT
 
-__all__ = ["KeysValues", "Outputs", "PrefixKV", "run_pass"]
+__all__ = ["Outputs", "run_pass"]
 
 Trunk = Callable[..., mx.array]
-KeysValues = tuple[mx.array, mx.array]  # [1, H, P, D] each
 Outputs = tuple[list[KeysValues], mx.array]
 """Of a segment that is computed outside of a pass: keys and values of its own L tokens, per layer,
 and the trunk's output [L, ...]."""
-
-
-class PrefixKV:
-    """One layer's cache for one block: gives the prefix, and stores the rows' keys and values.
-
-    Attributes:
-        prefix: keys and values [R, H, P, D] of the tokens before the rows, or None.
-        starts: [R] number of tokens before each row.
-        offset: position of each row's first token: one number, or [R].
-        fresh: keys and values [R, H, T, D] of the rows, after the layer has run.
-    """
-
-    def __init__(self, prefix: KeysValues | None, starts: Sequence[int]) -> None:
-        self.prefix = prefix
-        self.starts = tuple(starts)
-        self._even = len(set(starts)) == 1
-        self.offset: Any = starts[0] if self._even else mx.array(self.starts)
-        self.fresh: KeysValues | None = None
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> KeysValues:
-        """[R, H, P + T, D] keys and values of the prefix and of the rows."""
-        self.fresh = keys, values
-        if self.prefix is None:
-            return keys, values
-        before, old = self.prefix
-        return mx.concatenate([before, keys], axis=2), mx.concatenate([old, values], axis=2)
-
-    def make_mask(
-        self,
-        N: int,  # noqa: N803 - as mlx-lm's models pass it
-        return_array: bool = False,
-        window_size: int | None = None,
-    ) -> mx.array | str | None:
-        """Which of P + N keys each of N queries reads: those before it, within a window if given.
-
-        Where all prefixes have one length this is the plain causal mask, which needs no array.
-        """
-        starts = np.array(self.starts)
-        longest = int(starts.max())
-        if self._even and not return_array and (window_size is None or longest + N <= window_size):
-            return "causal" if N > 1 else None
-        queries = starts[:, None] + np.arange(N)
-        before = np.broadcast_to(np.arange(longest), (len(starts), longest))
-        keys = np.concatenate([before, queries], axis=1)
-        real = np.ones(keys.shape, np.bool_)
-        real[:, :longest] = before < starts[:, None]
-        mask = (keys[:, None, :] <= queries[:, :, None]) & real[:, None, :]
-        if window_size is not None:
-            mask &= queries[:, :, None] < keys[:, None, :] + window_size
-        return mx.array(cast("Any", mask[:, None]))
 
 
 def run_pass(
