@@ -9,7 +9,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from time import monotonic
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from legos.run.folder import RunFolder
@@ -184,36 +184,31 @@ class PlayIndex:
             )
         where = f" WHERE {' AND '.join(wanted.texts)}" if wanted.texts else ""
         query = f"SELECT number FROM {source}{where} ORDER BY {ORDERS[order]}"
-        with self._lock:
-            rows = self._tables.rows(query, of_seat.values + wanted.values)
-            numbers = [number for (number,) in rows]
-            return FoundPlays(numbers, self.known(numbers[page]))
+        numbers = [number for (number,) in self._rows(query, of_seat.values + wanted.values)]
+        return FoundPlays(numbers, self.known(numbers[page]))
 
     def known(self, numbers: Sequence[int]) -> list[IndexedPlay]:
         """What the index knows of some plays, in their order, without those that it has not."""
         listed = [json.dumps(list(numbers))]
         seats: defaultdict[int, list[IndexedSeat]] = defaultdict(list)
         among = "WHERE number IN (SELECT value FROM json_each(?))"
-        with self._lock:
-            query = f"SELECT * FROM seats {among} ORDER BY rowid"
-            for number, *seat in self._tables.rows(query, listed):
-                seats[number].append(IndexedSeat._make(seat))
-            rows = self._tables.rows(f"SELECT * FROM plays {among}", listed)
-            found = {
-                row[0]: IndexedPlay._make((*row[:2], bool(row[2]), *row[3:], seats[row[0]]))
-                for row in rows
-            }
+        for number, *seat in self._rows(f"SELECT * FROM seats {among} ORDER BY rowid", listed):
+            seats[number].append(IndexedSeat._make(seat))
+        found = {
+            row[0]: IndexedPlay._make((*row[:2], bool(row[2]), *row[3:], seats[row[0]]))
+            for row in self._rows(f"SELECT * FROM plays {among}", listed)
+        }
         return [found[number] for number in numbers if number in found]
 
     def named(self) -> dict[str, list[str]]:
         """The arenas, the roles and the players that occur: "arenas", "roles" and "seats"."""
         columns = (("arena", "plays"), ("role", "seats"), ("seat", "seats"))
-        found: dict[str, list[str]] = {}
-        with self._lock:
-            for column, table in columns:
-                rows = self._tables.rows(f"SELECT DISTINCT {column} FROM {table} ORDER BY 1")
-                found[f"{column}s"] = [name for (name,) in rows]
-        return found
+        return {
+            f"{column}s": [
+                name for (name,) in self._rows(f"SELECT DISTINCT {column} FROM {table} ORDER BY 1")
+            ]
+            for column, table in columns
+        }
 
     def first_of_steps(self, arena: str, task: str) -> list[int]:
         """Number of the first play of a task in each step, and in each evaluation, in order."""
@@ -221,8 +216,7 @@ class PlayIndex:
             "SELECT MIN(number) FROM plays WHERE arena = ? AND task = ?"
             " GROUP BY step, evaluation ORDER BY 1"
         )
-        with self._lock:
-            return [number for (number,) in self._tables.rows(query, (arena, task))]
+        return [number for (number,) in self._rows(query, (arena, task))]
 
     def most_played_tasks(self, most: int) -> list[tuple[str, str]]:
         """Arena and task of those that were played in most steps, of which each has two."""
@@ -230,8 +224,7 @@ class PlayIndex:
             "SELECT arena, task FROM plays WHERE step IS NOT NULL GROUP BY arena, task"
             " HAVING COUNT(DISTINCT step) > 1 ORDER BY COUNT(DISTINCT step) DESC, 1, 2 LIMIT ?"
         )
-        with self._lock:
-            return list(self._tables.rows(query, (most,)))
+        return self._rows(query, (most,))
 
     def most_played_positions(self, most: int) -> list[PositionMoves]:
         """The positions of games in which trained seats have moved most."""
@@ -239,14 +232,17 @@ class PlayIndex:
         of_moves = (
             "SELECT move, step, sum / count FROM moves WHERE position = ? ORDER BY move, step"
         )
+        found: list[PositionMoves] = []
+        for key, *position in self._rows(query, (most,)):
+            moves: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
+            for move, step, probability in self._rows(of_moves, (key,)):
+                moves[move].append((step, probability))
+            found.append(PositionMoves(*position, moves=dict(moves)))
+        return found
+
+    def _rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
         with self._lock:
-            found: list[PositionMoves] = []
-            for key, *position in self._tables.rows(query, (most,)):
-                moves: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
-                for move, step, probability in self._tables.rows(of_moves, (key,)):
-                    moves[move].append((step, probability))
-                found.append(PositionMoves(*position, moves=dict(moves)))
-            return found
+            return list(self._tables.rows(query, values))
 
     def _again(self, seconds: float | None) -> int:
         """Make the index again, because plays were removed."""
