@@ -74,7 +74,7 @@ def _experiments(config: RunConfig, folder: RunFolder) -> dict[str, Tracker]:
             mode=track.wandb,
             config=settings,
             files=[file.resolve() for file in files if file.suffix == ".py" and file.is_file()],
-            tags=track.tags,
+            tags=track.tags or None,
             notes=track.notes,
             group=track.group,
             entity=track.entity,

@@ -29,10 +29,7 @@ def start_wandb(
     mode: WandbMode = "auto",
     config: Mapping[str, Any],
     files: Sequence[Path] = (),
-    tags: Sequence[str] = (),
-    notes: str | None = None,
-    group: str | None = None,
-    entity: str | None = None,
+    **about: Any,
 ) -> Any:
     """Start the run, or continue the one that was started in this folder.
 
@@ -43,10 +40,7 @@ def start_wandb(
         mode: ``auto`` is online if a key is configured, otherwise offline.
         config: settings shown with the run.
         files: files of code that are kept with the run.
-        tags: labels of the run.
-        notes: a text shown with it.
-        group: runs of one group are shown together.
-        entity: user or team that it belongs to; None: that of the key.
+        about: ``tags``, ``notes``, ``group`` and ``entity`` of the run, as ``wandb.init`` has them.
 
     Raises:
         ConfigError: the run cannot be started, for instance because the key was rejected.
@@ -63,10 +57,7 @@ def start_wandb(
         "resume": "allow",
         "dir": folder,
         "config": dict(config),
-        "tags": list(tags) or None,
-        "notes": notes,
-        "group": group,
-        "entity": entity,
+        **about,
         "settings": wandb.Settings(
             silent=True,
             console="off",
