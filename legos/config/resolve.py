@@ -181,24 +181,14 @@ def _was_removed(name: str) -> bool:
 
 
 def _flatten(table: Mapping[str, object], prefix: str = "") -> Iterable[tuple[str, object]]:
+    """Dotted settings; a number in place of the table of an arena of a mix is its share."""
     for name, value in table.items():
         dotted = f"{prefix}{name}"
-        if dotted == "mix" and isinstance(value, Mapping):
-            yield from _flatten_mix(cast("Mapping[str, object]", value))
-        elif isinstance(value, Mapping) and (dotted in _GROUPS or dotted == _OPTIONS):
+        inside = prefix == _MIX or dotted in (*_GROUPS, _OPTIONS, "mix")
+        if isinstance(value, Mapping) and inside:
             yield from _flatten(cast("Mapping[str, object]", value), f"{dotted}.")
         else:
-            yield dotted, value
-
-
-def _flatten_mix(arenas: Mapping[str, object]) -> Iterable[tuple[str, object]]:
-    """``mix.ARENA.SETTING`` for each setting; a number in place of a table is the share."""
-    for arena, value in arenas.items():
-        if isinstance(value, Mapping):
-            for name, inner in cast("Mapping[str, object]", value).items():
-                yield f"{_MIX}{arena}.{name}", inner
-        else:
-            yield f"{_MIX}{arena}.share", value
+            yield f"{dotted}.share" if prefix == _MIX else dotted, value
 
 
 def _field_of_mix(name: str, source: str) -> FieldInfo:
