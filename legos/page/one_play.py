@@ -34,10 +34,7 @@ def play_values(episode: StoredEpisode, numbers: Iterator[int] | None = None) ->
 def _seat(seat: StoredSeat) -> dict[str, Any]:
     """Who sat in a seat, and at which versions."""
     return {
-        "role": seat.role,
-        "seat": seat.seat,
-        "policy": seat.policy,
-        "sampling": seat.sampling,
+        **{name: getattr(seat, name) for name in ("role", "seat", "policy", "sampling")},
         "versions": sorted({version for turn in seat.turns for version in turn.versions}),
         "tokens": sum(len(turn.token_ids) for turn in seat.turns),
         "advantage": seat.advantage,
