@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -9,6 +10,7 @@ from legos.arena.arena import Arena
 from legos.arena.cursor import plays_from
 from legos.checks.players import failure, played
 from legos.config.schema import PlayConfig
+from legos.credit.means import with_children
 from legos.errors import ArenaError, ConfigError
 from legos.fakes.client import Asked, ScriptedClient
 from legos.files.atomic import write_file
@@ -79,14 +81,9 @@ def _answer(arena: Arena, by: By, role: str, task: Task, asked: Asked) -> str:
     return said
 
 
-def _rows(episode: Episode) -> list[dict[str, object]]:
+def _rows(episode: Episode) -> Iterator[dict[str, object]]:
     """The answers of a play, and of those it spawned."""
-    turns = [turn for rollout in episode.rollouts for turn in rollout.turns]
-    rows: list[dict[str, object]] = [
-        {
-            "prompt": [{"role": m.role, "content": m.content} for m in turn.messages],
-            "completion": turn.completion.text,
-        }
-        for turn in turns
-    ]
-    return rows + [row for child in episode.children for row in _rows(child)]
+    for play in with_children([episode]):
+        for turn in (turn for rollout in play.rollouts for turn in rollout.turns):
+            prompt = [{"role": m.role, "content": m.content} for m in turn.messages]
+            yield {"prompt": prompt, "completion": turn.completion.text}
