@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -287,8 +288,7 @@ def settings_of(config: RunConfig) -> dict[str, object]:
                 if field in one.model_fields_set
             }
             continue
-        group, _, last = name.rpartition(".")
-        value = getattr(getattr(config, group) if group else config, last)
+        value = attrgetter(name)(config)
         if name == _OPTIONS:
             values |= {f"{_OPTIONS}.{option}": inner for option, inner in value.items()}
         else:
