@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 from legos.apps.adapters import loaded
@@ -13,9 +14,9 @@ from legos.protocols import Seat
 from legos.records.limits import EngineLimits
 from legos.records.names import BASE
 from legos.weights.adapter import Adapter
-from legos.wiring.serving import put_on
+from legos.wiring.serving import base_of, put_on
 
-__all__ = ["adapters_of", "cast_of", "free_seats"]
+__all__ = ["adapters_of", "cast_of", "free_seats", "model_of"]
 
 
 def adapters_of(members: Sequence[str]) -> Mapping[str, Adapter]:
@@ -26,6 +27,11 @@ def adapters_of(members: Sequence[str]) -> Mapping[str, Adapter]:
         AdapterError: an adapter is damaged.
     """
     return {who: frozen_adapter(who) for who in members if is_adapter(who)}
+
+
+def model_of(model: str | None, adapters: Mapping[str, Adapter]) -> str:
+    """The base model of members' adapters; as ``base_of``, whose errors name the member here."""
+    return base_of(model, [replace(adapter, name=who) for who, adapter in adapters.items()])
 
 
 def free_seats(arena: Arena) -> Mapping[str, Seat]:
@@ -69,7 +75,7 @@ def cast_of(
         yield cast
         return
     different = {adapter.name: adapter for adapter in adapters.values()}
-    with loaded(model, [*different.values()], limits) as engine:
+    with loaded(model_of(model, adapters), [*different.values()], limits) as engine:
         arena.client = engine.client()
         load_seated([arena], partial(put_on, engine.engine, model=engine.name))
         yield cast

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TextIO
 
-from legos.apps.members import adapters_of, cast_of, free_seats
+from legos.apps.members import adapters_of, cast_of, free_seats, model_of
 from legos.apps.person import Person, Terminal
 from legos.apps.transcript import answer_of, ending, heading, turns_of
 from legos.arena.arena import Arena, GameArena
@@ -27,7 +27,6 @@ from legos.records.limits import EngineLimits
 from legos.records.names import BASE, POLICY
 from legos.run.episodes import stored_episode
 from legos.wiring.arena import make_arena
-from legos.wiring.serving import base_of
 
 __all__ = ["Players", "play"]
 
@@ -171,7 +170,7 @@ def _seated(
     people = {role: Person(role, terminal) for role, one in who.items() if one == ME}
     members = [one for one in who.values() if one != ME]
     adapters = adapters_of(members)
-    model = base_of(players.model, [*adapters.values()])
+    model = model_of(players.model, adapters)
     _state_rules(arena, settings, model, remote=any(one.startswith(URLS) for one in members))
 
     def change(seat: Seat, _: int) -> Seat:

@@ -22,6 +22,7 @@ from legos.cli.play import play
 from legos.cli.report import report
 from legos.cli.runs import runs
 from legos.cli.serve import serve
+from legos.cli.tournament import tournament
 from legos.cli.train import train
 from legos.cli.view import view
 from legos.cli.watch import watch
@@ -64,7 +65,7 @@ def _make_app(*, brief: bool) -> App:
     )
     app.command(evaluate, name="eval")
     shown = (watch, view, report, runs, export)
-    for command in (imitate, serve, chat, play, *shown, doctor, bench, arenas):
+    for command in (imitate, serve, chat, play, tournament, *shown, doctor, bench, arenas):
         app.command(command)
     return app
 

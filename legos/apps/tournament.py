@@ -1,0 +1,300 @@
+"""``legos tournament`` and ``legos eval --against``: who is stronger, and how sure that is."""
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from legos.apps.members import adapters_of, cast_of, free_seats, model_of
+from legos.arena.matchmaker import ArenaSeats
+from legos.arena.registry import advice
+from legos.config.resolve import resolve
+from legos.config.schema import RunConfig
+from legos.errors import ArenaError, CheckpointError, ConfigError
+from legos.fakes import ScriptedClient
+from legos.league.cast import URLS, Cast, is_adapter
+from legos.league.ratings import cyclic_share, nash_mixture, ratings
+from legos.league.tournament import (
+    Meeting,
+    Results,
+    all_pairs,
+    exact_results,
+    mean_interval,
+    played_results,
+)
+from legos.run.find import find_run, split_place
+from legos.run.folder import RunFolder
+from legos.wiring.arena import make_arena
+from legos.wiring.options import check_options
+
+__all__ = ["PLAYS", "evaluate_against", "figures", "meet", "tournament"]
+
+logger = logging.getLogger(__name__)
+ALL = "all"
+PLAYS, NUM_PLAYS = "loop.evaluation_plays", 100
+OF_PLAYS = (PLAYS, "loop.evaluation_temperature")
+"""Settings of plays; where one is given, members play even if the game can be enumerated."""
+
+
+def tournament(
+    members: Sequence[str],
+    *,
+    arena: str | None = None,
+    seed: int = 0,
+    model: str | None = None,
+    snapshots: int = 8,
+    api_key: str | None = None,
+    overrides: Mapping[str, object] | None = None,
+) -> Mapping[str, Any]:
+    """Let every member meet every other one, and rate them.
+
+    Args:
+        members: random, optimal, base, RUN, RUN@STEP, RUN@best, RUN@vN, adapter folders, addresses
+            of servers; ``RUN@all`` stands for several adapters of a run.
+        arena: the arena; None: that of the first run, with its settings.
+        seed: seed of the tasks and the plays.
+        model: the base model; None: that of the run, or of the adapters.
+        snapshots: number of adapters of ``RUN@all``, spread over its steps.
+        api_key: key of the servers.
+        overrides: dotted settings that replace those of the run.
+
+    Returns:
+        ``arena``, ``exact`` (computed without a play), ``plays``, ``failed``, ``void``; ``unit``,
+        the reward that counts as a whole win where wins differ in size; ``ratings``: member ->
+        ``rating`` (Elo), ``low`` and ``high`` (its interval of 95 %), ``plays`` and ``forfeits``,
+        the strongest first; ``matrix``: member -> member -> figures of the first against the
+        second; ``nash``: member -> its share; ``cyclic_share``.
+
+    Raises:
+        LegosError: a member, the arena or a setting is not valid, or members never met.
+    """
+    names = list(dict.fromkeys(each for who in members for each in _expanded(who, snapshots)))
+    pairs = all_pairs(names)
+    given = overrides or {}
+    name, config = _settings(names, arena, {PLAYS: NUM_PLAYS, **given}, model)
+    exact = given.keys().isdisjoint(OF_PLAYS)
+    results = meet(name, config, pairs, exact=exact, model=model, seed=seed, api_key=api_key)
+    table = results.table
+    rated = ratings(table, names, unit=results.unit)
+    order = [rating.member for rating in rated]
+    rewards = table.rewards(order)
+    return {
+        **_counts(name, results),
+        "unit": results.unit,
+        "ratings": {
+            each.member: {
+                "rating": each.elo,
+                "low": each.low,
+                "high": each.high,
+                "plays": 0 if table.exact else each.plays,
+                "forfeits": sum(table.tally(each.member, other).forfeits for other in order),
+            }
+            for each in rated
+        },
+        "matrix": {
+            mine: {theirs: figures(results, mine, theirs) for theirs in order if theirs != mine}
+            for mine in order
+        },
+        "nash": dict(zip(order, map(float, nash_mixture(rewards)), strict=True)),
+        "cyclic_share": float(cyclic_share(table.scores(order))),
+    }
+
+
+def evaluate_against(
+    run: str,
+    members: Sequence[str],
+    *,
+    adapter: str | None = None,
+    overrides: Mapping[str, object] | None = None,
+    api_key: str | None = None,
+) -> Mapping[str, Any]:
+    """Evaluate an adapter against members in the other seats, with the settings of its run.
+
+    Args:
+        run: the run, as for ``evaluate_run``.
+        members: whom it meets, as for ``tournament``.
+        adapter: what ``named_adapter`` reads, evaluated in place of the run's.
+        overrides: dotted settings that replace those of the run.
+        api_key: key of the servers.
+
+    Returns:
+        ``arena``, ``exact``, ``plays``, ``failed``, ``void`` and ``against``: member -> figures of
+        the adapter against it, in all roles and in each of ``roles``.
+
+    Raises:
+        LegosError: the run, a member or a setting is not valid, or a pair never met.
+    """
+    mine, given = adapter or run, overrides or {}
+    name, config = _settings([run], None, given, None)
+    pairs = [(mine, theirs) for theirs in dict.fromkeys(members)]
+    exact = given.keys().isdisjoint(OF_PLAYS)
+    results = meet(name, config, pairs, exact=exact, seed=config.seed, api_key=api_key)
+    against = {
+        theirs: {
+            **figures(results, mine, theirs),
+            "roles": {
+                role: figures(results, mine, theirs, role)
+                for role in results.roles
+                if results.table.tally(mine, theirs, role).plays
+            },
+        }
+        for _, theirs in pairs
+    }
+    return {**_counts(name, results), "against": against}
+
+
+def meet(
+    name: str,
+    config: RunConfig,
+    meetings: Sequence[Meeting],
+    *,
+    exact: bool,
+    model: str | None = None,
+    seed: int = 0,
+    api_key: str | None = None,
+) -> Results:
+    """Let members meet in one of the arenas of a run: exactly, or by plays.
+
+    Args:
+        name: the arena, as the settings name it.
+        config: the settings.
+        meetings: who meets whom.
+        exact: whether no play is needed where the game can be enumerated.
+        model: the base model; None: that of the settings.
+        seed: seed of the tasks and the plays.
+        api_key: key of the servers.
+
+    Raises:
+        LegosError: a member, the arena or a setting is not valid, or a pair never met.
+    """
+    members = list(dict.fromkeys(who for pair in meetings for who in pair))
+    one, loop = config.arenas[name], config.loop
+    arena = make_arena(
+        name, ScriptedClient([]), play=one.play, generation=one.generation, seed=config.seed
+    )
+    arena.matchmaker = ArenaSeats()  # not that of training
+    if loop.evaluation_temperature is not None:
+        arena.temperature = loop.evaluation_temperature
+    if len(arena.policies) > 1:
+        raise ArenaError(
+            f"arena {arena.name!r} trains several policies ({', '.join(arena.policies)}), and a "
+            "member is one adapter in every role; evaluate the run instead: legos eval RUN"
+        )
+
+    async def met(cast: Cast) -> Results:
+        servers = any(who.startswith(URLS) for who in members)
+        try:
+            if exact and not servers and cast.tree is not None:
+                return await exact_results(cast, cast.tree, members)
+            return await played_results(
+                cast,
+                meetings,
+                [*free_seats(arena)],
+                plays=loop.evaluation_plays,
+                seed=seed,
+                concurrency=config.play.concurrency,
+            )
+        finally:
+            await cast.aclose()
+
+    adapters, limits = adapters_of(members), config.generation.limits()
+    base = model or config.model
+    with cast_of(arena, members, adapters, model=base, limits=limits, api_key=api_key) as cast:
+        results = asyncio.run(met(cast))
+    for mine, theirs in meetings:
+        if not results.table.tally(mine, theirs).plays:
+            raise ArenaError(
+                f"{mine} and {theirs} never met, so they cannot be compared: no play of theirs "
+                f"ended\n{results.failure or 'all were void'}"
+            )
+    if results.failure:
+        logger.warning(results.failure)
+    return results
+
+
+def figures(results: Results, mine: str, theirs: str, role: str | None = None) -> dict[str, Any]:
+    """Shares of wins, draws and losses; the mean reward, and its interval (no width if exact)."""
+    tally, exact = results.table.tally(mine, theirs, role), results.table.exact
+    low, high = (tally.mean, tally.mean) if exact else mean_interval(tally)
+    return {
+        "win": tally.wins / tally.plays,
+        "draw": tally.draws / tally.plays,
+        "loss": tally.losses / tally.plays,
+        "reward": tally.mean,
+        "low": low,
+        "high": high,
+        "plays": 0 if exact else int(tally.plays),
+        "forfeits": int(tally.forfeits),
+    }
+
+
+def _counts(name: str, results: Results) -> dict[str, Any]:
+    return {
+        "arena": name,
+        "exact": results.table.exact,
+        "plays": results.plays,
+        "failed": results.failed,
+        "void": results.void,
+    }
+
+
+def _expanded(who: str, snapshots: int) -> Iterator[str]:
+    """The members that a name stands for: several adapters of a run, or itself."""
+    run, at = split_place(who)
+    if at != ALL:
+        yield who
+        return
+    if snapshots < 1:
+        raise ConfigError(f"snapshots is {snapshots}; expected at least 1")
+    newest_first = [path for _, path in sorted(find_run(run).adapter_versions.items())][::-1]
+    if not newest_first:
+        raise CheckpointError(f"{run} holds no adapter yet; train it first")
+    last, number = len(newest_first) - 1, min(snapshots, len(newest_first))
+    spread = {round(index * last / max(number - 1, 1)) for index in range(number)}
+    for index in sorted(spread, reverse=True):
+        yield f"{run}@{newest_first[index].name}"
+
+
+def _settings(
+    members: Sequence[str], arena: str | None, given: Mapping[str, object], model: str | None
+) -> tuple[str, RunConfig]:
+    """The arena and its settings: those of the first run, or of a named arena.
+
+    Raises:
+        ConfigError: there is neither, the run has several arenas, or a setting is not valid.
+        ArenaError: the arena does not accept an option.
+    """
+    runs = {run.path: run for run in map(_run_of, members) if run is not None}
+    arenas_of = {path: [*resolve(run=run.settings).config.arenas] for path, run in runs.items()}
+    run = next(iter(runs.values()), None)
+    arenas = [] if run is None else arenas_of[run.path]
+    if arena is None and not arenas:
+        raise ConfigError(
+            f"no run is among {', '.join(members)}, whose arena could be played; give --arena NAME"
+        )
+    if arena is None and len(arenas) > 1:
+        raise ConfigError(
+            f"the first run has several arenas, {', '.join(arenas)}; name one of them with "
+            f"--arena, such as --arena {arenas[0]}"
+        )
+    name = arena or arenas[0]
+    if run is not None and name in arenas:
+        config = resolve(run=run.settings, overrides=given).config
+    else:
+        base = model_of(model, adapters_of(members))
+        given = {**given, "arena": name, "model": base}
+        config = resolve(overrides=given, recommend=advice).config
+    check_options(config)
+    for path, own in arenas_of.items():
+        if name not in own:
+            logger.warning("%s was trained on %s, and plays %s here", path, "+".join(own), name)
+    return name, config
+
+
+def _run_of(who: str) -> RunFolder | None:
+    """The run of a member; None: it is none."""
+    with suppress(CheckpointError):
+        if is_adapter(who):
+            return find_run(split_place(who)[0])
+    return None

@@ -1,0 +1,97 @@
+"""``legos tournament``: who is stronger, and how sure that is."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from legos.cli.output import Flag, show, show_line, show_table
+from legos.cli.overrides import Key, PlaySettings, dotted
+
+__all__ = ["tournament"]
+
+
+def tournament(
+    *members: str,
+    arena: str | None = None,
+    plays: int | None = None,
+    seed: int = 0,
+    temperature: float | None = None,
+    snapshots: int = 8,
+    model: str | None = None,
+    api_key: Key = None,
+    json: Flag = False,
+    play: PlaySettings = None,
+) -> None:
+    """Let every member meet every other one in every seat, and rate them.
+
+    A game whose states can be listed is computed exactly, without a play, unless --plays or
+    --temperature is given.
+
+    For example:
+
+        legos tournament nim-1 nim-1@50 random optimal
+        legos tournament tictactoe-1@all random --snapshots 5
+        legos tournament base talk-1 talk-2 --plays 200
+
+    Args:
+        members: random, optimal (small games), base (the model without an adapter), RUN, RUN@STEP,
+            RUN@best, RUN@vN, RUN@all (several of its adapters), an adapter folder, or the address
+            of a server, URL or URL#NAME.
+        arena: Name of an arena, FILE.py:Class, or package.module:Class; by default that of the
+            first RUN, with its settings.
+        plays: Plays of each pair; half of them with the seats swapped. By default 100.
+        seed: Seed of the tasks and plays; the same seed gives the same ones.
+        temperature: Sampling temperature of models; by default that of the run's evaluations.
+        snapshots: Number of adapters of RUN@all, spread over its steps.
+        model: A model folder, a name on the hub, or "builtin"; by default that of the run.
+        api_key: API key of the servers.
+        json: Print one JSON object.
+        play: Settings of the arena.
+    """
+    from legos.apps.tournament import tournament as run
+
+    shorthands = {
+        "--plays": ("loop.evaluation_plays", plays),
+        "--temperature": ("loop.evaluation_temperature", temperature),
+    }
+    found = run(
+        members,
+        arena=arena,
+        seed=seed,
+        model=model,
+        snapshots=snapshots,
+        api_key=api_key,
+        overrides=dotted({"play": play}, shorthands),
+    )
+    if json:
+        show(found, json=True)
+    else:
+        _show_tables(found)
+
+
+def _show_tables(found: Mapping[str, Any]) -> None:
+    """The ratings, the mean rewards of all pairs, and what ratings alone do not tell."""
+    exact, ratings = found["exact"], found["ratings"]
+    counts = ", ".join(f"{found[name]} {name}" for name in ("plays", "failed", "void"))
+    show_line(f"{found['arena']}: {'exact, without a play' if exact else counts}")
+    if found["unit"]:
+        show_line(f"a reward of {found['unit']:g} counts as a whole win, and less as a part of one")
+    show_line("")
+    names = {member: f"{number} {member}" for number, member in enumerate(ratings, start=1)}
+    columns = ["plays"] + ["forfeits"] * any(rated["forfeits"] for rated in ratings.values())
+    rows: dict[str, Mapping[str, object]] = {}
+    rewards: dict[str, Mapping[str, object]] = {}
+    for member, name in names.items():
+        rated, cells = ratings[member], found["matrix"][member]
+        interval = {"95 %": f"{rated['low']:+.0f} to {rated['high']:+.0f}"}
+        sampled = {} if exact else interval | {column: rated[column] for column in columns}
+        rows[name] = {"rating": f"{round(rated['rating']):+d}", **sampled}
+        rewards[name] = {
+            name.partition(" ")[0]: f"{cells[other]['reward']:+.3g}" if other in cells else None
+            for other, name in names.items()
+        }
+    show_table("member", rows)
+    show_line("")
+    show_table("mean reward against", rewards)
+    mixture = (f"{member} {share:.2g}" for member, share in found["nash"].items() if share >= 0.005)
+    show_line(f"\nNash mixture: {', '.join(mixture)}")
+    show_line(f"cyclic share: {found['cyclic_share']:.2g}")

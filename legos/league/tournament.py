@@ -1,0 +1,233 @@
+"""Let members of a league meet: exactly where the game can be enumerated, otherwise by plays."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass
+from itertools import combinations
+from math import sqrt
+from statistics import fmean
+
+import numpy as np
+
+from legos.arena.arena import Arena
+from legos.arena.cursor import plays_from
+from legos.arena.matchmaker import SeatOverride
+from legos.errors import ArenaError
+from legos.games.exact import GameTree, Policy, uniform_policy
+from legos.games.scored import scored_policy
+from legos.league.cast import OPTIMAL, RANDOM, Cast
+from legos.league.payoffs import PayoffTable, Tally, exact_payoffs
+from legos.play.context import play_context
+from legos.play.step import failures, play_each
+from legos.protocols import Scorer, Seat
+from legos.records.episode import Episode, Task
+from legos.records.seeds import mix
+
+__all__ = ["Meeting", "Results", "all_pairs", "exact_results", "mean_interval", "played_results"]
+
+PAIR = 2  # roles of an arena in which every play counts for both members
+_Side = tuple[str, str, str, float, float, bool]  # arguments of ``PayoffTable.add``
+Meeting = tuple[str, str]
+"""Two members that meet; a member may meet itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """What members earned from each other; plays that failed or were void are not in the table."""
+
+    table: PayoffTable
+    roles: Sequence[str]  # that members take
+    plays: int = 0  # all plays; 0: the table is exact
+    failed: int = 0
+    void: int = 0
+    failure: str | None = None  # why the first of them failed
+    unit: float | None = None  # largest reward, of a zero-sum game whose wins differ in size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seating:
+    """Who has which role in some plays."""
+
+    mine: str
+    theirs: str
+    role: str  # of ``mine``; ``theirs`` has the others
+    plays: Sequence[tuple[Task, int]]
+
+    def who(self, role: str) -> str:
+        return self.mine if role == self.role else self.theirs
+
+
+def all_pairs(members: Sequence[str]) -> list[Meeting]:
+    """Every member with every other one, once.
+
+    Raises:
+        ArenaError: there are fewer than two members.
+    """
+    different = list(dict.fromkeys(members))
+    if len(different) < PAIR:
+        raise ArenaError(
+            f"a tournament of {', '.join(different) or 'nobody'} has nobody to meet; name at least "
+            f"two different members, such as {RANDOM}"
+        )
+    return list(combinations(different, 2))
+
+
+async def exact_results(cast: Cast, tree: GameTree, members: Sequence[str]) -> Results:
+    """Every member against every member, itself too, without a play.
+
+    Each adapter is scored once, at all positions of the game and at temperature 1.
+
+    Args:
+        cast: seats the members; its arena's client is a ``Scorer`` if there are adapters.
+        tree: the game of its arena.
+        members: bots, adapters and the base model.
+
+    Raises:
+        ArenaError: the game has one role.
+    """
+    policies = await asyncio.gather(*(_policy(cast, tree, who) for who in members))
+    table = exact_payoffs(tree, dict(zip(members, policies, strict=True)))
+    return Results(table=table, roles=tree.graph.roles, unit=_unit(tree))
+
+
+async def _policy(cast: Cast, tree: GameTree, who: str) -> Policy:
+    """The policy of a member at all positions."""
+    if who == RANDOM:
+        return uniform_policy(tree)
+    if who == OPTIMAL:
+        return cast.best
+    scorer: Scorer = cast.arena.client  # pyright: ignore[reportAssignmentType]
+    adapters = dict.fromkeys(cast.arena.roles, cast.live.get(who, who))
+    return (await scored_policy(tree, cast.arena, scorer, adapters))[0]
+
+
+async def played_results(
+    cast: Cast,
+    meetings: Sequence[Meeting],
+    roles: Sequence[str],
+    *,
+    plays: int,
+    seed: int,
+    concurrency: int = 256,
+) -> Results:
+    """Let pairs of members play, all at the same time, so that their adapters decode together.
+
+    Both members of a pair have every role in the same tasks and with the same seeds. Where there
+    are more than two roles, one member has one of them and the other all others, each in turn.
+
+    Args:
+        cast: seats the members.
+        meetings: who meets whom.
+        roles: roles that members take; the others keep the players that the arena seats.
+        plays: number of plays of a pair; rounded up so that both have every role equally often.
+        seed: seed of the tasks and the plays.
+        concurrency: maximum number of plays at the same time.
+
+    Raises:
+        ArenaError: there are fewer than two roles, or a play breaks the rules for plays.
+        EngineError: the engine has died.
+    """
+    if len(roles) < PAIR:
+        raise ArenaError(
+            f"members of arena {cast.arena.name!r} cannot meet: it seats one player "
+            f"({', '.join(roles) or 'no role is free'}); evaluate each of them alone: legos eval"
+        )
+    arena, slots = cast.arena, asyncio.Semaphore(concurrency)
+    seatings = [
+        seating
+        for number, (mine, theirs) in enumerate(meetings)
+        for seating in _seatings(arena, mine, theirs, roles, plays=plays, seed=mix(seed, number))
+    ]
+    with play_context(arena, slots, stores=arena.stores.copy()) as context:
+
+        async def played(seating: _Seating) -> tuple[list[_Side], Counter[str], str | None]:
+            episodes = await play_each(context, _seated(cast, seating, roles), seating.plays)
+            failed = [episode for episode in episodes if episode.error]
+            counts = Counter(
+                plays=len(episodes), failed=len(failed), void=sum(e.void for e in episodes)
+            )
+            sides = [side for episode in episodes for side in _sides(episode, seating, roles)]
+            return sides, counts, failures(len(episodes), failed) if failed else None
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                running = [group.create_task(played(seating)) for seating in seatings]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+    found = [task.result() for task in running]
+    table = PayoffTable()
+    for mine, theirs, role, reward, other, forfeit in (side for each in found for side in each[0]):
+        table.add(mine, theirs, role, reward, other, forfeit=forfeit)
+    counts = sum((each[1] for each in found), Counter[str]())
+    failure = next((each[2] for each in found if each[2]), None)
+    unit = _unit(cast.tree)
+    if unit is not None and any(side[-1] for each in found for side in each[0]):
+        unit = max(unit, abs(arena.forfeit_reward))
+    return Results(table=table, roles=roles, **counts, failure=failure, unit=unit)
+
+
+def _unit(tree: GameTree | None) -> float | None:
+    """The largest payoff of a zero-sum game; None: all wins have one size, or it is none."""
+    if tree is None or not tree.graph.zero_sum:
+        return None
+    sizes = np.unique(np.abs(tree.graph.payoffs[tree.graph.payoffs != 0]).round(9))
+    return float(sizes[-1]) if len(sizes) > 1 else None
+
+
+def _seatings(
+    arena: Arena, mine: str, theirs: str, roles: Sequence[str], *, plays: int, seed: int
+) -> Iterator[_Seating]:
+    """The seatings of a pair, with the same tasks and seeds; of a member with itself, with others.
+
+    With itself, every play would otherwise be repeated.
+    """
+    alone = mine == theirs
+    sides = [(mine, theirs), (theirs, mine)][: 1 if alone or len(roles) == PAIR else 2]
+    own = [(one, other, role) for one, other in sides for role in roles]
+    for number, (one, other, role) in enumerate(own):
+        planned = plays_from(arena, mix(seed, number) if alone else seed, -(-plays // len(own)))
+        yield _Seating(mine=one, theirs=other, role=role, plays=planned)
+
+
+def _seated(cast: Cast, seating: _Seating, roles: Sequence[str]) -> Arena:
+    """The arena with members in its seats."""
+
+    def change(seat: Seat, _: int) -> Seat:
+        return cast.seat(seating.who(seat.role), seat) if seat.role in roles else seat
+
+    arena = copy(cast.arena)
+    arena.matchmaker = SeatOverride(change, arena.matchmaker)
+    return arena
+
+
+def _sides(episode: Episode, seating: _Seating, roles: Sequence[str]) -> Iterator[_Side]:
+    """A play that ended, from the side of each of two members, or of the one with one role."""
+    if episode.error or episode.void:
+        return
+    returns = episode.returns
+    both = len(roles) == PAIR and seating.mine != seating.theirs
+    for role in roles if both else (seating.role,):
+        others = [each for each in roles if each != role]
+        forfeit = any(note.startswith(f"{role} forfeits") for note in episode.notes)
+        other = fmean(returns[each] for each in others)
+        yield seating.who(role), seating.who(others[0]), role, returns[role], other, forfeit
+
+
+def mean_interval(tally: Tally, *, z: float = 1.96) -> tuple[float, float]:
+    """Bounds of the expected reward of a play, by default with a confidence of 95 %.
+
+    Four plays are added, two with the root mean square reward r and two with -r, so that few plays
+    are covered too, and equal rewards leave a width.
+
+    Args:
+        tally: sampled plays, at least one.
+        z: standard errors between the mean and a bound.
+
+    Source: Agresti and Coull, Approximate is better than "exact", 1998, for proportions.
+    """
+    plays, squares = tally.plays + 4, tally.squares * (1 + 4 / tally.plays)
+    mean = tally.reward / plays
+    error = z * sqrt(max(squares / plays - mean**2, 0.0) / plays)
+    return mean - error, mean + error

@@ -1,0 +1,222 @@
+"""``legos tournament`` and ``legos eval --against``: who meets whom, and what is refused."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from short_runs import FEW, NIM
+
+from legos.cli.process import main
+
+Told = Callable[..., dict[str, Any]]
+FAILS = '''
+from legos import Arena, Task
+
+
+class Fails(Arena):
+    """The second seat's play fails in the seats of bots."""
+
+    roles = ("first", "second")
+    restrict_choices = True
+
+    def tasks(self, rng):
+        yield Task(id="only")
+
+    async def play(self, t):
+        said = await t.ask_all(dict.fromkeys(self.roles, "Your move?"), choices=("a", "b"))
+        if t.seats["second"].name == "random" or t.seats["first"].name == "random":
+            raise OSError("the table broke")
+        return {role: float(said[role].move == "a") for role in self.roles}
+
+
+class Pairs(Fails):
+    policies = ("one", "two")
+'''
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runs nim and kuhn, which keep the adapters of steps 0, 1 and 2."""
+    folder = tmp_path_factory.mktemp("place")
+    keep = ("--loop.checkpoint-every", "1", "--loop.evaluate-every", "0")
+    for arena, options in (("nim", NIM), ("kuhn", FEW)):
+        out = ("--out", str(folder / "runs" / arena), "--arena", arena)
+        rate = ("--training.learning-rate", "0.05", "--steps", "2")
+        assert main(["train", *out, *options, *keep, *rate]) == 0
+    (folder / "fails.py").write_text(FAILS)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs)
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Told:
+    def tell(*arguments: str) -> dict[str, Any]:
+        capsys.readouterr()
+        assert main([*arguments, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return tell
+
+
+def test_a_game_is_computed_and_the_optimum_is_the_strongest(told: Told) -> None:
+    found = told("tournament", "nim@all", "nim", "random", "optimal", "base")
+    members = {"nim@v0", "nim@v1", "nim@v2", "nim", "random", "optimal", "base"}
+    assert (found["arena"], found["exact"], found["plays"]) == ("nim", True, 0)
+    assert found["ratings"].keys() == found["matrix"].keys() == found["nash"].keys() == members
+    assert next(iter(found["ratings"])) == "optimal"
+    assert found["ratings"]["random"]["rating"] == 0
+    assert found["nash"]["optimal"] == pytest.approx(1.0, abs=1e-3)
+    for rated in found["ratings"].values():
+        assert rated["low"] == rated["rating"] == rated["high"]
+    for mine, row in found["matrix"].items():
+        assert row.keys() == members - {mine}
+        for theirs, cell in row.items():
+            assert cell["reward"] == pytest.approx(-found["matrix"][theirs][mine]["reward"])
+    newest, same = found["matrix"]["nim"], found["matrix"]["nim@v2"]
+    assert newest["random"] == same["random"] != found["matrix"]["nim@v1"]["random"]
+    assert newest["nim@v2"]["reward"] == pytest.approx(0.0)
+    exact = told("eval", "nim")["vs_random"]  # largest 5: with the settings of the run
+    assert newest["random"]["win"] == pytest.approx(exact["win"])
+
+
+def test_plays_agree_with_the_exact_figures_and_repeat(told: Told) -> None:
+    members = ("nim", "random", "optimal")
+    exact = told("tournament", *members)["matrix"]["nim"]["random"]
+    once, again, other = (
+        told("tournament", *members, "--plays", "400", "--seed", seed) for seed in "112"
+    )
+    assert once == again != other
+    assert (once["exact"], once["plays"], once["failed"]) == (False, 1200, 0)
+    played = once["matrix"]["nim"]["random"]
+    assert played["plays"] == 400
+    assert played["low"] - 0.1 < exact["reward"] < played["high"] + 0.1
+    assert once["ratings"]["optimal"]["low"] > once["ratings"]["random"]["high"]
+    assert once["ratings"]["nim"]["plays"] == 800
+
+
+def test_snapshots_are_spread_over_the_steps(told: Told) -> None:
+    found = told("tournament", "nim@all", "random", "--snapshots", "2")
+    assert found["ratings"].keys() == {"nim@v0", "nim@v2", "random"}
+    alone = told("tournament", "nim@all", "random", "--snapshots", "1")
+    assert alone["ratings"].keys() == {"nim@v2", "random"}
+
+
+def test_a_named_arena_has_its_own_settings_and_others_are_named(
+    told: Told, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = told("tournament", "nim", "base", "--arena", "kuhn")
+    assert (found["arena"], found["unit"]) == ("kuhn", 2.0)
+    assert "runs/nim was trained on nim, and plays kuhn here" in caplog.text
+    alone = told("tournament", "random", "optimal", "--arena", "nim", "--play.options.largest", "4")
+    assert alone["matrix"]["optimal"]["random"]["win"] > 0.5
+
+
+def test_people_get_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["tournament", "nim", "random", "optimal"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "nim: exact, without a play"
+    assert lines[2].split() == ["member", "rating"]
+    assert re.fullmatch(r"1 optimal +\+\d+ *", lines[3])
+    assert lines[7].split() == ["mean", "reward", "against", "1", "2", "3"]
+    assert lines[8].split()[:3] == ["1", "optimal", "-"]
+    assert lines[-2] == "Nash mixture: optimal 1"
+    assert re.fullmatch(r"cyclic share: [\d.e-]+", lines[-1])
+    assert main(["tournament", "nim", "random", "--plays", "20"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "nim: 20 plays, 0 failed, 0 void"
+    assert re.search(r"[+-]\d+ to [+-]\d+ +20", lines[3])
+
+
+def test_a_run_is_evaluated_against_others(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
+    found = told("eval", "nim", "--against", "random", "--against", "nim@v1")
+    assert found["exact"]
+    assert found["against"].keys() == {"random", "nim@v1"}
+    random = found["against"]["random"]
+    assert random["roles"].keys() == {"first", "second"}
+    rewards = [role["reward"] for role in random["roles"].values()]
+    assert sum(rewards) / 2 == pytest.approx(random["reward"]) == random["low"] == random["high"]
+    assert random["win"] == pytest.approx(told("eval", "nim")["vs_random"]["win"])
+    swapped = told("eval", "nim", "--adapter", "nim@v1", "--against", "nim")
+    assert swapped["against"]["nim"]["reward"] == pytest.approx(
+        -found["against"]["nim@v1"]["reward"]
+    )
+    played = told("eval", "nim", "--against", "random", "--loop.evaluation-plays", "50")
+    assert (played["exact"], played["plays"]) == (False, 50)
+    assert played["against"]["random"]["low"] < played["against"]["random"]["high"]
+    assert main(["eval", "nim", "--against", "random", "--loop.evaluation-plays", "50"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split() == ["against", "win", "draw", "loss", "reward", "95", "%", "plays",
+                                "forfeits"]  # fmt: skip
+    assert [line.partition("  ")[0] for line in lines[3:]] == [
+        "random",
+        "random, as first",
+        "random, as second",
+    ]
+
+
+def test_the_temperature_of_plays_is_given(told: Told) -> None:
+    def plays(*options: str) -> dict[str, Any]:
+        return told("tournament", "nim", "nim@v1", "--plays", "60", *options)
+
+    assert plays() == plays() != plays("--temperature", "0")
+    assert not told("tournament", "nim", "random", "--temperature", "0.5")["exact"]
+
+
+def test_failed_plays_are_counted_and_members_that_never_met_are_named(
+    told: Told, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    arena = ("--arena", "fails.py:Fails", "--plays", "4")
+    found = told("tournament", "base", "nim", *arena)
+    assert (found["plays"], found["failed"]) == (4, 0)
+    assert main(["tournament", "base", "nim", "random", *arena]) == 2
+    message = capsys.readouterr().err
+    assert "base and random never met, so they cannot be compared: no play of theirs end" in message
+    assert "2 of 2 plays of arena 'fails' failed" in message
+    assert "the table broke" in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["random", "optimal"],
+            "no run is among random, optimal, whose arena could be played; giv",
+        ),
+        (["nim"], "a tournament of nim has nobody to meet; name at least two different members"),
+        (["nim", "nobody"], "nobody holds no run and no adapter"),
+        (["nim", "nim@7"], "keeps no adapter of step 7; it has those of steps 0, 1, 2"),
+        (["nim", "nobody@all"], "nobody holds no run"),
+        (["nim@all", "random", "--snapshots", "0"], "snapshots is 0; expected at least 1"),
+        (["nim", "random", "--plays", "0"], "evaluation_plays is 0"),
+        (["nim", "random", "--play.options.largst", "4"], "takes no option 'largst'"),
+        (["base", "random", "--arena", "sums"], "arena 'sums' cannot meet: it seats one player"),
+        (["base", "random", "--arena", "nmi"], "no arena is called 'nmi'; did you mean 'nim'?"),
+        (["base", "random", "--arena", "fails.py:Pairs"], "trains several policies (one, two)"),
+        (["optimal", "random", "--arena", "fails.py:Fails"], "no optimal player of arena 'fails'"),
+        (["nim", "http://"], "base_url 'http:"),
+    ],
+)
+def test_what_cannot_meet_is_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tournament", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_member_of_another_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["tournament", "random", "nim@v1", "--model", "other/model"]
+    for arena in ([], ["--arena", "nim"], ["--arena", "kuhn"]):
+        assert main([*arguments, *arena]) == 2
+        message = capsys.readouterr().err
+        assert "adapter 'nim@v1' (version 1) was trained on model 'builtin' and cannot be put" in (
+            message
+        )
+        assert "on 'other/model'; give --model builtin" in message
