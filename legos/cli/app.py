@@ -14,6 +14,7 @@ from legos.cli.bench import bench
 from legos.cli.chat import chat
 from legos.cli.doctor import doctor
 from legos.cli.evaluate import evaluate
+from legos.cli.exploit import exploit
 from legos.cli.export import export
 from legos.cli.help import EVERYTHING, BriefHelp
 from legos.cli.imitate import imitate
@@ -65,7 +66,7 @@ def _make_app(*, brief: bool) -> App:
     )
     app.command(evaluate, name="eval")
     shown = (watch, view, report, runs, export)
-    for command in (imitate, serve, chat, play, tournament, *shown, doctor, bench, arenas):
+    for command in (imitate, serve, chat, play, tournament, exploit, *shown, doctor, bench, arenas):
         app.command(command)
     return app
 

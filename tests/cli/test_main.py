@@ -23,7 +23,7 @@ from legos.errors import ModelError
 Stub = Callable[..., None]
 COMMANDS = [
     *("train", "eval", "serve", "chat", "play", "watch", "export", "doctor", "runs", "bench"),
-    *("arenas", "tournament"),
+    *("arenas", "tournament", "exploit"),
 ]
 Trained = list[tuple[ResolvedConfig, Path | None]]
 
