@@ -4,15 +4,18 @@ import json
 import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import pytest
 from mlx_lm.utils import load_model
 
 from legos.mlx.fits import GIB, USUAL_ROW, plan_of
+from legos.mlx.model import forecast
 from legos.mlx.model.forecast import Sizes
 from legos.mlx.model.machine import usable_of
 from legos.mlx.train.memory import usual_tokens
@@ -26,6 +29,14 @@ USUAL_MODELS: Mapping[str, Any] = json.loads(
 MACS_GB = (8, 16, 24, 32, 48, 64, 96, 128)  # memory of the usual Macs with Apple Silicon
 SMALL_MAC = 36  # GB; up to here Metal recommends two thirds of the memory, above three quarters
 FOUR_BITS = {"quantization": {"group_size": 64, "bits": 4}}
+
+
+@contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """Within the block, chunks of the output head are those of a GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forecast, "on_gpu", lambda: True)
+        yield
 
 
 def usable_on(gb: int) -> int:
@@ -55,11 +66,12 @@ def longest_rows(config: Mapping[str, Any]) -> list[int]:
         sizes, context = Sizes.of(shapes_of(folder)), context_length(folder)
     size = TrainingSize(checkpointing=True)
     found: list[int] = []
-    for gb in MACS_GB:
-        plan = plan_of(sizes, size, usable_on(gb), context)
-        lengths = [*(1 << n for n in range(6, 30) if 1 << n < context), context]
-        fits = [n for n in lengths if replace(plan, longest=n).row_limit is None]
-        found.append(max(fits, default=0))
+    with as_on_a_gpu():
+        for gb in MACS_GB:
+            plan = plan_of(sizes, size, usable_on(gb), context)
+            lengths = [*(1 << n for n in range(6, 30) if 1 << n < context), context]
+            fits = [n for n in lengths if replace(plan, longest=n).row_limit is None]
+            found.append(max(fits, default=0))
     return found
 
 
@@ -84,13 +96,15 @@ def preset_line(gb: int) -> str:
     size, usable = TrainingSize(checkpointing=True), usable_on(gb)
     plan = plan_of(sizes, size, usable, context)
     usual = replace(plan, longest=USUAL_ROW)
-    tokens = usual.max_tokens(usual_tokens(sizes, size, usable))
+    with as_on_a_gpu():
+        tokens = usual.max_tokens(usual_tokens(sizes, size, usable))
+        peak, limit = usual.peak_bytes(tokens), plan.row_limit
     cells = (
         f"{gb} GB",
         f"[mac-{gb}gb](../../{file})",
         f"{name}, {4 if four_bits else 16} bits",
-        *(f"{count / GIB:.1f}" for count in (sizes.weights, usual.peak_bytes(tokens), usable)),
+        *(f"{count / GIB:.1f}" for count in (sizes.weights, peak, usable)),
         f"{tokens:,}",
-        f"{context if plan.row_limit is None else plan.row_limit:,}",
+        f"{context if limit is None else limit:,}",
     )
     return f"| {' | '.join(cells)} |"

@@ -32,7 +32,7 @@ from mlx_lm.models.ssm import ssm_update
 from legos.mlx.model.faults import raise_fault
 from legos.mlx.model.load import num_token_ids
 from legos.mlx.model.lora import LINEAR, SWITCH, pair_shapes
-from legos.mlx.model.machine import NEGLIGIBLE, cache_sizes, num_bytes
+from legos.mlx.model.machine import NEGLIGIBLE, cache_sizes, num_bytes, on_gpu
 from legos.mlx.model.retyped import called
 from legos.records.limits import EngineLimits, TrainingSize
 
@@ -80,6 +80,7 @@ PREFILL, SCORES = 2.4, 0.68  # float32 copies of a layer's outputs and scores, o
 GROWING = 2  # layers whose old and new keys and values are held while the cache grows
 FIXED = 2 << 20  # bytes of many small buffers
 CHUNK_LOGITS = 1 << 21  # logits of one chunk: 8 MiB in float32, and several times that at the peak
+CHUNK_SHARE, MOST_CHUNK_LOGITS = 1 / 64, 1 << 26  # on a GPU: of the memory, with all copies
 MIN_PLACES = 64  # positions of a chunk; with fewer, reading the head's weights dominates
 PIECE, PIECES = 256, 4  # a row is computed in pieces of this many tokens, up to this number
 PROMPT = 512  # tokens of each prompt of a prefill
@@ -162,7 +163,9 @@ def held_bytes(sizes: Sizes, size: TrainingSize) -> int:
     return (HELD * size.policies + 1) * lora_bytes(sizes, size)
 
 
-def pass_bytes(sizes: Sizes, size: TrainingSize, rows: float, length: int) -> int:
+def pass_bytes(
+    sizes: Sizes, size: TrainingSize, rows: float, length: int, ceiling_bytes: int
+) -> int:
     """Bytes at the peak of one forward and backward pass, without what is held before.
 
     Args:
@@ -170,6 +173,7 @@ def pass_bytes(sizes: Sizes, size: TrainingSize, rows: float, length: int) -> in
         size: what is trained.
         rows: number of rows; a fraction where they are shorter on average.
         length: tokens of the longest row.
+        ceiling_bytes: bytes that may be allocated in all.
     """
     tokens, adapted = rows * length, min(size.layers, sizes.layers)
     pieces = 1 if sizes.state_bytes else min(-(-length // PIECE), PIECES)
@@ -177,7 +181,8 @@ def pass_bytes(sizes: Sizes, size: TrainingSize, rows: float, length: int) -> in
     outputs = tokens * sizes.outputs * sizes.item
     copies = tokens * sizes.inputs * FLOAT32 * (sizes.item < FLOAT32)
     scores = tokens * sizes.heads * attended * sizes.item
-    logits = FLOAT32 * sizes.vocabulary * min(tokens, chunk_positions(sizes.vocabulary))
+    positions = chunk_positions(sizes.vocabulary, ceiling_bytes)
+    logits = FLOAT32 * sizes.vocabulary * min(tokens, positions)
     hidden = sizes.hidden * sizes.item
     carried = length * (sizes.token_bytes + hidden) * (2 + size.others)
     of_outputs, of_copies, of_scores, of_logits = CHECKPOINTED if size.checkpointing else KEPT
@@ -241,9 +246,18 @@ def _prefill_bytes(sizes: Sizes, tokens: int) -> int:
     return int(tokens * FLOAT32 * (PREFILL * sizes.outputs + SCORES * scores))
 
 
-def chunk_positions(num_logits: int) -> int:
-    """Number of logit positions whose logits are in memory at once, of so many at each."""
-    return max(MIN_PLACES, CHUNK_LOGITS // num_logits)
+def chunk_positions(num_logits: int, ceiling_bytes: int) -> int:
+    """Number of logit positions whose logits are in memory at once.
+
+    Every chunk reads the weights of the head again, so a GPU takes larger ones the more memory
+    there is. On a CPU small ones are fastest, because they stay in its caches.
+
+    Args:
+        num_logits: number of logits at each position.
+        ceiling_bytes: bytes that may be allocated in all.
+    """
+    fit = int(CHUNK_SHARE * ceiling_bytes / (KEPT[3] * FLOAT32)) if on_gpu() else 0
+    return max(MIN_PLACES, max(CHUNK_LOGITS, min(fit, MOST_CHUNK_LOGITS)) // num_logits)
 
 
 def cache_leaves(tree: Any) -> list[Any]:

@@ -19,6 +19,7 @@ __all__ = [
     "memory_facts",
     "most_rows",
     "num_bytes",
+    "on_gpu",
     "on_metal",
     "peak_bytes",
     "usable_bytes",
@@ -60,9 +61,14 @@ def num_bytes(tree: Any) -> int:
     return sum(array.nbytes for _, array in arrays)
 
 
+def on_gpu() -> bool:
+    """Whether MLX computes on a GPU."""
+    return mx.default_device().type == mx.DeviceType.gpu
+
+
 def on_metal() -> bool:
     """Whether MLX computes on the GPU of a Mac."""
-    return mx.default_device().type == mx.DeviceType.gpu and mx.metal.is_available()
+    return on_gpu() and mx.metal.is_available()
 
 
 def bound_memory() -> None:
@@ -72,7 +78,7 @@ def bound_memory() -> None:
     then, and on a GPU that several programs share all of them fail. The wired limit stays as it is:
     raising it has caused kernel panics (mlx #3186).
     """
-    if mx.default_device().type == mx.DeviceType.gpu:
+    if on_gpu():
         usable = usable_bytes()
         mx.set_memory_limit(usable)
         mx.set_cache_limit(min(int(KEPT_SHARE * usable), MOST_KEPT))
@@ -122,8 +128,7 @@ def most_rows(asked: int, weights: int, usable: int) -> int:
         weights: bytes of the model's weights.
         usable: bytes that may be used in all.
     """
-    on_processor = mx.default_device().type == mx.DeviceType.cpu
-    return min(asked, CPU_ROWS) if on_processor and weights >= NEGLIGIBLE * usable else asked
+    return min(asked, CPU_ROWS) if not on_gpu() and weights >= NEGLIGIBLE * usable else asked
 
 
 def device_facts() -> dict[str, str | int | float | bool]:

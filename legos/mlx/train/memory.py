@@ -32,7 +32,9 @@ def usual_tokens(sizes: Sizes, size: TrainingSize, ceiling_bytes: int) -> int:
     return halved(
         MICRO_BATCH_TOKENS,
         LEAST_TOKENS,
-        lambda tokens: pass_bytes(sizes, size, tokens / ROW, ROW) <= PASS_SHARE * ceiling_bytes,
+        lambda tokens: (
+            pass_bytes(sizes, size, tokens / ROW, ROW, ceiling_bytes) <= PASS_SHARE * ceiling_bytes
+        ),
     )
 
 
@@ -50,7 +52,8 @@ class MemoryPlan:
     def peak_bytes(self, tokens: int) -> int:
         """Peak bytes while so many tokens are computed at once, in rows as long as the longest."""
         length = min(self.longest, tokens)
-        passed = pass_bytes(self.sizes, self.size, tokens / length, length)
+        rows = tokens / length
+        passed = pass_bytes(self.sizes, self.size, rows, length, self.ceiling_bytes)
         return self.held_bytes + int(self.factor * passed)
 
     def max_tokens(self, asked: int) -> int:

@@ -81,7 +81,8 @@ class StepGradients:
             model: the module tree with LoRA.
             max_tokens: padded tokens of one forward and backward pass, shared ones counted once;
                 None: see ``usual_tokens``.
-            max_places: logit positions whose logits are in memory at once; None: 8 MiB of logits.
+            max_places: logit positions whose logits are in memory at once; None: see
+                ``chunk_positions``.
             checkpointing: whether to compute layers again in the backward pass, to save memory.
             num_vocabulary: token ids below it can be sampled; None: all of the head.
             group: processes that share the work of the same steps; None: this process only.
@@ -123,7 +124,7 @@ class StepGradients:
             forward=forward,
             num_caches=num_caches,
             num_frozen=_num_frozen(model, num_caches),
-            max_places=max_places or chunk_positions(forward.num_logits),
+            max_places=max_places or chunk_positions(forward.num_logits, self._ceiling_bytes),
         )
 
     def array(self, values: Any) -> mx.array:

@@ -142,7 +142,7 @@ def measured_peak(tree: Any, step: Step, base: int) -> int:
 
 def peak_bytes(sizes: Sizes, size: TrainingSize, rows: int, length: int) -> int:
     """Planned peak of a step: that of its pass, or of the update, which makes four copies anew."""
-    largest = max(pass_bytes(sizes, size, rows, length), 4 * lora_bytes(sizes, size))
+    largest = max(pass_bytes(sizes, size, rows, length, 0), 4 * lora_bytes(sizes, size))
     return sizes.weights + held_bytes(sizes, size) + largest
 
 
@@ -279,7 +279,7 @@ def test_prefixes_and_further_policies_are_counted() -> None:
     sizes = Sizes.of(small_model("llama", **SMALL))
     one, two = (TrainingSize(rank=64, policies=policies) for policies in (1, 2))
     assert held_bytes(sizes, two) - held_bytes(sizes, one) == 4 * lora_bytes(sizes, one)
-    none, both = (pass_bytes(sizes, TrainingSize(others=others), 1, 1000) for others in (0, 2))
+    none, both = (pass_bytes(sizes, TrainingSize(others=others), 1, 1000, 0) for others in (0, 2))
     carried = 1000 * (sizes.token_bytes + sizes.hidden * sizes.item)  # of a row, for one policy
     assert both - none == pytest.approx(carried, rel=0.01)
 
@@ -287,7 +287,7 @@ def test_prefixes_and_further_policies_are_counted() -> None:
 def test_states_of_a_loop_over_tokens_are_counted_for_each() -> None:
     sizes = Sizes.of(small_model("mamba", **SMALL))
     assert sizes.state_bytes > 0
-    assert pass_bytes(sizes, TrainingSize(), 1, 512) > 512 * sizes.state_bytes
+    assert pass_bytes(sizes, TrainingSize(), 1, 512, 0) > 512 * sizes.state_bytes
 
 
 @pytest.mark.parametrize("architecture", ["falcon_h1", "mamba2", "nemotron_h"])
@@ -295,7 +295,7 @@ def test_layers_of_mamba_2_hold_gates_between_tokens_of_a_segment(architecture: 
     sizes = Sizes.of(small_model(architecture))
     assert (sizes.segment, sizes.pair_heads) == (256, 4)
     none, size = replace(sizes, pair_heads=0), TrainingSize(layers=2)
-    added = pass_bytes(sizes, size, 1, 1000) - pass_bytes(none, size, 1, 1000)
+    added = pass_bytes(sizes, size, 1, 1000, 0) - pass_bytes(none, size, 1, 1000, 0)
     assert added == pytest.approx((7 + 2 * 2) * 1000 * 256 * 4 * 4, abs=1)
 
 
@@ -311,7 +311,7 @@ def test_states_of_layers_in_chunks_are_counted_once_a_segment(
     assert sizes.segment == segment
     more = replace(sizes, state_bytes=sizes.state_bytes + 1000)
     size = TrainingSize(layers=4)
-    added = pass_bytes(more, size, 1, 512) - pass_bytes(sizes, size, 1, 512)
+    added = pass_bytes(more, size, 1, 512, 0) - pass_bytes(sizes, size, 1, 512, 0)
     assert added == pytest.approx(1000 * 512 / segment, abs=1)
 
 
@@ -320,7 +320,8 @@ def test_a_segment_is_computed_at_a_time() -> None:
     assert sizes.segment_width == 10 * 4 * (128 + 128) + 5 * 4 * 64
     none = replace(sizes, segment_width=0)
     added = [
-        pass_bytes(sizes, TrainingSize(), 1, length) - pass_bytes(none, TrainingSize(), 1, length)
+        pass_bytes(sizes, TrainingSize(), 1, length, 0)
+        - pass_bytes(none, TrainingSize(), 1, length, 0)
         for length in (100, 256, 1000)
     ]
     assert added == pytest.approx([4 * n * sizes.segment_width for n in (100, 256, 256)], abs=1)
@@ -359,5 +360,5 @@ def test_sizes_are_found_where_names_and_configurations_are_others(name: str) ->
     sizes = Sizes.of(model)
     assert sizes.vocabulary == num_token_ids(model) == model(mx.array([[1, 2]])).shape[-1]
     assert sizes.layers == 4
-    step = pass_bytes(sizes, TrainingSize(layers=4), rows=1, length=24)
+    step = pass_bytes(sizes, TrainingSize(layers=4), rows=1, length=24, ceiling_bytes=0)
     assert step < 64 << 20

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from legos.mlx.generate.sampling.compiled import compiled
 from legos.mlx.generate.sampling.cuts import cut
 from legos.mlx.generate.sampling.filters import SamplingParams, processed, take
+from legos.mlx.model.machine import on_gpu
 from legos.records.message import Alternatives
 from legos.records.seeds import uniforms
 
@@ -68,7 +69,7 @@ def namespace(num_vocabulary: int) -> Any:
     On a CPU, NumPy's exponential is about thirty times as fast as that of ``mlx.core``; for small
     rows, sampling on the host takes less time than to start work on a GPU.
     """
-    on_processor = mx.default_device().type == mx.DeviceType.cpu
+    on_processor = not on_gpu()
     return np if num_vocabulary <= HOST_VOCABULARY or on_processor else mx
 
 
