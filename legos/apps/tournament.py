@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Any
 
 from legos.apps.members import adapters_of, cast_of, free_seats, model_of
-from legos.arena.matchmaker import ArenaSeats
 from legos.arena.registry import advice
 from legos.config.resolve import resolve
 from legos.config.schema import RunConfig
@@ -170,10 +169,8 @@ def meet(
     """
     members = list(dict.fromkeys(who for pair in meetings for who in pair))
     one, loop = config.arenas[name], config.loop
-    arena = make_arena(
-        name, ScriptedClient([]), play=one.play, generation=one.generation, seed=config.seed
-    )
-    arena.matchmaker = ArenaSeats()  # not that of training
+    play = one.play.replace(opponents={}, opponents_end={}, matchmaker=None)  # are of training
+    arena = make_arena(name, ScriptedClient([]), play=play, generation=one.generation)
     if loop.evaluation_temperature is not None:
         arena.temperature = loop.evaluation_temperature
     if len(arena.policies) > 1:

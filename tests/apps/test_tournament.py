@@ -101,6 +101,16 @@ def test_plays_agree_with_the_exact_figures_and_repeat(told: Told) -> None:
     assert once["ratings"]["nim"]["plays"] == 800
 
 
+def test_opponents_of_training_have_no_say(told: Told, tmp_path: Path) -> None:
+    run = str(tmp_path / "league")
+    shares = ("self=0.5", "random=0.25", "exploiter=0.25")
+    opponents = [word for share in shares for word in ("--play.opponents", share)]
+    assert main(["train", "--out", run, *NIM, "--steps", "1", *opponents]) == 0
+    found = told("tournament", run, "base", "--plays", "20")
+    assert (found["plays"], found["failed"]) == (20, 0)
+    assert found["matrix"][run]["base"]["plays"] == 20
+
+
 def test_snapshots_are_spread_over_the_steps(told: Told) -> None:
     found = told("tournament", "nim@all", "random", "--snapshots", "2")
     assert found["ratings"].keys() == {"nim@v0", "nim@v2", "random"}
