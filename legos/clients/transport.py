@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -55,16 +56,13 @@ class _Pool(NamedTuple):
     slots: asyncio.Semaphore  # one of each simultaneous request
 
 
+@dataclass(eq=False)
 class _AgainError(Exception):
     """A request failed, and another attempt may succeed."""
 
-    def __init__(
-        self, failure: LegosError, *, wait_s: float | None = None, busy: bool = False
-    ) -> None:
-        super().__init__(str(failure))
-        self.failure = failure
-        self.wait_s = wait_s  # time that the server asks to wait; None: it does not say
-        self.busy = busy  # the server has too many requests
+    failure: LegosError
+    wait_s: float | None = None  # time that the server asks to wait; None: it does not say
+    busy: bool = False  # the server has too many requests
 
 
 class Transport:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import count
 from typing import Any
 
@@ -251,7 +252,6 @@ class PlayState:
         self.children: list[Episode] = []
         self.ended = self.given_up = False
         self.slot: Slot | None = None
-        self._rng: random.Random | None = None
 
     @property
     def paused(self) -> bool:
@@ -274,12 +274,10 @@ class PlayState:
         if self.slot is not None:
             await self.slot.take()
 
-    @property
+    @cached_property
     def rng(self) -> random.Random:
         """Random numbers for this play only."""
-        if self._rng is None:
-            self._rng = random.Random(self.seed)
-        return self._rng
+        return random.Random(self.seed)
 
     @property
     def waits_for(self) -> list[str]:

@@ -182,7 +182,6 @@ class ServerProcess:
         return f"{cause}The end of its log, {self.log}:\n{shown}"
 
     def _answers(self) -> bool:
-        try:
+        with suppress(httpx.HTTPError):
             return httpx.get(f"{self.url}/health", timeout=5.0, trust_env=False).is_success
-        except httpx.HTTPError:
-            return False
+        return False

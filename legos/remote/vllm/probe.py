@@ -6,6 +6,7 @@ what it has loaded.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +52,6 @@ class Probe:
         self._like = like
         self._limit = TOLERANCE[dtype]
         self._dtype = dtype
-        self._base: Floats | None = None
 
     def first_adapter(self) -> Adapter:
         """An adapter of the run's shape that clearly changes the log-probabilities.
@@ -67,7 +67,7 @@ class Probe:
         sampled = replace(self._like, name="probe", version=0, arrays=arrays)
         for power in range(-16, 6):
             found = sampled.times(2.0**power)
-            if _gap(self.expected(found), self._base_expected()) > max(CLEAR, 8 * self._limit):
+            if _gap(self.expected(found), self._base) > max(CLEAR, 8 * self._limit):
                 return found
         raise AdapterError(
             "no adapter of this shape changes the log-probabilities of a fixed prompt"
@@ -84,7 +84,7 @@ class Probe:
         Raises:
             AdapterError: they differ.
         """
-        expected, base = self.expected(adapter), self._base_expected()
+        expected, base = self.expected(adapter), self._base
         gap, from_base = _gap(found, expected), _gap(found, base)
         label = f"adapter {adapter.name}@{adapter.version}"
         if from_base < gap and _gap(expected, base) > TIMES_NOISE * self.noise:
@@ -103,10 +103,10 @@ class Probe:
             )
         self.noise = max(self.noise, gap)
 
-    def _base_expected(self) -> Floats:
-        if self._base is None:
-            self._base = self.expected(self._like.times(0.0))
-        return self._base
+    @cached_property
+    def _base(self) -> Floats:
+        """[K] nats of the model without an adapter."""
+        return self.expected(self._like.times(0.0))
 
 
 def _gap(one: Floats, other: Floats) -> float:
