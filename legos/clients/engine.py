@@ -27,6 +27,7 @@ from legos.records.choices import ChoiceNode
 from legos.records.message import (
     Completion,
     Continuation,
+    Draws,
     Message,
     Prompt,
     Sampling,
@@ -248,21 +249,16 @@ class EngineClient:
         return Request(
             prompt_ids=self.prompt_ids(prompt, sampling),
             max_tokens=limit,
-            temperature=sampling.temperature,
-            seed=sampling.seed,
             end_ids=self._ends(sampling.stop_ids, sampling.ignore_end),
             choices=tree,
             choice_texts=sampling.choices,
-            restrict=sampling.restrict,
             stops=self._stops(sampling.stop) if sampling.stop else None,
             stop=sampling.stop,
             adapter=adapter,
-            filters=sampling.filters,
             grammar=grammar,
             json_schema=sampling.json_schema,
-            num_alternatives=sampling.num_alternatives,
-            raw_logprobs=sampling.raw_logprobs,
             stream=stream,
+            **{name: getattr(sampling, name) for name in Draws.__struct_fields__},
         )
 
     def _completion(

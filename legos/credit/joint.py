@@ -1,6 +1,7 @@
 """Joint credit: the roles of a play are one team and share one advantage."""
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from legos.credit.comparison import Comparison
 from legos.credit.group import group_centered
@@ -21,9 +22,9 @@ class JointCredit(Comparison):
     def assign(self, episodes: Sequence[Episode]) -> list[Advantages]:
         """One mapping per episode: trained role -> one advantage per turn."""
         returns = [
-            (number, (episode.arena, episode.task.id), _team_reward(episode))
-            for number, episode in enumerate(episodes)
-            if trained(episode)
+            (number, (e.arena, e.task.id), fmean(e.rewards[r.role] for r in trained(e)))
+            for number, e in enumerate(episodes)
+            if trained(e)
         ]
         found = iter(self.compare(returns, group_centered))
         shared = [next(found) or 0.0 if trained(episode) else 0.0 for episode in episodes]
@@ -31,9 +32,3 @@ class JointCredit(Comparison):
             per_turn(episode, {rollout.role: advantage for rollout in trained(episode)})
             for episode, advantage in zip(episodes, shared, strict=True)
         ]
-
-
-def _team_reward(episode: Episode) -> float:
-    """Mean reward of the trained roles."""
-    rewards = [episode.rewards[rollout.role] for rollout in trained(episode)]
-    return sum(rewards) / len(rewards)

@@ -14,7 +14,7 @@ from legos.clients.requests import FILTERS
 from legos.clients.responses import decoded
 from legos.errors import EndpointError, RequestError
 from legos.records.choices import ChoiceNode
-from legos.records.message import Alternatives, Filters, FinishReason
+from legos.records.message import Filters, FinishReason
 from legos.records.request import Generated, PlainRequest, Request
 
 __all__ = ["Query", "Sampled", "body_of", "generated_of", "query_of", "sampled_of"]
@@ -181,7 +181,8 @@ def generated_of(sampled: Sampled, request: Request, *, version: int) -> Generat
         versions=(version,) * count,
         raw_logprobs=sampled.logprobs[:count] if request.raw_logprobs else (),
         alternatives=tuple(
-            _most_probable(others, request.num_alternatives) for others in sampled.others[:count]
+            tuple(sorted(others.items(), key=lambda pair: -pair[1])[: request.num_alternatives])
+            for others in sampled.others[:count]
         )
         if request.num_alternatives
         else (),
@@ -204,7 +205,3 @@ def _walk(
         if node is not None and node.closed:
             return tuple(legal), len(legal)
     return tuple(legal), None
-
-
-def _most_probable(others: Mapping[int, float], count: int) -> Alternatives:
-    return tuple(sorted(others.items(), key=lambda pair: -pair[1])[:count])
