@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -20,6 +21,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
+@dataclass(eq=False)
 class Shared(Generic[K, V]):
     """A cache of values that are slow to make; simultaneous requests for one share its making.
 
@@ -27,33 +29,21 @@ class Shared(Generic[K, V]):
         size: sum of the sizes of the values that are kept.
     """
 
-    def __init__(
-        self,
-        make: Callable[[K], V],
-        most: int,
-        *,
-        size_of: Callable[[V], int] = lambda _: 1,
-        use_threads: bool,
-    ) -> None:
-        """Make an empty cache.
+    make: Callable[[K], V]  # makes the value of a key; it may take seconds
+    most: int  # maximum sum of the sizes of values kept; the last value used is always kept
+    _: KW_ONLY
+    size_of: Callable[[V], int] = lambda _: 1  # in any unit; by default values are counted
+    use_threads: bool  # make values on threads
 
-        Args:
-            make: makes the value of a key; it may take seconds.
-            most: maximum sum of the sizes of the values kept; the last value used is always kept.
-            size_of: the size of a value, in any unit; by default values are counted.
-            use_threads: make values on threads.
-        """
-        self._make = make
-        self._most = most
-        self._size_of = size_of
-        self._use_threads = use_threads
+    def __post_init__(self) -> None:
+        """Begin without values."""
         self._values: dict[K, tuple[V, int]] = {}  # with its size, in the order of their last use
         self._coming: dict[K, asyncio.Future[tuple[V, int]]] = {}
         self.size = 0
 
     async def get(self, key: K) -> V:
         """The value of a key; raises what ``make`` raises."""
-        if not self._use_threads or key in self._values:
+        if not self.use_threads or key in self._values:
             return self.at_once(key)
         loop = asyncio.get_running_loop()
         coming = self._coming.get(key)
@@ -67,8 +57,8 @@ class Shared(Generic[K, V]):
         return self._keep(key, self._values.get(key) or self._made(key))
 
     def _made(self, key: K) -> tuple[V, int]:
-        value = self._make(key)
-        return value, self._size_of(value)
+        value = self.make(key)
+        return value, self.size_of(value)
 
     def _came(self, key: K, coming: "asyncio.Future[tuple[V, int]]") -> None:
         """Keep a value that a thread has made, even if nobody waits for it any more."""
@@ -81,7 +71,7 @@ class Shared(Generic[K, V]):
         """Make a value the last one used; drop those that were not used for longest."""
         self.size += made[1] - self._values.pop(key, (None, 0))[1]
         self._values[key] = made
-        while self.size > self._most and len(self._values) > 1:
+        while self.size > self.most and len(self._values) > 1:
             self.size -= self._values.pop(next(iter(self._values)))[1]
         return made[0]
 

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from legos.clients.engine import EngineClient
 from legos.clients.requests import split_adapter
@@ -12,6 +13,7 @@ from legos.records.names import POLICY
 __all__ = ["RecitedClient"]
 
 
+@dataclass(frozen=True, slots=True)
 class RecitedClient:
     """Says one answer to one prompt, whatever is asked: the seat of an imitated turn.
 
@@ -20,22 +22,9 @@ class RecitedClient:
     trained on.
     """
 
-    def __init__(
-        self,
-        client: object,
-        prompt: Sequence[Message] | Sequence[int],
-        answer: str | Sequence[int],
-    ) -> None:
-        """Keep what is said.
-
-        Args:
-            client: client of the policy.
-            prompt: chat messages or token ids.
-            answer: the text of the answer, which the model's end of turn follows, or its token ids.
-        """
-        self._client = client
-        self._prompt: Sequence[Message] | Sequence[int] = prompt
-        self._answer = answer
+    client: object  # client of the policy
+    prompt: Sequence[Message] | Sequence[int]  # chat messages or token ids
+    answer: str | Sequence[int]  # a text, which the model's end of turn follows, or token ids
 
     async def complete(
         self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
@@ -46,11 +35,11 @@ class RecitedClient:
             RequestError: the engine refuses the tokens.
             EngineError: the engine died or was closed.
         """
-        client, answer = self._client, self._answer
+        client, answer = self.client, self.answer
         if not isinstance(client, EngineClient):
             return Completion(text=str(answer), adapter=adapter)
         started, tokenizer = time.perf_counter(), client.tokenizer
-        prompt_ids = client.prompt_ids(self._prompt, Sampling())
+        prompt_ids = client.prompt_ids(self.prompt, Sampling())
         if isinstance(answer, str):
             token_ids, text = (*tokenizer.encode(answer), *tokenizer.end_ids[:1]), answer
         else:

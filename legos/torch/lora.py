@@ -38,11 +38,6 @@ class LoraLinear(nn.Module):
         self.lora_a: Any = None
         self.lora_b: Any = None
 
-    @property
-    def pair(self) -> tuple[Tensor, Tensor]:
-        """The LoRA arrays that are installed, [in, rank] and [rank, out]."""
-        return self.lora_a, self.lora_b
-
     def forward(self, x: Tensor) -> Tensor:
         """[..., out] of [..., in]; the pair is computed in float32."""
         y = self.linear(x)

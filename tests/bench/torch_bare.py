@@ -35,7 +35,9 @@ class TorchBaseline:
         """
         model, modules, call = self._model.causal, self._model.modules, self._model.call
         leaves = [
-            part.detach().clone().requires_grad_() for m in modules.values() for part in m.pair
+            part.detach().clone().requires_grad_()
+            for m in modules.values()
+            for part in (m.lora_a, m.lora_b)
         ]
         optimiser = torch.optim.AdamW(leaves, lr=1e-6)
         total = sum(len(tokens) - prompt for block in blocks for tokens, prompt in block)
