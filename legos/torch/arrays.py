@@ -11,28 +11,23 @@ __all__ = ["TorchArrays"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+_OTHER_NAMES = {
+    "clip": "clamp",
+    "max": "amax",
+    "stop_gradient": "detach",
+    "take_along_axis": "take_along_dim",
+}  # name in NumPy or MLX -> name in torch
+
+
 class TorchArrays:
     """An array namespace for the losses; torch takes NumPy's ``axis`` and ``keepdims`` too."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    abs = staticmethod(torch.abs)
-    clip = staticmethod(torch.clamp)
-    exp = staticmethod(torch.exp)
-    isnan = staticmethod(torch.isnan)
-    log = staticmethod(torch.log)
-    logaddexp = staticmethod(torch.logaddexp)
-    max = staticmethod(torch.amax)
-    ones_like = staticmethod(torch.ones_like)
-    sqrt = staticmethod(torch.sqrt)
-    square = staticmethod(torch.square)
-    stack = staticmethod(torch.stack)
-    stop_gradient = staticmethod(torch.detach)
-    sum = staticmethod(torch.sum)
-    take_along_axis = staticmethod(torch.take_along_dim)
-    where = staticmethod(torch.where)
-    zeros_like = staticmethod(torch.zeros_like)
+    def __getattr__(self, name: str) -> Any:
+        """A function of torch, by the name that it has in NumPy."""
+        return getattr(torch, _OTHER_NAMES.get(name, name))
 
     def array(self, values: Any) -> Tensor:
         """A tensor on the device; integers become int64, which torch needs in indices."""

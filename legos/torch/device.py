@@ -16,7 +16,7 @@ import transformers
 from numpy.typing import NDArray
 
 from legos.chat.tokenizer import load_tokenizer
-from legos.chat.tools import PLAIN_TOOLS, ToolFormat
+from legos.chat.tools import PLAIN_TOOLS
 from legos.device.backend import LoraBackend
 from legos.device.leader import Leader, follow
 from legos.errors import AdapterError, ModelError, TrainerError
@@ -134,6 +134,9 @@ class TorchModel:
         modules: its modules with LoRA.
     """
 
+    tool_format = PLAIN_TOOLS  # which prompts explain
+    turns: Mapping[str, int | None] = {}  # no thread is watched: no engine runs here
+
     def __init__(self, folder: Path, *, inline: bool) -> None:
         self.folder = folder
         self.tokenizer = load_tokenizer(folder)
@@ -150,16 +153,6 @@ class TorchModel:
         self.num_vocabulary = min(self.causal.num_vocabulary, self.tokenizer.vocab_size)
         self.num_parameters: int = whole.num_parameters()  # packed weights hold two each
         self.dtype = str(whole.dtype).removeprefix("torch.")
-
-    @property
-    def tool_format(self) -> ToolFormat:
-        """The plain format of tool calls, which prompts explain."""
-        return PLAIN_TOOLS
-
-    @property
-    def turns(self) -> Mapping[str, int | None]:
-        """No thread is watched: no engine runs here."""
-        return {}
 
     def __call__(
         self, input_ids: Sequence[int], *, adapter: Adapter | None = None
