@@ -131,7 +131,8 @@ class TaskCursor:
                 wanted = {at.position: n for n, at in places.items() if at.level == level}
                 if wanted:
                     first, last = min(wanted), max(wanted)
-                    stream = islice(self._stream(level, skip=first), last - first + 1)
+                    tasks_of = _stream(self._arena, skip=first, seed=self._arena.seed, level=level)
+                    stream = islice(tasks_of, last - first + 1)
                     found = enumerate(stream, start=first)
                     tasks |= {wanted[at]: task for at, task in found if at in wanted}
             if tasks:
@@ -151,17 +152,14 @@ class TaskCursor:
         for number in range(arena.tasks_per_step):
             level = arena.curriculum.choose(arena.levels, rng) if arena.levels else None
             if level not in self._streams:
-                self._streams[level] = self._stream(level, skip=self._drawn[level])
+                drawn = self._drawn[level]
+                self._streams[level] = _stream(arena, skip=drawn, seed=arena.seed, level=level)
             task = tasks[number] = next(self._streams[level])
             places[number] = _Place(level, self._drawn[level], self._plays_planned)
             self._drawn[level] += 1
             self._plays_planned += task.group_size or arena.group_size
         check_task_ids(((None, arena.name), task) for task in tasks.values())
         return _Round(tasks, places)
-
-    def _stream(self, level: str | None, *, skip: int) -> Iterator[Task]:
-        """The tasks of a level after the first ``skip``; None: all tasks."""
-        return _stream(self._arena, skip=skip, seed=self._arena.seed, level=level)
 
 
 def plays_from(

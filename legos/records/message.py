@@ -87,12 +87,16 @@ class Filters(Struct, frozen=True, kw_only=True, gc=False):
 
 def _filter_complaints(filters: Filters) -> Iterator[str]:
     """Yield an error message for each invalid field, with its value and range."""
-    if not 0.0 < filters.repetition_penalty < math.inf:
-        yield f"repetition_penalty is {filters.repetition_penalty}; expected a number above 0"
-    for name in ("presence_penalty", "frequency_penalty"):
-        value: float = getattr(filters, name)
-        if not math.isfinite(value):
-            yield f"{name} is {value}; expected a finite number"
+    for name, right, expected in (
+        ("repetition_penalty", 0.0 < filters.repetition_penalty < math.inf, "a number above 0"),
+        ("presence_penalty", math.isfinite(filters.presence_penalty), "a finite number"),
+        ("frequency_penalty", math.isfinite(filters.frequency_penalty), "a finite number"),
+        ("top_k", filters.top_k >= 0, "0 (all tokens) or more"),
+        ("top_p", 0.0 < filters.top_p <= 1.0, "above 0, up to 1 (all tokens)"),
+        ("min_p", 0.0 <= filters.min_p <= 1.0, "0 (all tokens) to 1"),
+    ):
+        if not right:
+            yield f"{name} is {getattr(filters, name)}; expected {expected}"
     seen: set[int] = set()
     for token, bias in filters.logit_bias:
         if token < 0:
@@ -102,12 +106,6 @@ def _filter_complaints(filters: Filters) -> Iterator[str]:
         if token in seen:
             yield f"logit_bias names token {token} more than once; add its values up"
         seen.add(token)
-    if filters.top_k < 0:
-        yield f"top_k is {filters.top_k}; expected 0 (all tokens) or more"
-    if not 0.0 < filters.top_p <= 1.0:
-        yield f"top_p is {filters.top_p}; expected above 0, up to 1 (all tokens)"
-    if not 0.0 <= filters.min_p <= 1.0:
-        yield f"min_p is {filters.min_p}; expected 0 (all tokens) to 1"
 
 
 class Draws(Struct, frozen=True, kw_only=True, gc=False):
