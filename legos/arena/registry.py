@@ -15,15 +15,7 @@ from legos.builtin import BUILTIN, is_builtin
 from legos.errors import ArenaError, did_you_mean
 from legos.installed import adding
 
-__all__ = [
-    "GROUP",
-    "TOLD",
-    "advice",
-    "find_arena",
-    "is_arena_file",
-    "known_arenas",
-    "load_module",
-]
+__all__ = ["advice", "find_arena", "is_arena_file", "known_arenas", "load_module"]
 
 GROUP = "legos.arenas"
 """Entry-point group: a package that lists its arenas here can be named without its module."""

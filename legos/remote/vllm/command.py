@@ -12,14 +12,7 @@ import psutil
 from legos.errors import ConfigError
 from legos.remote.process import Command, ServerProcess
 
-__all__ = [
-    "PROGRAM",
-    "VllmOptions",
-    "find_vllm",
-    "vllm_command",
-    "vllm_environment",
-    "vllm_process",
-]
+__all__ = ["VllmOptions", "find_vllm", "vllm_command", "vllm_environment", "vllm_process"]
 
 logger = logging.getLogger(__name__)
 

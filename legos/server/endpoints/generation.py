@@ -29,15 +29,7 @@ from legos.server.endpoints.sampling import MAX_SEED, SamplingFields
 from legos.server.problems import GoneError, Problem, problem_of
 from legos.server.service import Service, together
 
-__all__ = [
-    "EventStream",
-    "Fields",
-    "GenerationRequest",
-    "Reply",
-    "check_alternatives",
-    "respond",
-    "seeded",
-]
+__all__ = ["Fields", "GenerationRequest", "Reply", "check_alternatives", "respond", "seeded"]
 
 logger = logging.getLogger(__name__)
 
@@ -86,11 +78,8 @@ class EventStream(Response):
         async def emit(event: Mapping[str, Any]) -> None:
             await write(b"data: %b\n\n" % msgspec.json.encode(event))
 
-        async def produce() -> None:
-            await self._produce(emit)
-
         try:
-            await self._service.attend(receive, produce())
+            await self._service.attend(receive, self._produce(emit))
         except GoneError:
             return
         except Exception as error:
