@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from legos.credit.returns import Advantages, checked_discount, part_of, returns_to_go, trained
-from legos.errors import ConfigError
+from legos.credit.returns import Advantages, checked_share, part_of, returns_to_go, trained
 from legos.protocols import CreditAssigner
 from legos.records.episode import Episode, Rollout
 
@@ -49,11 +48,9 @@ class GAECredit(CreditAssigner):
         Raises:
             ConfigError: a number is out of range.
         """
-        if not 0.0 <= trace <= 1.0:
-            raise ConfigError(f"trace is {trace}; expected 0 <= trace <= 1")
-        if not 0.0 <= decay < 1.0:
-            raise ConfigError(f"decay is {decay}; expected 0 <= decay < 1")
-        self.discount, self.trace, self.decay = checked_discount(discount), trace, decay
+        self.discount = checked_share("discount", discount)
+        self.trace = checked_share("trace", trace)
+        self.decay = checked_share("decay", decay, whole=False)
         self.values: dict[Key, tuple[float, float]] = {}  # prompt -> mean return, weight
 
     def assign(self, episodes: Sequence[Episode]) -> list[Advantages]:

@@ -8,7 +8,7 @@ from legos.records.names import adapter_name
 
 __all__ = [
     "Advantages",
-    "checked_discount",
+    "checked_share",
     "part_of",
     "per_turn",
     "returns_to_go",
@@ -76,12 +76,17 @@ def task_key(episode: Episode, rollout: Rollout) -> tuple[str, str, str]:
     return episode.arena, episode.task.id, part_of(episode, rollout)
 
 
-def checked_discount(discount: float) -> float:
-    """The discount factor per turn.
+def checked_share(name: str, value: float, *, whole: bool = True) -> float:
+    """A factor from 0 to 1.
+
+    Args:
+        name: its name, for the message.
+        value: the factor.
+        whole: whether it may be 1.
 
     Raises:
-        ConfigError: it is not between 0 and 1.
+        ConfigError: it is out of range.
     """
-    if not 0.0 <= discount <= 1.0:
-        raise ConfigError(f"discount is {discount}; expected 0 <= discount <= 1")
-    return discount
+    if not 0.0 <= value <= 1.0 or (value == 1.0 and not whole):
+        raise ConfigError(f"{name} is {value}; expected 0 <= {name} {'<=' if whole else '<'} 1")
+    return value

@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from legos.credit.returns import Advantages, part_of, per_turn, trained
-from legos.errors import ConfigError
+from legos.credit.returns import Advantages, checked_share, part_of, per_turn, trained
 from legos.protocols import CreditAssigner
 from legos.records.episode import Episode
 
@@ -25,9 +24,7 @@ class RAECredit(CreditAssigner):
     needs_step = True
 
     def __init__(self, *, decay: float = 0.95) -> None:
-        if not 0.0 <= decay < 1.0:
-            raise ConfigError(f"decay is {decay}; expected 0 <= decay < 1")
-        self.decay = decay
+        self.decay = checked_share("decay", decay, whole=False)
         self.baselines: dict[tuple[str, str], float] = {}
 
     def assign(self, episodes: Sequence[Episode]) -> list[Advantages]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 from legos.credit.comparison import Comparison
 from legos.credit.group import group_centered
-from legos.credit.returns import Advantages, checked_discount, returns_to_go, task_key, trained
+from legos.credit.returns import Advantages, checked_share, returns_to_go, task_key, trained
 from legos.records.episode import Episode, Rollout
 
 __all__ = ["TurnComparison", "TurnCredit"]
@@ -28,7 +28,7 @@ class TurnComparison(Comparison):
 
     def __init__(self, key: Key, *, discount: float = 1.0, needs_step: bool = False) -> None:
         self.needs_step = needs_step
-        self.discount = checked_discount(discount)
+        self.discount = checked_share("discount", discount)
         self._key = key
 
     def assign(self, episodes: Sequence[Episode]) -> list[Advantages]:

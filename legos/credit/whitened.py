@@ -6,7 +6,7 @@ import numpy as np
 
 from legos.credit.comparison import Comparison, Floats
 from legos.credit.group import DEVIATION_FLOOR, group_centered
-from legos.credit.returns import Advantages, checked_discount, returns_to_go, task_key, trained
+from legos.credit.returns import Advantages, checked_share, returns_to_go, task_key, trained
 from legos.records.episode import Episode
 
 __all__ = ["ReinforcePPCredit", "whiten"]
@@ -41,7 +41,7 @@ class ReinforcePPCredit(Comparison):
 
     def __init__(self, *, baseline: bool = False, discount: float = 1.0) -> None:
         self.baseline = baseline
-        self.discount = checked_discount(discount)
+        self.discount = checked_share("discount", discount)
 
     def assign(self, episodes: Sequence[Episode]) -> list[Advantages]:
         """One mapping per episode: trained role -> one advantage per turn."""
