@@ -25,8 +25,8 @@ from legos.clients.engine import EngineClient
 from legos.play.endpoint import SeatRequest
 from legos.records.message import Completion, Sampling
 from legos.records.request import Progress
-from legos.server.endpoints.sampling import MAX_SEED, SamplingFields
-from legos.server.problems import GoneError, Problem, problem_of
+from legos.server.endpoints.sampling import MAX_SEED, SamplingFields, check_most
+from legos.server.problems import GoneError, problem_of
 from legos.server.service import Service, together
 
 __all__ = ["Fields", "GenerationRequest", "Reply", "check_alternatives", "respond", "seeded"]
@@ -209,14 +209,11 @@ def check_alternatives(total: int) -> None:
     Raises:
         Problem: 400, with their number.
     """
-    if total > MOST_ALTERNATIVES:
-        raise Problem(
-            400,
-            f"up to {total} alternatives are requested (answers times max_tokens times "
-            f"top_logprobs); expected at most {MOST_ALTERNATIVES}; give a smaller max_tokens, n or "
-            "top_logprobs",
-            param="max_tokens",
-        )
+    what = (
+        f"up to {total} alternatives are requested (answers times max_tokens times top_logprobs, "
+        "one of which should be smaller)"
+    )
+    check_most(what, total, MOST_ALTERNATIVES, param="max_tokens")
 
 
 async def _stream_all(

@@ -20,6 +20,7 @@ __all__ = [
     "ModelFields",
     "SamplingFields",
     "check_choices",
+    "check_most",
     "check_schema",
 ]
 
@@ -207,12 +208,8 @@ def check_choices(choices: Sequence[Sized], unit: str = "characters") -> None:
         Problem: the choices are too long together.
     """
     size = sum(map(len, choices))
-    if size > MOST_CHOICE_CHARACTERS:
-        raise Problem(
-            400,
-            f"choices have {size} {unit} together; expected at most {MOST_CHOICE_CHARACTERS}",
-            param="choices",
-        )
+    what = f"choices have {size} {unit} together"
+    check_most(what, size, MOST_CHOICE_CHARACTERS, param="choices")
 
 
 def check_schema(schema: str | None) -> None:
@@ -221,10 +218,12 @@ def check_schema(schema: str | None) -> None:
     Raises:
         Problem: it is too long.
     """
-    if schema is not None and len(schema) > MOST_SCHEMA_CHARACTERS:
-        raise Problem(
-            400,
-            f"the JSON schema has {len(schema)} characters; expected at most "
-            f"{MOST_SCHEMA_CHARACTERS}",
-            param="response_format",
-        )
+    size = len(schema or "")
+    what = f"the JSON schema has {size} characters"
+    check_most(what, size, MOST_SCHEMA_CHARACTERS, param="response_format")
+
+
+def check_most(what: str, size: int, most: int, *, param: str) -> None:
+    """Refuse a part of a request that would take too much; ``what`` says its size."""
+    if size > most:
+        raise Problem(400, f"{what}; expected at most {most}", param=param)
