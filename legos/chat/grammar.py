@@ -53,18 +53,7 @@ def json_grammar(schema: str, tokenizer: ChatTokenizer) -> Grammar:
 
 
 class _JsonGrammar:
-    """A compiled grammar; each completion gets a copy of it."""
-
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
-
-    def begin(self) -> "_JsonState":
-        """The state before the first token."""
-        return _JsonState(self._matcher.deep_copy())
-
-
-class _JsonState:
-    """The state of one completion in the grammar.
+    """A compiled grammar, and the state of one completion in it, which is a copy.
 
     Every method raises ``RequestError`` once the grammar has failed: a token that was not allowed,
     or a text too complex for its limits.
@@ -72,6 +61,10 @@ class _JsonState:
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
+
+    def begin(self) -> "_JsonGrammar":
+        """The state before the first token."""
+        return _JsonGrammar(self._matcher.deep_copy())
 
     @property
     def closed(self) -> bool:

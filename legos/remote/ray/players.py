@@ -184,13 +184,13 @@ class Players:
         Raises:
             EngineError: none does.
         """
-        up = [player for player in self._players if player.up]
-        if not up:
+        while not (up := [player for player in self._players if player.up]):
             starting = [player.starting for player in self._players if player.starting is not None]
-            await asyncio.wait(starting, timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED)
-            up = [player for player in self._players if player.up]
-        if not up:
-            raise EngineError(f"no player of the Ray cluster answers for {WAIT_S:.0f} s")
+            started, _ = await asyncio.wait(
+                starting, timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not started:
+                raise EngineError(f"no player of the Ray cluster answers for {WAIT_S:.0f} s")
         return min(up, key=lambda player: player.load)
 
 
