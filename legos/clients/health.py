@@ -15,9 +15,7 @@ async def healthy(url: str, *, anything: bool = False) -> bool:
         url: its address, with or without ``/v1``.
         anything: a refusal is an answer too, as of a server that does not know this path.
     """
-    server = Transport(
-        server_root(url), api_key=None, timeout_s=ANSWER_S, max_connections=1, retries=0
-    )
+    server = Transport(server_root(url), api_key=None, timeout_s=ANSWER_S, retries=0)
     try:
         await server.request("GET", "/health", bytes)
     except EndpointError:

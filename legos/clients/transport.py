@@ -81,8 +81,8 @@ class Transport:
         *,
         api_key: str | None,
         timeout_s: float,
-        max_connections: int,
         retries: int,
+        max_connections: int = 256,
         model: str | None = None,
     ) -> None:
         """Check the address; nothing is sent yet.
@@ -91,8 +91,8 @@ class Transport:
             base_url: address to which every path is appended.
             api_key: sent as a bearer token.
             timeout_s: longest wait for an answer, seconds.
-            max_connections: maximum number of simultaneous requests; others wait.
             retries: maximum number of retries of a failed request.
+            max_connections: maximum number of simultaneous requests; others wait.
             model: the ``model`` of another transport; empty: that of the first answer. Every answer
                 must come from it, because the server may be started again. None: any may answer.
 

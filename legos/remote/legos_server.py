@@ -24,7 +24,6 @@ __all__ = ["LegosServer"]
 
 REQUEST_S = 600.0  # maximum time of one answer
 LOAD_S = 120.0  # maximum time to load an adapter
-CONNECTIONS = 256
 RETRIES = 10  # of a failed request, which take about two minutes
 MOST_LOSSES = 10  # how often a server may lose its adapters between two publications
 SCORED = 256  # prompts of one request for scores
@@ -84,12 +83,7 @@ class LegosServer:
         self._losses = 0  # of all adapters, since the last publication
         self._reloads = 0  # number of times that they were loaded again
         self._transport = Transport(
-            api_root(url),
-            api_key=api_key,
-            timeout_s=timeout_s,
-            max_connections=CONNECTIONS,
-            retries=retries,
-            model="",
+            api_root(url), api_key=api_key, timeout_s=timeout_s, retries=retries, model=""
         )
         self._loads = Transport(
             server_root(url),

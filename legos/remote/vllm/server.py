@@ -25,7 +25,6 @@ from legos.remote.vllm.scores import score_prompts
 
 __all__ = ["VllmServer"]
 
-CONNECTIONS = 256
 REQUEST_S = 600.0  # maximum time of one answer
 RETRIES = 4  # of a failed request
 MOST_ABORTS, ABORTED_S = 20, 0.5  # how often a prompt is asked again, and the pause before
@@ -50,11 +49,7 @@ class VllmServer:
         """
         self._publisher, self._url = publisher, publisher.api.url
         self._transport = Transport(
-            api_root(self._url),
-            api_key=api_key,
-            timeout_s=REQUEST_S,
-            max_connections=CONNECTIONS,
-            retries=RETRIES,
+            api_root(self._url), api_key=api_key, timeout_s=REQUEST_S, retries=RETRIES
         )
         self._lists = RequestLists(self._sampled)
 
