@@ -262,10 +262,6 @@ class RunConfig(Settings):
                     f"temperature {one.generation.temperature:g}, and servers score tokens at 1; "
                     "set generation.temperature to 1, or leave kl_server out"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _check_places(self) -> Self:
         check_places(self)
         return self
 
