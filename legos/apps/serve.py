@@ -14,10 +14,10 @@ from fastapi import FastAPI
 from legos.apps.adapters import loaded, named_adapter
 from legos.apps.restart import end_process
 from legos.builtin import BUILTIN, EXAMPLE
+from legos.config.schema import GenerationConfig
 from legos.errors import ConfigError
 from legos.mac import awake
 from legos.machine import quiet_collector
-from legos.records.limits import EngineLimits
 from legos.records.names import POLICY
 from legos.server.app import service_of
 from legos.server.listen import bind, serve_app
@@ -65,10 +65,7 @@ def serve(
         raise ConfigError(f"--memory-limit-gib is {memory_gib:g}; expected more than 0")
     logging.getLogger("legos.server").setLevel(logging.INFO)
     named = _read(adapters)
-    limits = EngineLimits(
-        max_rows=options.max_running,
-        memory_bytes=None if memory_gib is None else int(memory_gib * 2**30),
-    )
+    limits = GenerationConfig(max_batch=options.max_running).limits(memory_gib)
     with (
         bind(host, port) as listener,  # before the model, which takes long to load
         loaded(model, named, limits) as live,
