@@ -1,7 +1,7 @@
 """What a policy does in the same positions and tasks over the steps of a run."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from legos.arena.game import split_position
 from legos.page.exact import Moves, Solved
@@ -12,7 +12,6 @@ __all__ = ["answers_over_steps", "optimal_moves"]
 
 _MOST_TASKS = 30
 _MOST_STEPS = 8  # answers of a task
-_Item = TypeVar("_Item")
 
 
 def optimal_moves(position: PositionMoves, solved: Solved | str) -> Moves | None:
@@ -35,7 +34,7 @@ def answers_over_steps(index: PlayIndex) -> list[dict[str, Any]]:
     return found
 
 
-def _some(items: Sequence[_Item]) -> Sequence[_Item]:
+def _some(items: Sequence[int]) -> Sequence[int]:
     """The first and the last of them, and some between."""
     if len(items) <= _MOST_STEPS:
         return items
