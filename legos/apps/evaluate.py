@@ -21,7 +21,7 @@ from legos.wiring.evaluate import evaluation_of
 from legos.wiring.options import check_options
 from legos.wiring.serving import put_on
 
-__all__ = ["evaluate_run"]
+__all__ = ["evaluate_run", "reported"]
 
 T = TypeVar("T")
 
@@ -73,11 +73,11 @@ def evaluate_run(
             )
         if not evaluation.exact:
             sys.stderr.write(f"playing {config.loop.evaluation_plays} plays of {config.title}\n")
-        metrics = asyncio.run(_reported(evaluation.metrics()))
+        metrics = asyncio.run(reported(evaluation.metrics()))
     return {"arena": metrics["arena"], "policy_version": weights.version, **metrics}
 
 
-async def _reported(work: Coroutine[Any, Any, T], *, every_s: float = 10.0) -> T:
+async def reported(work: Coroutine[Any, Any, T], *, every_s: float = 10.0) -> T:
     """Await a result; until it comes, report on standard error for how long it has been awaited."""
     started, task = time.monotonic(), asyncio.ensure_future(work)
     while not (await asyncio.wait([task], timeout=every_s))[0]:

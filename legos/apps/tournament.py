@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from legos.apps.evaluate import reported
 from legos.apps.members import adapters_of, cast_of, free_seats, model_of
 from legos.arena.registry import advice
 from legos.config.resolve import resolve
@@ -198,7 +199,7 @@ def meet(
     adapters, limits = adapters_of(members), config.generation.limits()
     base = model or config.model
     with cast_of(arena, members, adapters, model=base, limits=limits, api_key=api_key) as cast:
-        results = asyncio.run(met(cast))
+        results = asyncio.run(reported(met(cast)))
     for mine, theirs in meetings:
         if not results.table.tally(mine, theirs).plays:
             raise ArenaError(

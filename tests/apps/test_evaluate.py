@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from short_runs import FEW, NIM
 
-from legos.apps.evaluate import _reported
+from legos.apps.evaluate import reported
 from legos.cli.process import main
 from legos.loop.evaluation import flat_metrics
 from legos.run.metrics import read_metrics, read_steps
@@ -314,14 +314,14 @@ def test_folders_and_names(run: Path, tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_a_long_evaluation_reports_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    reported = asyncio.Event()
+    wrote = asyncio.Event()
 
     def write(text: str) -> None:
         lines.append(text)
-        reported.set()
+        wrote.set()
 
     async def bounded() -> bool:
-        return await asyncio.wait_for(_reported(reported.wait(), every_s=0.001), 30)
+        return await asyncio.wait_for(reported(wrote.wait(), every_s=0.001), 30)
 
     monkeypatch.setattr("sys.stderr.write", write)
     assert asyncio.run(bounded())

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_server import HttpAnswer, ScriptedServer, serving
 from short_runs import FEW, NIM
 
 from legos.cli.process import main
@@ -109,6 +110,20 @@ def test_opponents_of_training_have_no_say(told: Told, tmp_path: Path) -> None:
     found = told("tournament", run, "base", "--plays", "20")
     assert (found["plays"], found["failed"]) == (20, 0)
     assert found["matrix"][run]["base"]["plays"] == 20
+
+
+def test_a_server_is_a_member_and_plays(told: Told) -> None:
+    server = ScriptedServer(
+        lambda asked: HttpAnswer({"choices": [{"message": {"content": "p"}}]}),
+        models={"data": [{"id": "passive"}]},
+    )
+    with serving(server) as url:
+        members = ("nim", f"{url}/v1", "random", "--arena", "kuhn", "--plays", "8")
+        found = told("tournament", *members)
+    assert (found["exact"], found["plays"]) == (False, 24)
+    cell = found["matrix"][f"{url}/v1"]["random"]
+    assert (cell["plays"], cell["forfeits"]) == (8, 0)
+    assert {asked.body["model"] for asked in server.asked} == {"passive"}
 
 
 def test_snapshots_are_spread_over_the_steps(told: Told) -> None:
