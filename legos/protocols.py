@@ -144,23 +144,23 @@ class Matchmaker(Protocol):
         Args:
             arena: the arena to play; ``arena.seats(task)`` gives its default seats.
             task: the task to play.
-            seed: seed of this play only; a resumed run uses the same seeds, and so gets the same
-                seats if they depend only on the seed and the state.
+            seed: seed of this play only, and the same in a resumed run.
         """
         ...
 
     def record(self, episode: Episode) -> None:
-        """Record a play that ended or failed; called when its group has ended; by default ignored.
-
-        Plays of an evaluation and spawned plays are not recorded.
-        """
+        """Record a play whose group has ended; none of an evaluation, and no spawned play."""
 
     def state(self) -> dict[str, Any]:
         """The state that a resumed run needs (ratings, a pool), as JSON values; by default none."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what ``state`` returned."""
+        """Take back what ``state`` or ``seating`` returned."""
+
+    def seating(self) -> dict[str, Any]:
+        """The part of the state that ``seats`` reads, for players elsewhere; by default all."""
+        return self.state()
 
 
 class Scorer(Protocol):

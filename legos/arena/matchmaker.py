@@ -28,6 +28,7 @@ class SeatOverride:
         self._change = change
         self._matchmaker = inner = matchmaker or ArenaSeats()
         self.record, self.state, self.restore = inner.record, inner.state, inner.restore
+        self.seating = inner.seating
 
     def seats(self, arena: Seating, task: Task, seed: int) -> Mapping[str, Seat]:
         """Return the changed seats."""

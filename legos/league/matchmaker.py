@@ -9,7 +9,7 @@ from legos.league.cast import Cast, is_adapter
 from legos.league.payoffs import PayoffTable
 from legos.league.pool import Pool, Snapshot
 from legos.protocols import Matchmaker, Seat, Seating
-from legos.records.episode import Episode, Task
+from legos.records.episode import Episode, Rollout, Task
 from legos.records.seeds import mix
 
 __all__ = ["DRAWS", "EXPLOITER", "LeagueSeats"]
@@ -46,6 +46,7 @@ class LeagueSeats(Matchmaker):
         pool: the snapshots.
         table: what members have earned against each other; the policy's own plays count for its
             newest snapshot.
+        unit: the largest reward so far, without its sign; it counts as a whole win.
         progress: share of the run that is done, for shares that change during it.
     """
 
@@ -71,11 +72,13 @@ class LeagueSeats(Matchmaker):
         """
         self.pool = Pool(snapshots)
         self.table = PayoffTable()
+        self.unit = 0.0
         self.progress = 0.0
         self.cast = cast
         self._ends = shares if ends is None else ends
         self._shares, self._recent, self._seed = shares, recent, seed
         self._met: dict[str, tuple[int, float]] = {}  # opponent -> plays, sum of scores, of a step
+        self._seated: dict[int | None, Mapping[str, Seat]] = {}  # by first_play, of plays under way
 
     @property
     def named(self) -> list[str]:
@@ -83,13 +86,25 @@ class LeagueSeats(Matchmaker):
         names = dict.fromkeys([*self._shares, *self._ends])
         return [name for name in names if name not in DRAWS and is_adapter(name)]
 
+    @property
+    def playing(self) -> set[str]:
+        """The adapters, by their names in the engines, that answer in the plays under way."""
+        return {seat.adapter for seats in self._seated.values() for seat in seats.values()}
+
     def seats(self, arena: Seating, task: Task, seed: int) -> Mapping[str, Seat]:
-        """The seats of one play; the seed of the play is not used."""
+        """The seats of one play: those of its task, or by its seed where no run has drawn it."""
+        if task.first_play is None:  # a spawned play
+            return self._drawn(arena, task, seed)
+        if task.first_play not in self._seated:
+            self._seated[task.first_play] = self._drawn(arena, task, task.first_play)
+        return self._seated[task.first_play]
+
+    def _drawn(self, arena: Seating, task: Task, number: int) -> Mapping[str, Seat]:
         seats = arena.seats(task)
         trained = [role for role, seat in seats.items() if seat.policy is not None]
         if len(seats) < 2 or not trained:
             return seats
-        rng = random.Random(mix(self._seed, _STREAM, task.first_play))
+        rng = random.Random(mix(self._seed, _STREAM, number))
         opponent, learner = self._opponent(rng), rng.choice(trained)
         if opponent == SELF:
             return seats
@@ -129,19 +144,25 @@ class LeagueSeats(Matchmaker):
         return found if sum(found) > 0 else [1.0] * len(snapshots)
 
     def score(self, against: Snapshot) -> float:
-        """The policy's score against a snapshot: 1 for a win, 1/2 for a draw; 1/2 at first.
+        """The policy's score against a snapshot: 1/2 + gain / (2 unit); 1/2 at first.
 
-        It is the mean over the plays since the newest two snapshots, and over one win and one loss,
-        which decide until there are plays.
+        The gain is half the difference of the rewards, as in ratings. The score is the mean over
+        the plays since the newest two snapshots, and over one win and one loss, which decide until
+        there are plays.
         """
-        names = [each.name for each in self.pool.of(against.policy)[-2:]]
-        tallies = [self.table.tally(name, against.name) for name in names if name != against.name]
-        plays = sum(tally.plays for tally in tallies)
-        points = sum(tally.wins + tally.draws / 2 for tally in tallies)
-        return (points + 1) / (plays + 2)
+        gain, plays = 0.0, 2.0
+        for name in (each.name for each in self.pool.of(against.policy)[-2:]):
+            mine, theirs = (
+                self.table.tally(name, against.name),
+                self.table.tally(against.name, name),
+            )
+            if name != against.name:
+                gain, plays = gain + (mine.reward - theirs.reward) / 2, plays + mine.plays
+        return 0.5 + gain / (2 * (self.unit or 1.0) * plays)
 
     def record(self, episode: Episode) -> None:
         """Count what the policy has earned against each other player of a play that ended."""
+        self._seated.pop(episode.task.first_play, None)
         if episode.error or episode.void:
             return
         forfeit = bool(episode.metrics.get("forfeit"))  # by the side that earned less
@@ -150,9 +171,10 @@ class LeagueSeats(Matchmaker):
                 if mine.policy is None or other.seat == mine.seat:
                     continue
                 pay = episode.rewards[mine.role], episode.rewards[other.role]
+                self.unit = max(self.unit, *map(abs, pay))
                 self._count(mine.seat, other.seat, *pay)
                 a, b = self._member(mine.seat), self._member(other.seat)
-                if other.policy is None and a != b:
+                if a != b if other.policy is None else self._pooled(mine, other):
                     gave_up, got_it = forfeit and pay[0] < pay[1], forfeit and pay[1] < pay[0]
                     self.table.add(a, b, mine.role, *pay, forfeit=gave_up)
                     self.table.add(b, a, other.role, *reversed(pay), forfeit=got_it)
@@ -161,6 +183,10 @@ class LeagueSeats(Matchmaker):
         """Who a seat counts as in the table: a trained policy as its newest snapshot."""
         snapshots = self.pool.of(seat)
         return snapshots[-1].name if snapshots else seat
+
+    def _pooled(self, *rollouts: Rollout) -> bool:
+        """Whether all seats count as snapshots."""
+        return all(self.pool.of(each.seat) for each in rollouts)
 
     def _count(self, mine: str, other: str, earned: float, lost: float) -> None:
         policy, at, _ = other.partition("@")
@@ -174,11 +200,22 @@ class LeagueSeats(Matchmaker):
         plays = {f"plays_{name}": float(number) for name, (number, _) in met.items()}
         return plays | {f"score_{name}": points / number for name, (number, points) in met.items()}
 
-    def state(self) -> dict[str, Any]:
-        """Pool, table, progress, and what was met since the last step."""
+    def seating(self) -> dict[str, Any]:
+        """The state, without plays that decide no draw: the table grows as long as the run."""
+        by_score = {"hard", "even"}.intersection({**self._shares, **self._ends})
+        among = [each.name for each in self.pool.members] if by_score else []
+        return {**self.state(among), "met": {}}
+
+    def state(self, among: Sequence[str] | None = None) -> dict[str, Any]:
+        """Pool, table, unit, progress, and what was met since the last step.
+
+        Args:
+            among: the members whose plays it contains; None: all.
+        """
         return {
             "pool": self.pool.state(),
-            "table": self.table.state(),
+            "table": self.table.state(among),
+            "unit": self.unit,
             "progress": self.progress,
             "met": self._met,
         }
@@ -189,5 +226,7 @@ class LeagueSeats(Matchmaker):
             return
         self.pool.restore(state["pool"])
         self.table.restore(state["table"])
+        self.unit = state["unit"]
         self.progress = state["progress"]
         self._met = {name: (plays, points) for name, (plays, points) in state["met"].items()}
+        self._seated = {}

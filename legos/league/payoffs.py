@@ -1,7 +1,8 @@
 """Pay-offs between members, from which ratings, opponents and tournaments are computed."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+from itertools import product
 from math import nan
 from typing import Any
 
@@ -108,6 +109,15 @@ class PayoffTable:
         cells = (cell for (mine, _), cell in self._cells.items() if mine == member)
         return tuple(dict.fromkeys(role for cell in cells for role in cell))
 
+    def connected(self, member: str, among: Sequence[str]) -> list[str]:
+        """Those of ``among`` whom plays connect with a member, over others; itself first."""
+        found, left = [member], [name for name in among if name != member]
+        for name in found:
+            near = [other for other in left if self.tally(name, other).plays]
+            found += near
+            left = [other for other in left if other not in near]
+        return found
+
     def forget(self, member: str) -> None:
         """Drop all plays of a member."""
         self._cells = {pair: cell for pair, cell in self._cells.items() if member not in pair}
@@ -124,14 +134,28 @@ class PayoffTable:
         found = [value(self.tally(mine, theirs)) for mine in members for theirs in members]
         return np.array(found).reshape(len(members), len(members))
 
-    def state(self) -> dict[str, Any]:
-        """The table as JSON values: names once, and a row of numbers for each cell."""
-        members = {member: index for index, member in enumerate(self.members)}
-        roles = list(dict.fromkeys(role for cell in self._cells.values() for role in cell))
+    def state(self, among: Sequence[str] | None = None) -> dict[str, Any]:
+        """The table as JSON values: names once, and a row of numbers for each cell.
+
+        Args:
+            among: the members whose plays with each other it contains; None: all.
+        """
+        members = {each: at for at, each in enumerate(self.members if among is None else among)}
+        cells = {
+            pair: self._cells[pair]
+            for pair in (self._cells if among is None else product(among, among))
+            if pair in self._cells
+        }
+        roles = list(dict.fromkeys(role for cell in cells.values() for role in cell))
         rows = [
-            [members[mine], members[theirs], roles.index(role), *astuple(tally)]
-            for (mine, theirs), cell in self._cells.items()
-            for role, tally in cell.items()
+            [
+                members[mine],
+                members[theirs],
+                roles.index(role),
+                *(getattr(t, n) for n in Tally.__slots__),
+            ]
+            for (mine, theirs), cell in cells.items()
+            for role, t in cell.items()
         ]
         return {"exact": self.exact, "members": list(members), "roles": roles, "rows": rows}
 

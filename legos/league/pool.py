@@ -1,6 +1,6 @@
 """The pool of a league: snapshots of the trained policies, bounded by a rule, never changed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from msgspec import Struct, structs
@@ -17,6 +17,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     step: int
     version: int
     digest: str
+    length: float = 0.0  # tokens of a seat in a play of that step; 0: not known
+    entropy: float = 0.0  # of the policy in that step, nats
 
     @property
     def name(self) -> str:
@@ -60,14 +62,19 @@ class Pool:
         return [*self.members, *(snapshot for snapshot, _ in self.leaving)]
 
     def add(
-        self, adapter: Adapter, step: int, strength: Callable[[Snapshot], float]
+        self,
+        adapter: Adapter,
+        step: int,
+        strength: Callable[[Snapshot], float],
+        **figures: float,
     ) -> Snapshot | None:
-        """Add the adapter of a policy as it is now; one may leave for it.
+        """Add the adapter of a policy as it is now; those that are too many leave.
 
         Args:
             adapter: the adapter.
             step: number of optimiser steps done.
             strength: how strong a snapshot is; the strongest stays.
+            figures: length and entropy, as a snapshot has them.
 
         Returns:
             The snapshot; None: the newest has the same weights.
@@ -76,19 +83,28 @@ class Pool:
         if found and found[-1].digest == adapter.digest:
             return None
         snapshot = Snapshot(
-            policy=adapter.name, step=step, version=adapter.version, digest=adapter.digest
+            policy=adapter.name,
+            step=step,
+            version=adapter.version,
+            digest=adapter.digest,
+            **figures,
         )
         found.append(snapshot)
-        if len(found) > self.size:
+        while len(found) > self.size:  # several, where a resumed run keeps fewer
             gone = found.pop(_least_missed(found, strength))
             self.leaving.append((gone, step))
         return snapshot
 
-    def forget(self, *, before: int) -> list[Snapshot]:
-        """Take out what left before a step, and return it."""
-        gone = [snapshot for snapshot, at in self.leaving if at < before]
-        self.leaving = [(snapshot, at) for snapshot, at in self.leaving if at >= before]
-        return gone
+    def forget(self, *, before: int, but: Container[str] = ()) -> list[Snapshot]:
+        """Take out what left before a step, and return it.
+
+        Args:
+            before: a step.
+            but: names in the engines of those that stay.
+        """
+        gone = [(one, at) for one, at in self.leaving if at < before and one.live not in but]
+        self.leaving = [each for each in self.leaving if each not in gone]
+        return [snapshot for snapshot, _ in gone]
 
     def state(self) -> dict[str, Any]:
         """The snapshots without their arrays, as JSON values."""

@@ -19,7 +19,7 @@ class Task(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     data: Any = None  # any data that the arena needs to play it
     group_size: int | None = None  # plays of it, which are compared; None: the arena's number
     level: str | None = None  # one of the arena's levels, from which a curriculum chooses
-    first_play: int = 0  # in training: number of plays planned before its own; set when it is drawn
+    first_play: int | None = None  # in training: plays planned before its own; set when drawn
 
 
 class Turn(Struct, frozen=True, kw_only=True, gc=False):

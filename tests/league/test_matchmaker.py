@@ -27,7 +27,11 @@ def arena_with(shares: Mapping[str, float], **options: object) -> tuple[GameAren
 
 
 def drawn(arena: Arena, number: int = DRAWS) -> list[Mapping[str, Seat]]:
-    return [arena.seated(Task(id="t", first_play=play), play) for play in range(number)]
+    tasks = [Task(id="t", first_play=play) for play in range(number)]
+    seatings = [arena.seated(task, 0) for task in tasks]
+    for task in tasks:  # their plays have ended
+        arena.matchmaker.record(Episode(arena="kuhn", task=task, rollouts=(), rewards={}))
+    return seatings
 
 
 def rivals(seatings: list[Mapping[str, Seat]]) -> Counter[str]:
@@ -101,23 +105,77 @@ def test_recent_draws_from_the_newest() -> None:
 
 @pytest.mark.parametrize(
     ("opponent", "weights"),
-    [("hard", [0.25**2, 0.5**2, 0.75**2]), ("even", [0.75 * 0.25, 0.25, 0.25 * 0.75])],
+    [("hard", [0.25**2, 0.75**2, 0.25**2]), ("even", [0.75 * 0.25] * 3)],
 )
-def test_prioritised_draws_follow_the_scores(opponent: str, weights: list[float]) -> None:
+@pytest.mark.parametrize("size", [1.0, 7.0])
+def test_prioritised_draws_follow_the_scores(
+    opponent: str, weights: list[float], size: float
+) -> None:
     arena, league = arena_with({opponent: 1.0})
     with_snapshots(league, 3)
-    for name, wins in (("policy@0", 74), ("policy@1", 49), ("policy@2", 24)):
+    league.unit = size
+    for name, wins in (("policy@0", 74), ("policy@1", 24)):
         for play in range(98):
-            reward = 1.0 if play < wins else -1.0
-            league.table.add("policy@1", name, "first", reward, -reward)
-    # 98 plays, and one win and one loss: 0.75 and 0.25 of the first and the last.
+            reward = size if play < wins else -size
+            league.table.add("policy@2", name, "first", reward, -reward)
+            league.table.add(name, "policy@2", "second", -reward, reward)
+    # 98 plays, and one win and one loss; the newest is met as by the one before it.
     scores = [league.score(snapshot) for snapshot in league.pool.of("policy")]
-    assert scores[0] == pytest.approx(0.75)
-    assert scores[2] == pytest.approx(0.25)
+    assert scores == pytest.approx([0.75, 0.25, 0.75])
     expected = [w / sum(weights) for w in weights]
     found = rivals(drawn(arena))
     for step, share in enumerate(expected):
         assert found[f"policy@{step}"] / DRAWS == pytest.approx(share, abs=0.03)
+
+
+def test_who_wins_small_and_loses_big_is_behind() -> None:
+    _, league = arena_with({"past": 1.0})
+    with_snapshots(league, 2)
+    for reward in (1.0, 1.0, 1.0, -5.0):
+        league.record(played("policy", "policy@0", reward))
+    assert league.unit == 5.0
+    assert league.score(league.pool.of("policy")[0]) == pytest.approx(0.5 - 2 / (2 * 5 * 6))
+    tally = league.table.tally("policy@1", "policy@0")
+    assert (tally.wins, tally.losses, tally.reward) == (3, 1, -2)
+
+
+def test_the_plays_of_a_group_keep_their_seats_while_the_pool_changes() -> None:
+    arena, league = arena_with({"past": 1.0})
+    with_snapshots(league, 2)
+    task = Task(id="t", first_play=5)
+    first = arena.seated(task, 0)
+    [rival] = {seat.adapter for seat in first.values()} - {"policy"}
+    for step in range(2, 12):
+        league.pool.add(adapter(step), step, weak)
+        league.progress = step / 12
+    assert arena.seated(task, 1) == first
+    assert rival in league.playing
+    league.record(Episode(arena="kuhn", task=task, rollouts=(), rewards={}))
+    assert league.playing == set()
+
+
+def test_spawned_plays_are_drawn_by_their_seeds() -> None:
+    arena, league = arena_with({"past": 0.5, "random": 0.5})
+    with_snapshots(league, 3)
+    found = rivals([arena.seated(Task(id="child"), seed) for seed in range(400)])
+    assert found["random"] == pytest.approx(200, abs=40)
+    assert league.playing == set()
+
+
+def test_players_elsewhere_draw_the_same_from_less() -> None:
+    arena, league = arena_with({"hard": 0.5, "random": 0.5})
+    with_snapshots(league, 4)
+    for reward in (1.0, -1.0, 1.0):
+        league.record(played("policy", "policy@1", reward))
+        league.table.add("policy@0", "gone@9", "first", reward, -reward)
+    again, other = arena_with({"hard": 0.5, "random": 0.5})
+    other.restore(json.loads(json.dumps(league.seating())))
+    assert other.seating() == league.seating()
+    assert "gone@9" not in other.table.members
+    assert rivals(drawn(again, 500)) == rivals(drawn(arena, 500))
+    mirror = arena_with({"past": 1.0})[1]
+    mirror.restore(league.state())
+    assert mirror.seating()["table"]["rows"] == []  # which no draw reads
 
 
 def test_an_exploiter_learns_beside_the_policy() -> None:

@@ -69,7 +69,7 @@ class PlayerActor:
 
         Args:
             plays: tasks and seeds.
-            seating: state of the matchmaker.
+            seating: the state of the matchmaker that seats depend on.
 
         Raises:
             ArenaError: a play breaks the rules for plays, or keeps something for later plays.
@@ -78,7 +78,7 @@ class PlayerActor:
         await self.prepare()
         assert self._made is not None
         (arena, _), context = self._made
-        if seating != arena.matchmaker.state():
+        if seating != arena.matchmaker.seating():
             arena.matchmaker.restore(seating)
         episodes = await play_each(context, arena, plays)
         if kept := [name for name, items in arena.stores.state().items() if items]:
@@ -201,7 +201,7 @@ async def _played(actor: Any, arena: Arena, plays: Plays) -> list[Episode]:
         RayActorError, TimeoutError: it has died, or does not answer.
         RayTaskError: it raised an error.
     """
-    reference = actor.play.remote(plays, arena.matchmaker.state())
+    reference = actor.play.remote(plays, arena.matchmaker.seating())
     answer = asyncio.wrap_future(reference.future())
     try:
         while not (await asyncio.wait([answer], timeout=SILENCE_S))[0]:
