@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from legos.league.payoffs import PayoffTable, Tally
-from legos.league.pool import Snapshot
+from legos.league.pool import Pool, Snapshot
 from legos.league.ratings import Rating, ratings
 from legos.losses.alarms import PAGE, Alarm
 
@@ -15,6 +15,8 @@ __all__ = ["Standing", "guard_alarms", "standing"]
 SURE = 1.96  # standard errors between a score and 1/2
 ENOUGH = 50.0  # plays from which shares of them say something
 ALL_DRAWS, ONE_SEAT = 0.95, 0.8
+LONGER, LESS_ENTROPY = 2.0, 0.1  # times those of the best snapshot
+AGREED = 0.5  # of the largest reward
 
 
 class Standing(Struct, frozen=True, kw_only=True):
@@ -27,52 +29,74 @@ class Standing(Struct, frozen=True, kw_only=True):
     draws: float = 0.0  # share of its plays
     seat_gap: float = 0.0  # largest difference of its score between two roles
     plays: float = 0.0
+    length: float = 1.0  # tokens of a seat, over those at the best snapshot
+    entropy: float = 1.0  # entropy, over that at the best snapshot
+    collusion: float = 0.0  # reward of a seat with the newest policies alone, above that with older
 
     def metrics(self) -> dict[str, float]:
         """The numbers under flat names."""
         found = {"fall": self.fall, "forgotten": float(len(self.forgotten))}
         if self.plays:
             found |= {"draw_share": self.draws, "seat_gap": self.seat_gap}
+            found |= {"length": self.length, "entropy": self.entropy, "collusion": self.collusion}
         if self.rating is not None:
             found |= {"elo": self.rating.elo}
             found |= {"elo_low": self.rating.low, "elo_high": self.rating.high}
         return found
 
 
-def standing(table: PayoffTable, snapshots: Sequence[Snapshot]) -> Standing:
+def standing(
+    table: PayoffTable,
+    pool: Pool,
+    policy: str,
+    *,
+    unit: float | None = None,
+    length: float = 0.0,
+    entropy: float = 0.0,
+) -> Standing:
     """Compare the newest snapshot with the others, and with the bots that it has met.
 
     Args:
         table: the plays.
-        snapshots: those of one policy, oldest first.
+        pool: the snapshots.
+        policy: whose newest snapshot it is.
+        unit: the largest reward, as for ``ratings``.
+        length: tokens of a seat in a play of the newest step; 0: not known.
+        entropy: entropy of the policy in that step, nats.
     """
+    snapshots = pool.of(policy)
     if not snapshots:
         return Standing()
     newest = snapshots[-1]
     own = {each.name: each for each in snapshots}
-    members = [name for name in table.members if name in own or "@" not in name]
-    met = _met(table, newest.name, members)
+    met = table.connected(
+        newest.name, [name for name in table.members if name in own or "@" not in name]
+    )
+    together = Standing(collusion=_collusion(table, pool, newest) / (unit or 1.0))
     if len(met) < 2:
-        return Standing()
-    rated = {each.member: each for each in ratings(table, members=met)}
+        return together
+    rated = {each.member: each for each in ratings(table, members=met, unit=unit)}
     now = rated[newest.name]
     best = max((own[name] for name in met if name in own), key=lambda one: rated[one.name].elo)
     top = rated[best.name]
-    of_newest = [(name, table.tally(newest.name, name)) for name in met if name != newest.name]
-    total = sum((tally for _, tally in of_newest), Tally())
-    return Standing(
+    others = [name for name in met if name != newest.name]
+    total = sum((table.tally(newest.name, name) for name in others), Tally())
+    return structs.replace(
+        together,
         rating=now,
         best=best,
         fall=top.elo - now.elo if top.low > now.high else 0.0,
         forgotten=tuple(
             name
-            for name, tally in of_newest
-            if _sure(tally) < 0
-            and any(_sure(table.tally(other.name, name)) > 0 for other in snapshots[:-1])
+            for name in others
+            if _sure(table, newest.name, name) < 0
+            and any(_sure(table, other.name, name) > 0 for other in snapshots[:-1])
         ),
         draws=total.draws / total.plays if total.plays else 0.0,
-        seat_gap=_seat_gap(table, newest.name, [name for name, _ in of_newest]),
+        seat_gap=_seat_gap(table, newest.name, others),
         plays=total.plays,
+        length=length / best.length if best is not newest and best.length else 1.0,
+        entropy=entropy / best.entropy if best is not newest and best.entropy else 1.0,
     )
 
 
@@ -99,8 +123,30 @@ def guard_alarms(found: Standing, collapse_elo: float, prefix: str) -> Iterator[
             f"the policy loses to {', '.join(found.forgotten)}, which an earlier snapshot beat; "
             "meet more of the past (--play.opponents hard=0.5)",
         )
+    if found.collusion >= AGREED:
+        yield _alarm(
+            "warning",
+            f"{prefix}collusion",
+            f"seats of the newest weights earn {found.collusion:.2f} of the largest reward more "
+            "with each other than with earlier versions: they may have agreed on what only they "
+            "understand; look at the plays (legos watch), and meet more of the past",
+        )
     if found.plays < ENOUGH:
         return
+    if found.length >= LONGER and found.best is not None:
+        yield _alarm(
+            "warning",
+            f"{prefix}length",
+            f"a seat takes {found.length:.1f} times the tokens that it took at {found.best.name}, "
+            "which is no weaker; lower generation.max_tokens, or charge for length",
+        )
+    if found.entropy <= LESS_ENTROPY and found.best is not None:
+        yield _alarm(
+            "warning",
+            f"{prefix}entropy",
+            f"the entropy is {found.entropy:.2g} of that at {found.best.name}, which is no weaker: "
+            "unless the game is solved, raise entropy_coef or ema_kl_coef",
+        )
     if found.draws >= ALL_DRAWS:
         yield _alarm(
             "warning",
@@ -123,22 +169,28 @@ def _alarm(level: str, metric: str, text: str) -> Alarm:
     )
 
 
-def _met(table: PayoffTable, start: str, members: Sequence[str]) -> list[str]:
-    """The members that plays connect with one, over others; itself included."""
-    found, left = [start], [name for name in members if name != start]
-    for name in found:
-        near = [other for other in left if table.tally(name, other).plays]
-        found += near
-        left = [other for other in left if other not in near]
-    return found
+def _sure(table: PayoffTable, member: str, other: str) -> float:
+    """1 where a member gains from another beyond the noise, -1 where it loses, 0 otherwise."""
+    mine, theirs = table.tally(member, other), table.tally(other, member)
+    gain, noise = mine.reward - theirs.reward, SURE * math.sqrt(2 * (mine.squares + theirs.squares))
+    return math.copysign(1.0, gain) if abs(gain) > noise else 0.0
 
 
-def _sure(tally: Tally) -> float:
-    """1 where a score is above 1/2 beyond its noise, -1 where it is below, 0 otherwise."""
-    if not tally.plays:
-        return 0.0
-    noise = SURE * math.sqrt((tally.wins + tally.losses) / 4.0) / tally.plays
-    return math.copysign(1.0, tally.score - 0.5) if abs(tally.score - 0.5) > noise else 0.0
+def _collusion(table: PayoffTable, pool: Pool, newest: Snapshot) -> float:
+    """Mean reward of a seat with the newest policies, above that with earlier versions of them.
+
+    0 where there are few plays of either, and in every game of constant sum.
+    """
+    together = Tally()
+    apart = Tally()
+    for other in pool.in_engines:
+        sides = table.tally(newest.name, other.name) + table.tally(other.name, newest.name)
+        if other.step == newest.step:
+            together += sides
+        else:
+            apart += sides
+    enough = min(together.plays, apart.plays) >= 2 * ENOUGH  # counted from both sides
+    return max(together.mean - apart.mean, 0.0) if enough else 0.0
 
 
 def _seat_gap(table: PayoffTable, member: str, others: Sequence[str]) -> float:

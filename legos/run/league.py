@@ -2,26 +2,29 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+import shutil
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from legos.config.league import LeagueConfig
 from legos.errors import AdapterError, CheckpointError
 from legos.league.guards import Standing, guard_alarms, standing
-from legos.league.matchmaker import LeagueSeats
+from legos.league.matchmaker import EXPLOITER, LeagueSeats
 from legos.league.pool import Snapshot
 from legos.loop.mix import Mix
-from legos.loop.trainer import PolicyTrainer
+from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.protocols import Publisher, Tracker
 from legos.run.folder import RunFolder
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
 
-__all__ = ["RunLeague"]
+__all__ = ["LEAD", "RunLeague"]
 
 logger = logging.getLogger(__name__)
-LEAD = 2  # steps between the start of a play and its training, besides its staleness
+COUNTS = ("tokens", "rollouts")  # of a step, by arena
+LEAD = 2  # steps from the start of a play elsewhere to its training, besides its staleness
 
 
 class RunLeague:
@@ -36,6 +39,7 @@ class RunLeague:
         *,
         adapters: Callable[[], Sequence[Adapter]],
         stop: Callable[[], Awaitable[None]],
+        discard: Callable[[str], None],
         on_writer: Callable[[Callable[[], object]], Awaitable[None]],
     ) -> None:
         """Find the leagues.
@@ -47,6 +51,7 @@ class RunLeague:
             settings: when snapshots are taken, and what follows a collapse.
             adapters: returns the newest adapter of each policy, as the folder keeps it.
             stop: ends the run with a checkpoint.
+            discard: discards the groups that wait, for a reason.
             on_writer: calls a function in the thread that writes files.
         """
         self._leagues: dict[str, LeagueSeats] = {
@@ -56,11 +61,21 @@ class RunLeague:
         }
         self._folder, self._trainer, self._settings = folder, trainer, settings
         self._adapters, self._stop, self._on_writer = adapters, stop, on_writer
+        self._discard = discard
+        self._policies = {name: arena.policies for name, arena in mix.arenas.items()}
         self._prefixes = {
             n: f"league/{n}/" if len(mix.arenas) > 1 else "league/" for n in mix.arenas
         }
         self._standings: dict[str, Standing] = {}  # arena -> where the policy stands
         self._sounding: set[str] = set()  # alarms of the snapshot before
+
+    def fork(self, run: Path) -> None:
+        """Take over the files of all snapshots from the run that this one is forked from."""
+        for snapshot in self._in_engines():
+            place = self._place(snapshot)
+            source = run / place.relative_to(self._folder.path)
+            if source.exists() and not place.exists():
+                shutil.copytree(source, place)
 
     async def begin(self, publisher: Publisher) -> None:
         """Make the snapshots of a resumed run live, or take the first ones.
@@ -68,39 +83,54 @@ class RunLeague:
         Raises:
             CheckpointError: the files of a snapshot are gone or damaged, or cannot be written.
         """
-        if any(not league.pool.members for league in self._leagues.values()):
-            await self._take(publisher)
         for snapshot in self._in_engines():
             await publisher.publish(replace(self._read(snapshot), name=snapshot.live))
+        if any(not league.pool.members for league in self._leagues.values()):
+            await self._take(publisher)
 
-    async def after_step(self, publisher: Publisher, tracker: Tracker) -> dict[str, float]:
-        """Take a snapshot if one is due, unless the policy has collapsed; returns metrics.
+    async def after_step(
+        self, publisher: Publisher, tracker: Tracker, metrics: Metrics
+    ) -> dict[str, float]:
+        """Judge the policy and take a snapshot, if one is due; returns metrics of the league.
 
         Args:
             publisher: loads adapters into the engines.
             tracker: receives the alarms.
+            metrics: those of the step.
 
         Raises:
             CheckpointError: the files of a snapshot cannot be written, or are damaged.
         """
         step = self._trainer.step
         due = step % self._settings.snapshot_every == 0
-        metrics: dict[str, float] = {}
+        own: dict[str, float] = {}
         for name, league in self._leagues.items():
             league.progress = step / self._trainer.num_steps
-            found = league.metrics() | (self._judged(name, league, tracker) if due else {})
-            metrics |= {f"{self._prefixes[name]}{key}": value for key, value in found.items()}
+            found = league.metrics()
+            if due:
+                found |= self._judged(name, league, tracker, self._figures(name, metrics))
+            own |= {f"{self._prefixes[name]}{key}": value for key, value in found.items()}
         if due and self._leagues:
             if best := self._fallen_from():
                 await self._heed(best, publisher)
-            await self._take(publisher)
-        return metrics
+            await self._take(publisher, {} if best else metrics)
+        return own
 
-    def _judged(self, name: str, league: LeagueSeats, tracker: Tracker) -> dict[str, float]:
+    def _figures(self, name: str, metrics: Metrics, policy: str | None = None) -> dict[str, float]:
+        """Length and entropy of a step; policy None: the first policy of the arena."""
+        policy = policy or self._policies[name][0]
+        prefix = "" if policy == self._trainer.policies[0] else f"{policy}/"
+        tokens, seats = (metrics.get(f"batches/{name}/{key}") or 0.0 for key in COUNTS)
+        length = tokens / seats if seats else 0.0
+        return {"length": length, "entropy": float(metrics.get(f"{prefix}entropy") or 0.0)}
+
+    def _judged(
+        self, name: str, league: LeagueSeats, tracker: Tracker, figures: Mapping[str, float]
+    ) -> dict[str, float]:
         """The metrics of the policy's rating; its alarms are logged when they begin."""
-        now = self._standings[name] = standing(
-            league.table, league.pool.of(self._trainer.policies[0])
-        )
+        policy, unit = self._policies[name][0], league.unit or None
+        now = standing(league.table, league.pool, policy, unit=unit, **figures)
+        self._standings[name] = now
         prefix, before = self._prefixes[name], self._sounding
         alarms = list(guard_alarms(now, self._settings.collapse_elo, prefix))
         self._sounding = {one for one in before if not one.startswith(prefix)}
@@ -124,27 +154,32 @@ class RunLeague:
             logger.error("step %d: the run ends; its best snapshot is %s", step, best.name)
             await self._stop()
         elif self._settings.on_collapse == "rollback":
-            taken = trainer.backend.take(self._read(best), policy=trainer.policies[0])
+            taken = trainer.backend.take(self._read(best), policy=best.policy)
             await asyncio.wrap_future(taken)
+            self._discard("rolled_back")  # which the weak policy has played
             await trainer.publish_to(publisher)
             logger.warning("step %d: the policy goes on from %s", step, best.name)
 
-    async def _take(self, publisher: Publisher) -> None:
+    async def _take(self, publisher: Publisher, metrics: Metrics | None = None) -> None:
         """Add the policies to every pool, and drop from the engines what nobody plays any more."""
         step, adapters = self._trainer.step, self._adapters()
         if not self._leagues:
             return
         await self._on_writer(partial(self._folder.write_adapters, adapters))
-        for league in self._leagues.values():
+        for name, league in self._leagues.items():
             for adapter in adapters:
-                snapshot = league.pool.add(adapter, step, partial(_strength, league))
+                if adapter.name not in self._policies[name] or adapter.name == EXPLOITER:
+                    continue  # nobody of this arena meets it
+                figures = self._figures(name, metrics or {}, adapter.name)
+                strength = partial(_strength, league)
+                snapshot = league.pool.add(adapter, step, strength, **figures)
                 if snapshot is not None:
                     await publisher.publish(replace(adapter, name=snapshot.live))
         patience = self._trainer.settings.staleness_limit + LEAD
         gone = [
             snapshot.live
             for league in self._leagues.values()
-            for snapshot in league.pool.forget(before=step - patience)
+            for snapshot in league.pool.forget(before=step - patience, but=league.playing)
         ]
         for name in set(gone).difference(snapshot.live for snapshot in self._in_engines()):
             await publisher.drop(name)
@@ -154,14 +189,18 @@ class RunLeague:
         found = [each for league in self._leagues.values() for each in league.pool.in_engines]
         return [*{snapshot.live: snapshot for snapshot in found}.values()]
 
+    def _place(self, snapshot: Snapshot) -> Path:
+        """The folder of its adapter."""
+        parent = "" if snapshot.policy == self._trainer.policies[0] else snapshot.policy
+        return self._folder.adapters / parent / f"v{snapshot.version}"
+
     def _read(self, snapshot: Snapshot) -> Adapter:
         """The adapter of a snapshot, as it was taken.
 
         Raises:
             CheckpointError: its files are gone or damaged.
         """
-        parent = "" if snapshot.policy == self._trainer.policies[0] else snapshot.policy
-        place = self._folder.adapters / parent / f"v{snapshot.version}"
+        place = self._place(snapshot)
         what = f"snapshot {snapshot.name} of the league"
         advice = "bring it back, or start a new run with --adapter"
         try:

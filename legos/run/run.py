@@ -123,6 +123,7 @@ class Run:
             league or LeagueConfig(),
             adapters=self._adapters,
             stop=self.stop,
+            discard=self._batcher.discard_rest,
             on_writer=self._on_writer,
         )
         self._state = RunState(trainer, self._mix, self._batcher, self._evaluations)
@@ -206,6 +207,7 @@ class Run:
             CheckpointError: it does not fit, or the files cannot be written.
         """
         self._state.fork(place, same_credit=same_credit, same_evaluation=same_evaluation)
+        self._league.fork(place.parents[1])
         self._checkpoint(self._trainer.backend.snapshot().result())()
 
     async def go(self, tracker: Tracker, evaluations: Tracker) -> bool:
@@ -303,7 +305,7 @@ class Run:
         metrics |= self.speed.of_step(groups, metrics["step_s"] or 0.0)
         episodes = [episode for group in groups for episode in group.episodes]
         ratios = partial(importance_ratios, self._trainer.passes)
-        metrics |= await self._league.after_step(out.publisher, out.steps)
+        metrics |= await self._league.after_step(out.publisher, out.steps, metrics)
         out.steps.plays(episodes, step=step, evaluation=False, ratios=ratios)
         self._state.log(metrics, out.steps)
         self.example = next((e for e in episodes if not (e.error or e.void)), self.example)

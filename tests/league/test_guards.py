@@ -1,0 +1,178 @@
+"""Guards of a league: each is reported where it is planted, and silent on a healthy table."""
+
+from collections.abc import Iterator
+
+import pytest
+from made_snapshots import adapter, weak
+
+from legos.league.guards import Standing, guard_alarms, standing
+from legos.league.payoffs import PayoffTable
+from legos.league.pool import Pool
+
+PLAYS = 200
+
+
+def pool_of(number: int, **figures: float) -> Pool:
+    pool = Pool(8)
+    for step in range(number):
+        pool.add(adapter(step), step, weak, **figures)
+    return pool
+
+
+def meet(
+    table: PayoffTable,
+    mine: str,
+    theirs: str,
+    share: float,
+    *,
+    size: float = 1.0,
+    plays: int = PLAYS,
+) -> None:
+    """Count plays of which ``mine`` wins a share, half of them in each role."""
+    for play in range(plays):
+        reward = size if (play // 2 + 0.5) / (plays / 2) < share else -size
+        roles = ("first", "second") if play % 2 else ("second", "first")
+        table.add(mine, theirs, roles[0], reward, -reward)
+        table.add(theirs, mine, roles[1], -reward, reward)
+
+
+def alarms(found: Standing, elo: float = 100.0) -> dict[str, str]:
+    return {alarm.metric: alarm.text for alarm in guard_alarms(found, elo, "league/")}
+
+
+def improving() -> PayoffTable:
+    """Three snapshots, each of which beats those before it, and a random player."""
+    table = PayoffTable()
+    for mine, theirs, share in ((0, 1, 0.35), (0, 2, 0.2), (1, 2, 0.35)):
+        meet(table, f"policy@{mine}", f"policy@{theirs}", share)
+    for step, share in enumerate((0.55, 0.7, 0.8)):
+        meet(table, f"policy@{step}", "random", share)
+    return table
+
+
+def test_a_policy_that_improves_has_no_alarm() -> None:
+    pool = pool_of(3, length=10.0, entropy=1.0)
+    found = standing(improving(), pool, "policy", unit=1.0, length=40.0, entropy=0.01)
+    assert alarms(found) == {}
+    assert found.best is pool.of("policy")[-1]
+    assert found.rating is not None
+    assert found.rating.elo > 100
+    assert found.metrics()["fall"] == 0.0
+
+
+def test_a_collapse_is_an_error_that_names_the_best() -> None:
+    table = improving()
+    for step, share in enumerate((0.2, 0.15, 0.1)):
+        meet(table, "policy@3", f"policy@{step}", share)
+    found = standing(table, pool_of(4), "policy", unit=1.0)
+    text = alarms(found)["league/fall"]
+    assert "below that of policy@2" in text
+    assert found.fall > 100
+    assert "league/fall" not in alarms(found, elo=10_000.0)
+
+
+def test_a_fall_within_the_noise_is_none() -> None:
+    table = improving()
+    meet(table, "policy@3", "policy@2", 0.25, plays=8)
+    found = standing(table, pool_of(4), "policy", unit=1.0)
+    assert found.fall == 0.0
+
+
+def test_what_was_beaten_and_beats_now_is_forgotten() -> None:
+    table = improving()
+    meet(table, "policy@3", "random", 0.3)
+    meet(table, "policy@3", "policy@2", 0.5)
+    found = standing(table, pool_of(4), "policy", unit=1.0)
+    assert found.forgotten == ("random",)
+    assert "loses to random" in alarms(found)["league/forgotten"]
+
+
+def test_wins_that_are_small_do_not_hide_a_loss() -> None:
+    """Three small wins to a big loss: who wins most plays loses, and the rating follows."""
+    table = PayoffTable()
+    for _ in range(PLAYS):
+        for reward in (1.0, 1.0, 1.0, -8.0):
+            table.add("policy@1", "policy@0", "first", reward, -reward)
+            table.add("policy@0", "policy@1", "second", -reward, reward)
+    found = standing(table, pool_of(2), "policy", unit=8.0)
+    assert found.fall > 10
+    assert standing(table, pool_of(2), "policy").fall == 0.0  # by wins alone
+
+
+def test_draws_alone_are_reported() -> None:
+    table = PayoffTable()
+    for _ in range(PLAYS):
+        table.add("policy@1", "policy@0", "first", 0.0, 0.0)
+        table.add("policy@0", "policy@1", "second", 0.0, 0.0)
+    found = standing(table, pool_of(2), "policy", unit=None)
+    assert [*alarms(found)] == ["league/draw_share"]
+
+
+def test_a_seat_that_decides_is_reported() -> None:
+    table = PayoffTable()
+    for play in range(PLAYS):
+        roles = ("first", "second") if play % 2 else ("second", "first")
+        reward = 1.0 if roles[0] == "first" else -1.0
+        table.add("policy@1", "policy@0", roles[0], reward, -reward)
+        table.add("policy@0", "policy@1", roles[1], -reward, reward)
+    found = standing(table, pool_of(2), "policy", unit=1.0)
+    assert found.seat_gap == 1.0
+    assert [*alarms(found)] == ["league/seat_gap"]
+
+
+def weaker() -> PayoffTable:
+    """Snapshot 2 is the best, and 3 is about as strong."""
+    table = improving()
+    meet(table, "policy@3", "policy@2", 0.48)
+    return table
+
+
+@pytest.mark.parametrize(
+    ("figures", "names"),
+    [
+        ({"length": 19.0, "entropy": 0.11}, []),
+        ({"length": 21.0, "entropy": 1.0}, ["league/length"]),
+        ({"length": 10.0, "entropy": 0.09}, ["league/entropy"]),
+        ({}, ["league/entropy"]),  # an entropy of 0, and no length that is known
+    ],
+)
+def test_longer_answers_and_less_entropy_without_strength(
+    figures: dict[str, float], names: list[str]
+) -> None:
+    found = standing(weaker(), pool_of(4, length=10.0, entropy=1.0), "policy", unit=1.0, **figures)
+    assert [*alarms(found)] == names
+    unknown = standing(weaker(), pool_of(4), "policy", unit=1.0, **figures)
+    assert alarms(unknown) == {}
+
+
+def cooperative(with_itself: float, with_past: float) -> Iterator[tuple[str, float]]:
+    yield "policy@1", with_itself
+    yield "policy@0", with_past
+
+
+@pytest.mark.parametrize(("with_past", "fires"), [(0.2, True), (0.8, False)])
+def test_seats_that_agree_with_themselves_alone(with_past: float, fires: bool) -> None:
+    table = PayoffTable()
+    for other, earned in cooperative(0.9, with_past):
+        for _ in range(PLAYS):
+            table.add("policy@1", other, "first", earned, earned)
+            table.add(other, "policy@1", "second", earned, earned)
+    found = standing(table, pool_of(2), "policy", unit=1.0)
+    assert ("league/collusion" in alarms(found)) == fires
+    assert found.collusion == pytest.approx(0.9 - with_past)
+
+
+def test_no_game_of_constant_sum_has_collusion() -> None:
+    table = improving()
+    for _ in range(PLAYS):
+        table.add("policy@2", "policy@2", "first", 1.0, -1.0)
+        table.add("policy@2", "policy@2", "second", -1.0, 1.0)
+    assert standing(table, pool_of(3), "policy", unit=1.0).collusion == 0.0
+
+
+def test_few_plays_sound_no_alarm_and_nobody_met_has_no_rating() -> None:
+    table = PayoffTable()
+    meet(table, "policy@1", "policy@0", 1.0, plays=2)
+    assert alarms(standing(table, pool_of(2), "policy", unit=1.0)) == {}
+    assert standing(PayoffTable(), pool_of(2), "policy").rating is None
+    assert standing(PayoffTable(), Pool(2), "policy") == Standing()
