@@ -7,9 +7,13 @@ from pathlib import Path
 
 from legos.config.schema import RunConfig
 from legos.errors import ConfigError
+from legos.league.cast import is_adapter
+from legos.league.matchmaker import DRAWS, EXPLOITER
+from legos.run.league import LEAD
+from legos.wiring.arena import policies_of
 from legos.wiring.engines import MakeEngine, kind_of, served_engine
 
-__all__ = ["elsewhere", "engine_at"]
+__all__ = ["elsewhere", "engine_at", "rivals_of"]
 
 _KINDS = {"vllm": "a vLLM server", "openai": "neither `legos serve` nor vLLM"}
 
@@ -27,21 +31,41 @@ def elsewhere(
     from legos.wiring.vllm import started_vllm
 
     if config.engine == "vllm":
-        league = any(one.play.opponents for one in config.arenas.values())
-        rivals = len(policies) * (config.league.snapshots + 1) if league else 0
-        return partial(started_vllm, policies=policies, rivals=rivals, say=say)
+        return partial(started_vllm, policies=policies, rivals=rivals_of(config), say=say)
     if config.ray is not None and not config.server:
         return partial(ray_engine, config, say=say)
     if not config.server:
         return None
     folder = config.adapter_folder
-    return engine_at(config.server, policies, api_key=api_key, adapter_folder=folder)
+    return engine_at(
+        config.server,
+        policies,
+        rivals=rivals_of(config),
+        api_key=api_key,
+        adapter_folder=folder,
+    )
+
+
+def rivals_of(config: RunConfig) -> int:
+    """Most adapters of opponents that are live at the same time, as a rule.
+
+    Those of the pool, the ones that have just left it, and those that the settings name.
+    """
+    league, named, pools = config.league, set[str](), 0
+    patience = config.training.staleness_limit + LEAD
+    for name, one in config.arenas.items():
+        if not (shares := {**one.play.opponents, **one.play.opponents_end}):
+            continue
+        pools += len({*policies_of({name: one})} - {EXPLOITER})
+        named |= {who for who in shares if who not in DRAWS and is_adapter(who)}
+    return pools * (league.snapshots + patience // league.snapshot_every + 2) + len(named)
 
 
 def engine_at(
     urls: Sequence[str],
     policies: Sequence[str],
     *,
+    rivals: int = 0,
     api_key: str | None,
     adapter_folder: Path | None = None,
 ) -> MakeEngine:
@@ -56,7 +80,12 @@ def engine_at(
     kinds = {url: asyncio.run(kind_of(url, api_key=api_key)) for url in urls}
     if set(kinds.values()) == {"vllm"}:
         return partial(
-            vllm_at, urls, policies=policies, api_key=api_key, adapter_folder=adapter_folder
+            vllm_at,
+            urls,
+            policies=policies,
+            rivals=rivals,
+            api_key=api_key,
+            adapter_folder=adapter_folder,
         )
     if adapter_folder is not None:
         raise ConfigError(

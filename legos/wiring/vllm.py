@@ -39,6 +39,7 @@ def vllm_at(
     model: ModelHandle,
     *,
     policies: Sequence[str],
+    rivals: int = 0,
     api_key: str | None = None,
     adapter_folder: Path | None = None,
 ) -> TokenEngine:
@@ -48,6 +49,7 @@ def vllm_at(
         servers: addresses of the servers, or processes of ours.
         model: the trainer's model, with LoRA.
         policies: names of the trained adapters.
+        rivals: number of further adapters that play at the same time.
         api_key: API key of the servers.
         adapter_folder: where they read adapters, under the same path; None: this machine's folder
             for temporary files.
@@ -59,6 +61,7 @@ def vllm_at(
     """
     probe = probe_of(model)
     names = [*policies, *map(evaluated_name, policies), BASE]
+    names += [f"opponent {number + 1}" for number in range(rivals)]
     publishers = [
         VllmPublisher(one, probe, names=names, folder=adapter_folder, api_key=api_key)
         for one in servers
@@ -116,7 +119,7 @@ def started_vllm(
         stack.callback(process.close)
         process.start()
         process.wait()
-        made = vllm_at([process], model, policies=policies)
+        made = vllm_at([process], model, policies=policies, rivals=rivals)
         return TokenEngine(made.engine, model, closing=stack.pop_all().close)
 
 
