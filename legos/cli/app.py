@@ -18,6 +18,7 @@ from legos.cli.exploit import exploit
 from legos.cli.export import export
 from legos.cli.help import EVERYTHING, BriefHelp
 from legos.cli.imitate import imitate
+from legos.cli.league import league
 from legos.cli.output import results_alone
 from legos.cli.play import play
 from legos.cli.report import report
@@ -65,8 +66,9 @@ def _make_app(*, brief: bool) -> App:
         help_epilogue=f"{EVERYTHING} lists every setting." if brief else None,
     )
     app.command(evaluate, name="eval")
+    league_of = (tournament, exploit, league)
     shown = (watch, view, report, runs, export)
-    for command in (imitate, serve, chat, play, tournament, exploit, *shown, doctor, bench, arenas):
+    for command in (imitate, serve, chat, play, *league_of, *shown, doctor, bench, arenas):
         app.command(command)
     return app
 

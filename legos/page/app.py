@@ -16,6 +16,7 @@ from legos.page.access import guard
 from legos.page.answers import answer
 from legos.page.curves import Axis, chosen_names, config_diff, metric_names, series
 from legos.page.health import health
+from legos.page.league import league
 from legos.page.overview import overview
 from legos.page.plays import plays_router
 from legos.page.run_view import RunView
@@ -91,6 +92,12 @@ def _run_router(runs: ShownRuns) -> APIRouter:
         view = runs.get(run)
         with view.lock:
             return answer(health(view.read()))
+
+    @router.get("/league")
+    def of_league(run: str) -> Response:
+        view = runs.get(run)
+        with view.lock:
+            return answer(league(view.read()))
 
     @router.get("/timeline")
     def of_time(run: str, steps: Annotated[int, Query(ge=1, le=2000)] = 40) -> Response:

@@ -14,24 +14,20 @@ from short_runs import NIM
 
 pytestmark = [pytest.mark.optional, pytest.mark.slow]
 
+LEAGUE = (
+    *("--play.opponents", "self=0.4", "--play.opponents", "past=0.4"),
+    *("--play.opponents", "random=0.2", "--league.snapshot-every", "2", "--loop.plays-kept", "1"),
+)
 HOSTILE = "<img src=x onerror=\"document.title='taken'\"><b>bold</b>"
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs of nim, a run of a chat model that plays countdown, and one with bad steps."""
+    """Two runs of nim, one with a league, one of a chat model (countdown), one with bad steps."""
     place = tmp_path_factory.mktemp("page") / "runs"
-    for seed in (0, 1):
-        command = (
-            "train",
-            *NIM,
-            "--steps",
-            "6",
-            "--seed",
-            f"{seed}",
-            "--out",
-            f"{place}/nim-{seed}",
-        )
+    for seed, more in enumerate(((), LEAGUE)):
+        length = ("--steps", "6", "--seed", f"{seed}", "--out", f"{place}/nim-{seed}")
+        command = ("train", *NIM, *length, *more)
         subprocess.run([sys.executable, "-m", "legos", *command], check=True, capture_output=True)
     shutil.copytree(Path(__file__).parent / "countdown_run", place / "countdown-1")
     folder = made_run(place / "bad", steps=40, model="nobody/has-this-model")
@@ -202,6 +198,43 @@ def test_the_policy_of_nim_is_drawn_over_the_steps(page: Any) -> None:
     page.goto("/#/policy?run=countdown-1")
     page.wait_for_selector(".tasks table")
     assert {"step 0", "step 15"} <= set(texts(page, ".tasks a"))
+
+
+def test_the_league_has_ratings_and_leads_to_the_plays_of_a_pair(page: Any) -> None:
+    page.goto("/#/league?run=nim-0")
+    assert "plays itself alone" in texts(page, ".empty")[0]
+    page.goto("/#/league?run=nim-1")
+    members = texts(page, "tbody tr td:first-child")
+    assert {"random", "policy@0", "policy@2", "policy@4"} <= {each.strip() for each in members}
+    assert page.locator(".ratings circle.end").count() == 3
+    cell = page.locator("table.heat a[aria-label^='policy@4 against random: score']")
+    assert 0 <= float(cell.inner_text()) <= 1
+    cell.click()
+    assert "seat=random" in page.url
+    until(page, count("tbody tr") + " > 0")
+
+
+AXE = """(async () => (await axe.run()).violations.map(
+  (each) => `${each.id}: ${each.nodes.map((node) => node.html).join(" ").slice(0, 300)}`))()"""
+VIEWS = (
+    *("overview", "plays?run=nim-0", "plays?run=nim-0&play=3", "plays?run=countdown-1&play=2"),
+    *("curves?run=nim-0", "health?run=bad", "policy?run=nim-0", "league?run=nim-1"),
+    "timeline?run=nim-0",
+)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_no_view_has_a_fault_that_axe_finds(browser: Any, url: str, theme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python")
+    rules = (Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+    page = browser.new_page(base_url=url, color_scheme=theme)
+    for view in VIEWS:
+        page.goto(f"/#/{view}")
+        page.reload()
+        page.locator("h1, .back").first.wait_for(timeout=120_000)
+        page.evaluate(rules)
+        assert page.evaluate(AXE) == [], view
+    page.close()
 
 
 def test_the_timeline_has_lanes_and_plays(page: Any) -> None:

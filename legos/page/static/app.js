@@ -5,12 +5,13 @@ import { h, show } from "./dom.js";
 import { route } from "./route.js";
 import * as curves from "./views/curves.js";
 import * as health from "./views/health.js";
+import * as league from "./views/league.js";
 import * as overview from "./views/overview.js";
 import * as plays from "./views/plays.js";
 import * as policy from "./views/policy.js";
 import * as timeline from "./views/timeline.js";
 
-const VIEWS = { overview, plays, curves, health, policy, timeline };
+const VIEWS = { overview, plays, curves, health, policy, league, timeline };
 const EVERY_MS = 3000; // between two looks at the files
 const main = document.getElementById("main");
 const live = document.getElementById("live");
@@ -91,7 +92,7 @@ function askForKey() {
 }
 
 const KEYS = [
-  ["1 to 6", "overview, plays, curves, health, policy, timeline"],
+  ["1 to 7", "overview, plays, curves, health, policy, league, timeline"],
   ["/", "search"],
   ["j k", "next and previous row"],
   ["Enter", "open the row"],

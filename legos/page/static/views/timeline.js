@@ -92,7 +92,7 @@ function plays(run, found) {
   return h("section.panel", {},
     h("h2", {}, "Stored plays by the clock"),
     h("p.small.muted", {}, `${plural(found.length, "play")} over ${duration(end - start)}; colours alternate with the step, evaluations are grey`),
-    h("div.scroll", {}, svg("svg.lanes", { viewBox: `0 0 ${WIDTH} ${free.length * (height + 1) + 6}`, role: "img", "aria-label": "plays by the clock" },
+    h("div.scroll", {}, svg("svg.lanes", { viewBox: `0 0 ${WIDTH} ${free.length * (height + 1) + 6}`, role: "group", "aria-label": "plays by the clock" },
       svg("text.lane-name", { x: 4, y: 12 }, "players"),
       bars.map(({ each, x, width, lane }) =>
         svg("a", { href: address("plays", { run, play: each.number }) },

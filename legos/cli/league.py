@@ -1,0 +1,56 @@
+"""``legos league``: the opponents of a run, and where its policy stands among them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from legos.cli.output import Flag, show, show_line, show_table
+
+__all__ = ["league"]
+
+
+def league(run: str, *, json: Flag = False) -> None:
+    """Show who plays against the policy of a run, and who of them is stronger.
+
+    A rating counts the plays of the policy since a snapshot as those of that snapshot. To let
+    snapshots meet each other in fresh plays: legos tournament RUN@all.
+
+    Args:
+        run: Folder of the run, or its name in runs/.
+        json: Print one JSON object.
+    """
+    from legos.apps.league import league as found_of
+
+    found = found_of(run)
+    if json:
+        show(found, json=True)
+        return
+    for figures in found.values():
+        _show(figures)
+
+
+def _show(figures: Mapping[str, Any]) -> None:
+    """The ratings, and the scores of each pair that has met."""
+    show_line(f"{figures['arena']}, step {figures['step']}")
+    rated = figures["ratings"]
+    names = {member: f"{number} {member}" for number, member in enumerate(rated, start=1)}
+    show_table(
+        "member",
+        {
+            names[member]: {
+                "rating": f"{one['rating']:+.0f}",
+                "95 %": f"{one['low']:+.0f} to {one['high']:+.0f}",
+                "plays": int(one["plays"]),
+            }
+            for member, one in rated.items()
+        },
+    )
+    show_line("")
+    numbers = {member: name.partition(" ")[0] for member, name in names.items()}
+    scores = {
+        names[mine]: {numbers[theirs]: f"{one['score']:.2f}" for theirs, one in cells.items()}
+        for mine, cells in figures["matrix"].items()
+    }
+    blank: dict[str, object] = dict.fromkeys(numbers.values())
+    show_table("score against", {name: blank | cells for name, cells in scores.items()})
+    if figures["alone"]:
+        show_line(f"\nmet nobody yet: {', '.join(figures['alone'])}")

@@ -1,0 +1,47 @@
+"""The opponents of a run: ratings over its steps, and what members earned against each other."""
+
+from typing import TYPE_CHECKING, Any
+
+from legos.errors import CheckpointError
+from legos.run.leagues import stored_leagues
+
+if TYPE_CHECKING:
+    from legos.page.run_view import RunView
+
+__all__ = ["league"]
+
+_POINTS = 500  # of a chart
+
+
+def league(run: "RunView") -> dict[str, Any]:
+    """What the view of the league shows, as JSON values."""
+    try:
+        leagues = stored_leagues(run.folder)
+    except CheckpointError:  # of a run that has written none yet
+        leagues = []
+    return {
+        "leagues": [
+            each.figures() | _over_steps(run, each.arena, several=len(leagues) > 1)
+            for each in leagues
+        ],
+        "shares": run.settings.get("play.opponents") or {},
+    }
+
+
+def _over_steps(run: "RunView", arena: str, *, several: bool) -> dict[str, Any]:
+    """The rating of the policy at each snapshot, and who was met in each step."""
+    prefix = f"league/{arena}/" if several else "league/"
+
+    def points(name: str) -> list[Any]:
+        return run.metrics.points(f"{prefix}{name}", most=_POINTS)
+
+    low, high = (dict(points(name)) for name in ("elo_low", "elo_high"))
+    of = f"{prefix}plays_"
+    met = [name.removeprefix(of) for name in run.metrics if name.startswith(of)]
+    return {
+        "elo": [[step, elo, low.get(step), high.get(step)] for step, elo in points("elo")],
+        "met": {
+            name: {"plays": points(f"plays_{name}"), "score": points(f"score_{name}")}
+            for name in met
+        },
+    }
