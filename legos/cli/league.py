@@ -50,7 +50,7 @@ def _show(figures: Mapping[str, Any]) -> None:
         names[mine]: {numbers[theirs]: f"{one['score']:.2f}" for theirs, one in cells.items()}
         for mine, cells in figures["matrix"].items()
     }
-    blank: dict[str, object] = dict.fromkeys(numbers.values())
+    blank: dict[str, str | None] = dict.fromkeys(numbers.values())
     show_table("score against", {name: blank | cells for name, cells in scores.items()})
     if figures["alone"]:
         show_line(f"\nmet nobody yet: {', '.join(figures['alone'])}")
