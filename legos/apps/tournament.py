@@ -268,13 +268,14 @@ def _settings(
     run = next(iter(runs.values()), None)
     arenas = [] if run is None else arenas_of[run.path]
     if arena is None and not arenas:
+        adapters_of(members)  # names who is neither a run nor an adapter
         raise ConfigError(
             f"no run is among {', '.join(members)}, whose arena could be played; give --arena NAME"
         )
-    if arena is None and len(arenas) > 1:
+    if arena is None and run is not None and len(arenas) > 1:
         raise ConfigError(
-            f"the first run has several arenas, {', '.join(arenas)}; name one of them with "
-            f"--arena, such as --arena {arenas[0]}"
+            f"the run in {run.path} has several arenas, {', '.join(arenas)}; name one: "
+            f"legos tournament {' '.join(members)} ... --arena {arenas[0]}"
         )
     name = arena or arenas[0]
     if run is not None and name in arenas:

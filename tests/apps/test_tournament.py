@@ -218,6 +218,7 @@ def test_failed_plays_are_counted_and_members_that_never_met_are_named(
         (["nim"], "a tournament of nim has nobody to meet; name at least two different members"),
         (["nim", "nobody"], "nobody holds no run and no adapter"),
         (["nim", "nim@7"], "keeps no adapter of step 7; it has those of steps 0, 1, 2"),
+        (["random", "nobody"], "nobody holds no run and no adapter"),
         (["nim", "nobody@all"], "nobody holds no run"),
         (["nim@all", "random", "--snapshots", "0"], "snapshots is 0; expected at least 1"),
         (["nim", "random", "--plays", "0"], "evaluation_plays is 0"),
@@ -234,6 +235,19 @@ def test_what_cannot_meet_is_refused(
 ) -> None:
     assert main(["tournament", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_run_that_cannot_be_evaluated_against_others_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.toml").write_text("[mix]\nnim = 0.5\nkuhn = 0.5\n")
+    for run, message in (
+        ("nobody", "nobody holds no run and no adapter"),
+        (str(tmp_path), "has several arenas, nim, kuhn; name one: legos tournament"),
+        ("nim@7", "keeps no adapter of step 7"),
+    ):
+        assert main(["eval", run, "--against", "random"]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_a_member_of_another_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
