@@ -7,7 +7,7 @@ same name, are recognised by the newest indexed line.
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -156,35 +156,25 @@ class PlayIndex:
         """
         if order not in ORDERS:
             raise ValueError(f"order is {order!r}; expected one of {', '.join(ORDERS)}")
-        wanted = _Conditions()
-        exact = {"arena": arena, "task": task, "seed": seed, "evaluation": evaluation}
-        for column, value in exact.items():
-            wanted.equal(f"plays.{column}", value)
-        wanted.within("plays.step", step)
-        wanted.within("plays.tokens", tokens)
-        if isinstance(failure, bool):
-            wanted.texts.append(f"plays.failure IS {'NOT ' if failure else ''}NULL")
-        else:
-            wanted.equal("plays.failure", failure)
+        known = {"arena": arena, "task": task, "seed": seed, "evaluation": evaluation}
+        known["(failure IS NOT NULL)" if isinstance(failure, bool) else "failure"] = failure
+        wanted = [*_equal(known), *_within("step", step), *_within("tokens", tokens)]
         for part in (text,) if isinstance(text, str) else text or ():
-            wanted.texts.append("plays.number IN (SELECT number FROM texts WHERE instr(text, ?))")
-            wanted.values.append(searched(part))
-        of_seat = _Conditions()
-        of_seat.equal("role", role)
-        of_seat.equal("seat", seat)
-        of_seat.within("reward", reward)
-        if order in ("best", "worst") or reward is not None:
-            of_seat.texts += ["policy IS NOT NULL"] if role is None else []
+            having = "number IN (SELECT number FROM texts WHERE instr(text, ?))"
+            wanted.append((having, searched(part)))
+        of_seat = [*_equal({"role": role, "seat": seat}), *_within("reward", reward)]
+        if role is None and (order in ("best", "worst") or reward is not None):
+            of_seat.append(("(policy IS NOT NULL) = ?", True))
         source = "plays"
-        if of_seat.texts:
+        if of_seat:
             best = "MIN" if order == "worst" else "MAX"
             source += (
                 f" JOIN (SELECT number AS n, {best}(reward) AS reward FROM seats"
-                f" WHERE {' AND '.join(of_seat.texts)} GROUP BY number) ON n = number"
+                f" WHERE {_all(of_seat)} GROUP BY number) ON n = number"
             )
-        where = f" WHERE {' AND '.join(wanted.texts)}" if wanted.texts else ""
-        query = f"SELECT number FROM {source}{where} ORDER BY {ORDERS[order]}"
-        numbers = [number for (number,) in self._rows(query, of_seat.values + wanted.values)]
+        query = f"SELECT number FROM {source} WHERE {_all(wanted)} ORDER BY {ORDERS[order]}"
+        values = [value for _, value in (*of_seat, *wanted)]
+        numbers = [number for (number,) in self._rows(query, values)]
         return FoundPlays(numbers, self.known(numbers[page]))
 
     def known(self, numbers: Sequence[int]) -> list[IndexedPlay]:
@@ -262,21 +252,19 @@ def _crc(lines: Iterable[tuple[int, bytes]]) -> int:
     return next((crc32(line) for _, line in lines), -1)
 
 
-class _Conditions:
-    """Conditions of SQL and their values."""
+_Condition = tuple[str, object]
+"""A condition of SQL, and its value."""
 
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.values: list[object] = []
 
-    def equal(self, column: str, value: object) -> None:
-        if value is not None:
-            self.texts.append(f"{column} = ?")
-            self.values.append(value)
+def _equal(values: Mapping[str, object]) -> list[_Condition]:
+    return [(f"{column} = ?", value) for column, value in values.items() if value is not None]
 
-    def within(self, column: str, bounds: Range | None) -> None:
-        low, high = bounds if isinstance(bounds, tuple) else (bounds, bounds)
-        for sign, bound in ((">=", low), ("<=", high)):
-            if bound is not None:
-                self.texts.append(f"{column} {sign} ?")
-                self.values.append(bound)
+
+def _within(column: str, bounds: Range | None) -> list[_Condition]:
+    low, high = bounds if isinstance(bounds, tuple) else (bounds, bounds)
+    limits = ((">=", low), ("<=", high))
+    return [(f"{column} {sign} ?", bound) for sign, bound in limits if bound is not None]
+
+
+def _all(conditions: Sequence[_Condition]) -> str:
+    return " AND ".join(text for text, _ in conditions) or "TRUE"
