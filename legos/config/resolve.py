@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
@@ -81,7 +82,8 @@ def is_chosen(source: str) -> bool:
     return source.startswith(_CHOSEN)
 
 
-def knobs() -> dict[str, FieldInfo]:
+@cache
+def knobs() -> Mapping[str, FieldInfo]:
     """Dotted name -> field of every setting, in the order of the schema, without ``mix``."""
     found: dict[str, FieldInfo] = {}
     for name, field in RunConfig.model_fields.items():
@@ -192,41 +194,33 @@ def _flatten(table: Mapping[str, object], prefix: str = "") -> Iterable[tuple[st
             yield f"{dotted}.share" if prefix == _MIX else dotted, value
 
 
-def _field_of_mix(name: str, source: str) -> FieldInfo:
-    """The field of a setting ``mix.ARENA.SETTING``.
+def _checked(values: Mapping[str, object], source: str) -> dict[str, object]:
+    """The values with "none" replaced by None; refuses names that do not exist."""
+    checked: dict[str, object] = {}
+    for name, value in _flatten(values):
+        if name.startswith(f"{_OPTIONS}."):
+            checked[name] = value
+            continue
+        if why := why_removed(name):
+            raise ConfigError(f"{name} ({source}) {why}")
+        if name in (*_GROUPS, _OPTIONS, "mix"):
+            raise ConfigError(f"{name} ({source}) is {value!r}; expected a table")
+        field = _field(name, source)
+        checked[name] = None if value in _NONE and admits_none(field) else value
+    return checked
+
+
+def _field(name: str, source: str) -> FieldInfo:
+    """The field of a setting.
 
     Raises:
         ConfigError: there is no such setting.
     """
-    last, fields = name.rpartition(".")[2], MixedArena.model_fields
-    if last not in fields:
-        raise ConfigError(f"{name} ({source}) is not a setting{did_you_mean(last, fields)}")
-    return fields[last]
-
-
-def _checked(values: Mapping[str, object], source: str) -> dict[str, object]:
-    """The values with "none" replaced by None; refuses names that do not exist."""
-    known = knobs()
-    checked: dict[str, object] = {}
-    for name, value in values.items():
-        if name.startswith(f"{_OPTIONS}."):
-            checked[name] = value
-        elif name == _OPTIONS and isinstance(value, Mapping):
-            options = cast("Mapping[str, object]", value)
-            checked |= {f"{_OPTIONS}.{option}": inner for option, inner in options.items()}
-        elif why := why_removed(name):
-            raise ConfigError(f"{name} ({source}) {why}")
-        elif name.startswith(_MIX):
-            none = value in _NONE and admits_none(_field_of_mix(name, source))
-            checked[name] = None if none else value
-        elif name in _GROUPS or name in (_OPTIONS, "mix"):
-            raise ConfigError(f"{name} ({source}) is {value!r}; expected a table")
-        elif name not in known:
-            raise ConfigError(f"{name} ({source}) is not a setting{_suggest(name, known)}")
-        else:
-            none = value in _NONE and admits_none(known[name])
-            checked[name] = None if none else value
-    return checked
+    mixed = name.startswith(_MIX)
+    key, known = (name.rpartition(".")[2], MixedArena.model_fields) if mixed else (name, knobs())
+    if key not in known:
+        raise ConfigError(f"{name} ({source}) is not a setting{_suggest(key, known)}")
+    return known[key]
 
 
 def _suggest(name: str, known: Mapping[str, FieldInfo]) -> str:
