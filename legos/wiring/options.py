@@ -150,15 +150,10 @@ def _accepted(adapter: TypeAdapter[Any], value: object) -> Any:
         ValidationError: it is of another type.
     """
     try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):  # an object of a program
         return adapter.validate_python(value, strict=True)
-    except ValidationError:
-        try:
-            text = json.dumps(value)
-        except (TypeError, ValueError):  # an object of a program
-            text = None
-        if text is None:
-            raise
-        return adapter.validate_json(text, strict=True)
+    return adapter.validate_json(text, strict=True)
 
 
 def _how(adapter: TypeAdapter[Any], option: str, value: object, where: str) -> str:
