@@ -14,9 +14,12 @@ from fakes import FakeBackend, FakePublisher
 from stored_plays import timeless_plays
 
 from legos.arena.arena import Arena
+from legos.config.league import LeagueConfig
 from legos.config.schema import LoopConfig, TrainingConfig
 from legos.credit import GRPOCredit, RAECredit
 from legos.fakes import Asked, ScriptedClient
+from legos.league.cast import Cast
+from legos.league.matchmaker import LeagueSeats
 from legos.loop.mix import Mix
 from legos.loop.trainer import PolicyTrainer
 from legos.play.table import Table
@@ -51,6 +54,16 @@ class Duel(Arena):
         second = await t.ask("second", f"{t.task.id} after {first.answer}")
         gain = float(int(first.answer) - int(second.answer))
         return {"first": gain, "second": -gain}
+
+
+class Match(Duel):
+    """The same in more tasks; the adapter's number is the lowest digit that it answers."""
+
+    tasks_per_step = 20
+
+    def tasks(self, rng: random.Random) -> Iterable[Task]:
+        for number in range(40):
+            yield Task(id=f"t{number}", data=rng.random())
 
 
 class Solo(Duel):
@@ -123,12 +136,20 @@ class World:
         players: int = 1,
         writer: Executor | None = None,
         mixed: bool = False,
+        opponents: Mapping[str, float] | None = None,
+        league: LeagueConfig | None = None,
         **settings: Any,
     ) -> None:
         self.folder = RunFolder(path)
         self.sampled = 0
         self.client = ScriptedClient(self._answer)
-        self.arena = Duel(self.client, credit_assigner=RAECredit())
+        kind = Match if opponents else Duel
+        self.arena = kind(self.client, credit_assigner=RAECredit())
+        if opponents:
+            league = league or LeagueConfig()
+            self.arena.matchmaker = LeagueSeats(
+                opponents, Cast(self.arena), snapshots=league.snapshots, recent=league.recent
+            )
         self.other = Solo(self.client, credit_assigner=GRPOCredit())
         halves = {self.arena: 0.5, self.other: 0.5}
         played = Mix(halves, tokens_per_step=40) if mixed else self.arena
@@ -158,13 +179,18 @@ class World:
             count_tokens=self.count,
             engine_stats=dict,
             writer=writer or Inline(),
+            league=league,
             clock=lambda: next(clock),
         )
 
     def _answer(self, asked: Asked) -> str:
-        self.sampled += 2  # a digit and the end
+        self.sampled += 2 * (asked.adapter == POLICY)  # a digit and the end
         self.client.version = self.trainer.version
-        return str(asked.sampling.seed % 10)
+        luck = asked.sampling.seed % 10
+        if isinstance(self.arena, Match):
+            live = self.publisher.live[asked.adapter]  # fails where a play's opponent was dropped
+            return str(max(luck, min(int(live.arrays["mlp.lora_a"][0, 0]), 9)))
+        return str(luck)
 
     async def count(self) -> int:
         return self.sampled + self.evaluation.tokens_generated

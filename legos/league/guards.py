@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import permutations
 
 from msgspec import Struct, structs
 
@@ -24,7 +25,7 @@ class Standing(Struct, frozen=True, kw_only=True):
 
     rating: Rating | None = None  # None: it has met nobody yet
     best: Snapshot | None = None  # the snapshot with the highest rating
-    fall: float = 0.0  # Elo below the best; 0 where the intervals of both overlap
+    fall: float = 0.0  # Elo below the best, see ``standing``; 0 where the intervals overlap
     forgotten: tuple[str, ...] = ()  # members that an earlier snapshot beat, and that beat it now
     draws: float = 0.0  # share of its plays
     seat_gap: float = 0.0  # largest difference of its score between two roles
@@ -56,6 +57,9 @@ def standing(
 ) -> Standing:
     """Compare the newest snapshot with the others, and with the bots that it has met.
 
+    Where rewards differ in size, most are far below the unit, and differences of ratings are small
+    at any strength. So the fall is that of plays for the usual reward, its root mean square.
+
     Args:
         table: the plays.
         pool: the snapshots.
@@ -81,11 +85,13 @@ def standing(
     top = rated[best.name]
     others = [name for name in met if name != newest.name]
     total = sum((table.tally(newest.name, name) for name in others), Tally())
+    every = sum((table.tally(one, other) for one, other in permutations(met, 2)), Tally())
+    usual = math.sqrt(every.squares / every.plays) or 1.0
     return structs.replace(
         together,
         rating=now,
         best=best,
-        fall=top.elo - now.elo if top.low > now.high else 0.0,
+        fall=(top.elo - now.elo) * (unit or usual) / usual if top.low > now.high else 0.0,
         forgotten=tuple(
             name
             for name in others

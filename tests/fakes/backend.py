@@ -26,9 +26,10 @@ STATE_FILE = "fake_backend.json"
 
 
 class FakeBackend:
-    """A backend that counts steps; every element of its adapter is the number of steps.
+    """A backend that counts steps; every element of its adapter is their number.
 
     Attributes:
+        value: every element of the adapter; it goes on from what ``take`` gives.
         steps: (samples, weights, objective) of every ``forward_backward``.
         updates: every applied update.
         left_out: reasons to skip the next steps ("clip_skip" or "non_finite"), used in order; None:
@@ -38,7 +39,7 @@ class FakeBackend:
 
     def __init__(self) -> None:
         """Make a backend at version 0."""
-        self._version = 0
+        self._version = self.value = 0
         self.steps: list[tuple[Sequence[Sample], Sequence[float], Objective]] = []
         self.updates: list[Update] = []
         self.left_out: list[str | None] = []
@@ -80,29 +81,31 @@ class FakeBackend:
         self.updates.append(update)
         self._digest(f"{update}")
         self._version += 1
+        self.value += 1
         return self._version
 
     def _digest(self, text: str) -> None:
         self.trail = hashlib.sha256(f"{self.trail} {text}".encode()).hexdigest()
 
     def adapter(self, policy: str = POLICY) -> Adapter:
-        """The adapter, filled with the number of steps."""
+        """The adapter, filled with its value."""
         arrays = {
-            "mlp.lora_a": np.full((2, 1), self._version, np.float32),
-            "mlp.lora_b": np.full((1, 2), self._version, np.float32),
+            "mlp.lora_a": np.full((2, 1), self.value, np.float32),
+            "mlp.lora_b": np.full((1, 2), self.value, np.float32),
         }
         return Adapter(name=POLICY, version=self._version, shape=SHAPE, arrays=arrays)
 
     @answered
     def take(self, adapter: Adapter, *, policy: str = POLICY) -> int:
-        """Only the version grows."""
+        """Go on from the value of an adapter."""
         self._version += 1
+        self.value = int(adapter.arrays["mlp.lora_a"][0, 0])
         return self._version
 
     @answered
     def snapshot(self) -> Snapshot:
-        """The number of steps and the trail."""
-        state = json.dumps({"version": self._version, "trail": self.trail})
+        """The version, the value and the trail."""
+        state = json.dumps({"version": self._version, "value": self.value, "trail": self.trail})
         return lambda folder: (folder / STATE_FILE).write_text(state)
 
     def restore(self, folder: Path) -> None:
@@ -113,7 +116,9 @@ class FakeBackend:
         """
         try:
             state = json.loads((folder / STATE_FILE).read_text())
-            self._version, self.trail = state["version"], state["trail"]
+            self._version, self.value, self.trail = (
+                state[name] for name in ("version", "value", "trail")
+            )
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{folder} cannot be restored: {error}") from error
 
@@ -123,12 +128,14 @@ class FakePublisher:
 
     Attributes:
         published: every adapter, in order.
+        live: name of each adapter that is live -> the adapter.
         dropped: name of every dropped adapter, in order.
         error: if set, every ``publish`` raises it.
     """
 
     def __init__(self) -> None:
         self.published: list[Adapter] = []
+        self.live: dict[str, Adapter] = {}
         self.dropped: list[str] = []
         self.error: Exception | None = None
 
@@ -138,12 +145,14 @@ class FakePublisher:
         if self.error is not None:
             raise self.error
         self.published.append(adapter)
+        self.live[adapter.name] = adapter
         return adapter.info
 
     async def drop(self, name: str) -> None:
         """Record the name after one turn of the event loop."""
         await asyncio.sleep(0)
         self.dropped.append(name)
+        del self.live[name]
 
 
 class FakeTracker(Tracker):

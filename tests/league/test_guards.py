@@ -95,7 +95,9 @@ def test_wins_that_are_small_do_not_hide_a_loss() -> None:
             table.add("policy@1", "policy@0", "first", reward, -reward)
             table.add("policy@0", "policy@1", "second", -reward, reward)
     found = standing(table, pool_of(2), "policy", unit=8.0)
-    assert found.fall > 10
+    usual = ((3 * 1 + 64) / 4) ** 0.5
+    assert found.rating is not None
+    assert found.fall == pytest.approx(-2 * found.rating.elo * 8.0 / usual)
     assert standing(table, pool_of(2), "policy").fall == 0.0  # by wins alone
 
 

@@ -1,0 +1,211 @@
+"""The league of a run without a model: snapshots, collapses, and exact continuation."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_world import World, check_balance, episodes
+from stored_plays import TIMES
+
+from legos.config.league import LeagueConfig
+from legos.errors import CheckpointError
+from legos.league.matchmaker import LeagueSeats
+from legos.run.metrics import read_steps
+from legos.weights.folder import read_adapter
+
+PAST = {"self": 0.3, "past": 0.4, "hard": 0.3}
+BOOKS = ("tokens_", "discarded/")  # which count the plays that a stop interrupts
+EVERY = LeagueConfig(snapshot_every=1, snapshots=3)
+
+
+def world(path: Path, **options: Any) -> World:
+    usual: dict[str, Any] = {"opponents": PAST, "league": EVERY, "steps": 12}
+    return World(path, **{**usual, **options})
+
+
+def league_of(run: World) -> LeagueSeats:
+    assert isinstance(run.arena.matchmaker, LeagueSeats)
+    return run.arena.matchmaker
+
+
+def lines(run: World) -> list[dict[str, Any]]:
+    found = read_steps(run.folder.metrics)
+    return [
+        {k: v for k, v in line.items() if k not in TIMES and not k.startswith(BOOKS)}
+        for line in found
+    ]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> World:
+    run = world(tmp_path_factory.mktemp("league") / "whole").start()
+    assert run.go()
+    return run
+
+
+def test_snapshots_are_bounded_rated_and_dropped(whole: World) -> None:
+    pool = league_of(whole).pool
+    names = [each.name for each in pool.of("policy")]
+    assert len(names) == 3
+    assert (names[0], names[-1]) == ("policy@0", "policy@12")
+    dropped = [name for name in whole.publisher.dropped if name != "policy-evaluated"]
+    assert len(dropped) == len(set(dropped)) > 5
+    live = {*whole.publisher.live} - {"policy", "policy-evaluated"}
+    assert {each.live for each in pool.in_engines} <= live
+    last = lines(whole)[-1]
+    assert last["league/elo"] > 0
+    assert last["league/fall"] == 0.0
+    check_balance(whole)
+
+
+def test_no_opponent_leaves_the_engines_in_a_play(whole: World) -> None:
+    """The scripted client fails where an adapter is not live; so would the play."""
+    assert {line["arena/failed"] for line in lines(whole)} == {0.0}
+    assert league_of(whole).playing == set()
+
+
+def test_snapshots_keep_their_weights(whole: World) -> None:
+    for each in league_of(whole).pool.of("policy"):
+        kept = read_adapter(whole.folder.adapters / f"v{each.version}")
+        assert kept.digest == each.digest
+        assert float(kept.arrays["mlp.lora_a"][0, 0]) == each.step
+
+
+@pytest.mark.parametrize("turns", [3, 40, 333, 777, 1500])
+def test_a_stop_anywhere_leaves_a_league_that_goes_on_exactly(
+    turns: int, whole: World, tmp_path: Path
+) -> None:
+    stopped = world(tmp_path / "run").start()
+    finished = stopped.go(stop_after=turns)
+    resumed = world(tmp_path / "run").resume()
+    assert resumed.run.step == stopped.run.step
+    if not finished:
+        assert resumed.go()
+    assert resumed.backend.trail == whole.backend.trail
+    assert resumed.arena.state() == whole.arena.state()
+    assert lines(resumed) == lines(whole)
+    assert episodes(resumed.folder) == episodes(whole.folder)
+    check_balance(resumed)
+
+
+@pytest.mark.parametrize("turns", [200, 600])
+def test_a_league_with_lag_loses_no_play(turns: int, tmp_path: Path) -> None:
+    def lagging() -> World:
+        return world(tmp_path / "run", limit=2, players=3)
+
+    stopped = lagging().start()
+    stopped.go(stop_after=turns)
+    check_balance(stopped)
+    resumed = lagging().resume()
+    if not resumed.run.finished:
+        assert resumed.go()
+    assert {line["arena/failed"] for line in lines(resumed)} == {0.0}
+    check_balance(resumed)
+
+
+def test_files_of_a_snapshot_that_are_gone_damaged_or_replaced_are_named(tmp_path: Path) -> None:
+    assert not world(tmp_path / "run").start().go(stop_after=700)
+    run = world(tmp_path / "run").resume()
+    snapshots = league_of(run).pool.of("policy")
+    first, last = (run.folder.adapters / f"v{snapshots[at].version}" for at in (0, -1))
+    kept = tmp_path / "kept"
+    shutil.move(first, kept)
+    with pytest.raises(
+        CheckpointError, match=r"snapshot policy@0 .* cannot be read.*bring it back"
+    ):
+        run.go()
+    shutil.copytree(last, first)
+    with pytest.raises(
+        CheckpointError, match=r"policy@0 of the league had digest .* but .*v0 hold"
+    ):
+        world(tmp_path / "run").resume().go()
+    shutil.rmtree(first)
+    shutil.copytree(kept, first)
+    (first / "adapters.safetensors").write_bytes(b"cut")
+    with pytest.raises(CheckpointError, match=r"snapshot policy@0 .* cannot be read"):
+        world(tmp_path / "run").resume().go()
+    shutil.rmtree(first)
+    shutil.move(kept, first)
+    assert world(tmp_path / "run").resume().go()
+
+
+def test_a_run_that_gets_opponents_later_starts_a_pool(tmp_path: Path) -> None:
+    assert World(tmp_path / "run", steps=4).start().go()
+    resumed = world(tmp_path / "run", steps=8).resume()
+    assert league_of(resumed).pool.members == []
+    assert resumed.go()
+    steps = [each.step for each in league_of(resumed).pool.of("policy")]
+    assert (steps[0], steps[-1]) == (4, 8)
+
+
+def test_a_fork_goes_on_with_the_opponents_of_its_run(whole: World, tmp_path: Path) -> None:
+    fork = world(tmp_path / "fork", steps=14)
+    with fork.folder.new_run("# settings"):
+        [*_, place] = sorted(whole.folder.checkpoints.iterdir())
+        fork.run.fork(place, same_credit=True, same_evaluation=True)
+    before = [each.digest for each in league_of(whole).pool.of("policy")]
+    assert [each.digest for each in league_of(fork).pool.of("policy")] == before
+    assert fork.go()
+
+
+def test_a_resumed_run_may_keep_fewer_snapshots(whole: World, tmp_path: Path) -> None:
+    shutil.copytree(whole.folder.path, tmp_path / "run")
+    fewer = LeagueConfig(snapshot_every=1, snapshots=2)
+    resumed = world(tmp_path / "run", league=fewer, steps=14).resume()
+    assert resumed.go()
+    assert len(league_of(resumed).pool.of("policy")) == 2
+
+
+@pytest.mark.parametrize("what", ["report", "stop", "rollback"])
+def test_a_planted_collapse_is_caught(
+    what: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = LeagueConfig(snapshot_every=2, snapshots=8, on_collapse=what)
+    run = world(tmp_path / "run", league=settings, opponents={"past": 1.0}, steps=16)
+    strong = 8
+    adapters: list[float] = []
+    forward = run.backend.forward_backward
+
+    def collapsing(*args: Any, **options: Any) -> Any:
+        if run.trainer.step == strong:
+            weak = read_adapter(run.folder.adapters / "v0")
+            run.backend.take(weak).result()
+        adapters.append(run.backend.value)
+        return forward(*args, **options)
+
+    run.backend.forward_backward = collapsing
+    finished = run.start().go()
+    assert finished == (what != "stop")
+    found = lines(run)
+    caught = next(line for line in found if line.get("league/fall", 0.0) >= 100)
+    assert caught["step"] in (10, 12)
+    assert "the rating is" in caplog.text
+    pool = league_of(run).pool
+    if what == "stop":
+        assert run.run.step == caught["step"]
+        assert run.state["trainer"]["step"] == caught["step"]
+    elif what == "rollback":
+        at = {each.name: each for each in pool.of("policy")}
+        best = at[re.findall(r"below that of (policy@\d+)", caplog.text)[0]]
+        assert best.step in (strong - 2, strong)
+        assert at[f"policy@{caught['step']}"].digest == best.digest
+        assert adapters[caught["step"]] == best.step  # the step after it begins from there
+        assert found[-1]["league/fall"] == 0.0
+    else:
+        assert adapters[-1] < strong
+    check_balance(run)
+
+
+def test_one_of_two_arenas_has_opponents(tmp_path: Path) -> None:
+    run = world(tmp_path / "run", mixed=True, steps=6)
+    assert run.start().go()
+    last = lines(run)[-1]
+    assert any(name.startswith("league/match/plays_past") for line in lines(run) for name in line)
+    assert not any(name.startswith("league/solo") for name in last)
+    assert len(league_of(run).pool.of("policy")) == 3
+    check_balance(run)
+    again = world(tmp_path / "run", mixed=True, steps=6).resume()
+    assert json.loads(json.dumps(again.arena.state())) == json.loads(json.dumps(run.arena.state()))
