@@ -73,9 +73,7 @@ def standing(
         return Standing()
     newest = snapshots[-1]
     own = {each.name: each for each in snapshots}
-    met = table.connected(
-        newest.name, [name for name in table.members if name in own or "@" not in name]
-    )
+    met = table.connected(newest.name, pool.present(table.members))
     together = Standing(collusion=_collusion(table, pool, newest) / (unit or 1.0))
     if len(met) < 2:
         return together

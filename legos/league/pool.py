@@ -1,10 +1,11 @@
 """The pool of a league: snapshots of the trained policies, bounded by a rule, never changed."""
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct, structs
 
+from legos.records.names import adapter_name
 from legos.weights.adapter import Adapter
 
 __all__ = ["Pool", "Snapshot"]
@@ -55,6 +56,11 @@ class Pool:
     def members(self) -> list[Snapshot]:
         """All snapshots that can be drawn."""
         return [snapshot for found in self._of.values() for snapshot in found]
+
+    def present(self, names: Iterable[str]) -> list[str]:
+        """Names of members without those of snapshots that have left."""
+        here = {snapshot.name for snapshot in self.members}
+        return [name for name in names if name in here or adapter_name(name) not in self._of]
 
     @property
     def in_engines(self) -> list[Snapshot]:

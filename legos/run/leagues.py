@@ -1,11 +1,10 @@
 """The leagues of a run, as its newest checkpoint has them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from legos.league.payoffs import PayoffTable
-from legos.league.pool import Pool, Snapshot
+from legos.league.pool import Pool
 from legos.league.ratings import ratings
 from legos.run.checkpoint import newest_whole, read_state
 from legos.run.folder import RunFolder
@@ -19,7 +18,7 @@ class StoredLeague:
 
     arena: str
     step: int  # of the checkpoint
-    snapshots: Sequence[Snapshot]  # oldest first
+    pool: Pool
     table: PayoffTable
     unit: float | None = None  # reward that counts as a whole win; None: every win does
 
@@ -32,8 +31,8 @@ class StoredLeague:
             ``matrix``: member -> member -> ``score``, ``reward`` and ``plays`` of the first against
             the second, where they have met; ``alone``: snapshots that have met nobody yet.
         """
-        steps = {each.name: each.step for each in self.snapshots}
-        among = [name for name in self.table.members if name in steps or "@" not in name]
+        steps = {each.name: each.step for each in self.pool.members}
+        among = self.pool.present(self.table.members)
         newest = next((name for name in reversed(steps) if name in among), None)
         met = [] if newest is None else self.table.connected(newest, among)
         rated = ratings(self.table, met, unit=self.unit) if len(met) > 1 else []
@@ -82,7 +81,7 @@ def stored_leagues(run: RunFolder) -> list[StoredLeague]:
             StoredLeague(
                 arena=arena,
                 step=state["trainer"]["step"],
-                snapshots=pool.members,
+                pool=pool,
                 table=table,
                 unit=stored["unit"] or None,
             )

@@ -60,6 +60,13 @@ def test_what_leaves_stays_live_until_it_is_forgotten() -> None:
     assert gone not in pool.in_engines
 
 
+def test_names_of_snapshots_that_have_left_are_told_from_those_of_others() -> None:
+    pool = filled(3, 4)
+    [(gone, _)] = pool.leaving
+    kept = [snapshot.name for snapshot in pool.of("policy")]
+    assert pool.present([gone.name, *kept, "random", "nim-1@400"]) == [*kept, "random", "nim-1@400"]
+
+
 def test_the_state_comes_back_through_json() -> None:
     pool, other = filled(3, 6), Pool(3)
     other.restore(json.loads(json.dumps(pool.state())))
