@@ -1,11 +1,17 @@
 """Runs without an adapter: every command that needs one says how to continue the run."""
 
+import asyncio
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from random import Random
 
+import httpx
 import pytest
 
-from legos.apps.adapters import report_loading, resume_command
+from legos import Arena, Table, Task, play_task
+from legos.apps.adapters import loaded, report_loading, resume_command
 from legos.cli.process import main
+from legos.records.limits import EngineLimits
 
 
 @pytest.mark.parametrize(
@@ -69,3 +75,26 @@ def test_the_built_in_model_is_named_too(capsys: pytest.CaptureFixture[str]) -> 
     """Its first start imports the libraries of the device, which takes seconds."""
     report_loading("builtin")
     assert capsys.readouterr().err == "loading builtin\n"
+
+
+class Agent(Arena):
+    """A program asks for one token."""
+
+    def tasks(self, rng: Random) -> Iterable[Task]:
+        yield Task(id="one")
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        asked = {"messages": [{"role": "user", "content": "Nim"}], "max_tokens": 1}
+        async with t.endpoint("player") as endpoint, httpx.AsyncClient() as program:
+            key = {"authorization": f"Bearer {endpoint.api_key}"}
+            url = f"{endpoint.base_url}/chat/completions"
+            said = await program.post(url, json=asked, headers=key)
+        return {"player": float(said.is_success)}
+
+
+def test_a_program_can_play_a_seat_of_a_loaded_model() -> None:
+    with loaded(None, [], EngineLimits()) as live:
+        client = live.client()
+        played = play_task(Agent(client), Task(id="one"), {"player": client})
+        episode = asyncio.run(played)
+    assert (episode.error, episode.rewards) == (None, {"player": 1.0})
