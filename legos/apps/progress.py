@@ -120,7 +120,8 @@ async def shown_while(
             if changed:
                 doing, since, tokens = run.doing, now, sampled
             speed = (sampled - tokens) / max(now - since, LOOK_S)
-            parts = [f"{now - since:.0f} s so far"] if now - since >= 1 else []
+            parts = [run.gathered] if run.gathered else []
+            parts += [f"{now - since:.0f} s so far"] if now - since >= 1 else []
             parts += [f"{speed:.0f} tokens/s"] if speed >= 1 else []
             console.wait(", ".join([doing, *parts]), now=changed and run.stopping)
             if run.example is not None and run.example is not shown and now >= next_example:

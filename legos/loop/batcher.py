@@ -103,6 +103,15 @@ class Batcher:
         return sum(group.num_tokens for buffer in self.buffers.values() for group in buffer.queued)
 
     @property
+    def gathered(self) -> tuple[int, int]:
+        """Tasks that wait for the trainer, and those of one step; 0 where tokens make a step."""
+        if self._deficits is not None:
+            return 0, 0
+        buffers = self.buffers.values()
+        waiting = sum(group.num_tasks for buffer in buffers for group in buffer.queued)
+        return waiting, sum(buffer.tasks_per_step for buffer in buffers)
+
+    @property
     def queued(self) -> Mapping[str, Sequence[Group]]:
         """Name of each arena -> its groups that wait, oldest first."""
         return {name: buffer.queued for name, buffer in self.buffers.items()}

@@ -163,6 +163,13 @@ class Run:
         return f"{'training' if self._batcher.training else 'playing for'} step {self.step + 1}"
 
     @property
+    def gathered(self) -> str:
+        """How much of the next step has been played: "9 of 16 tasks"; empty: not known."""
+        waiting, tasks = self._batcher.gathered
+        playing = waiting and not (self._batcher.training or self._awaits_evaluation)
+        return f"{min(waiting, tasks)} of {tasks} tasks" if playing and not self.stopping else ""
+
+    @property
     def _due(self) -> bool:
         """Whether the policy is to be evaluated after this step."""
         every = self._settings.evaluate_every

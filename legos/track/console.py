@@ -1,7 +1,10 @@
 """Show a run on the console: a live table on a terminal, otherwise a line every few steps."""
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean
 from typing import NamedTuple, TypeVar
 
 from rich.console import Console, Group
@@ -20,6 +23,8 @@ _GAP = 2  # spaces between columns
 _REFRESH_S = 0.1
 _ROWS = 10  # number of newest steps shown
 _EVALUATED_ROWS = 6  # number of newest evaluated steps shown above them
+_TRENDS, _BARS = 3, "▁▂▃▄▅▆▇█"  # metrics below the table, and the heights of their values
+_WIDTH = 32  # bars of a metric
 _SLOW_S = 10.0  # without a terminal, a line at the latest after this time
 LONG_ANSWER = 8  # tokens of an answer from which on tokens per second are shown, not moves
 
@@ -97,6 +102,7 @@ class ConsoleTracker(Tracker):
         self._rows: dict[int, Metrics] = {}  # newest steps, in ascending order
         self._evaluated: dict[int, Metrics] = {}  # newest evaluated steps, in ascending order
         self._seen: set[str] = set()
+        self._history: dict[str, list[float]] = {}  # metric -> its values in all steps
         self._skipped = 0  # steps whose update was not applied
         self._pending = False  # the newest step has not been shown yet
         self._live: Live | None = None
@@ -160,8 +166,12 @@ class ConsoleTracker(Tracker):
             texts = "play/tokens_per_s" in self._seen or tokens >= LONG_ANSWER * moves
             seen.discard("play/moves_per_s" if texts else "play/tokens_per_s")
             if not tokens:  # nothing is sampled, as in imitation
-                seen.discard("play/tokens_per_s")
+                seen -= {"play/moves_per_s", "play/tokens_per_s"}
         self._seen |= seen
+        for column in self._columns():
+            value = metrics.get(column.metric)
+            if value is not None and math.isfinite(value):
+                self._history.setdefault(column.metric, []).append(float(value))
 
     def _awaits_evaluation(self, step: int) -> bool:
         """Whether the metrics of an evaluation of this step come later."""
@@ -233,7 +243,28 @@ class ConsoleTracker(Tracker):
         done = f"{max(self._rows, default=0)} of {self._num_steps} steps"
         texts = (done, skipped, self._time_left(), self._doing)
         caption = Text(", ".join(text for text in texts if text), "dim", overflow="ellipsis")
-        return Group(*([table] if lines else []), caption)
+        return Group(*([table, *self._trends()] if lines else []), caption)
+
+    def _trends(self) -> Iterator[Text]:
+        """The most important metrics over the whole run, each as a row of bars."""
+        important = sorted(self._columns(), key=lambda column: column.rank)
+        moving = [c for c in important if len(self._history.get(c.metric, ())) > 1][:_TRENDS]
+        width = max((len(column.title) for column in moving), default=0)
+        for column in moving:
+            values = self._history[column.metric]
+            first, last = (format(value, column.form) for value in (values[0], values[-1]))
+            text = f"{column.title:>{width}} {_bars(values)}  {first} → {last}"
+            yield Text(text, no_wrap=True, overflow="ellipsis")
+
+
+def _bars(values: Sequence[float]) -> str:
+    """Values as bars from the lowest to the highest; of many, the means of equal parts."""
+    number = min(len(values), _WIDTH)
+    ends = [len(values) * index // number for index in range(number + 1)]
+    means = [fmean(values[start:end]) for start, end in pairwise(ends)]
+    low, high = min(means), max(means)
+    scale = (len(_BARS) - 1) / ((high - low) or 1.0)
+    return "".join(_BARS[round((mean - low) * scale)] for mean in means)
 
 
 def _newest(rows: Mapping[int, T], number: int) -> dict[int, T]:

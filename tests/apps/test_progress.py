@@ -48,6 +48,7 @@ class Shown:
     def __init__(self, *doing: str) -> None:
         self._doing = [*doing]
         self.stopping = False
+        self.gathered = ""
         self.example: Episode | None = None
         self.lines: list[tuple[str, bool]] = []
 
@@ -83,6 +84,13 @@ def test_the_console_shows_for_how_long_and_how_fast() -> None:
         ("training step 1", False),
         ("training step 1, 1 s so far, 20 tokens/s", False),
     ]
+
+
+def test_the_console_shows_how_much_of_the_next_step_has_been_played() -> None:
+    run = Shown("playing for step 1")
+    run.gathered = "9 of 16 tasks"
+    in_virtual_time(shown(run, 1.5, dict))
+    assert run.lines == [("playing for step 1, 9 of 16 tasks", False)]
 
 
 def test_a_stop_is_shown_at_once_also_where_the_engine_is_dead() -> None:

@@ -1,6 +1,7 @@
 """The table on a terminal, and the plain lines elsewhere."""
 
 import io
+import math
 import re
 
 from hypothesis import given
@@ -131,11 +132,30 @@ def test_terminal_shows_newest_steps_below_evaluations() -> None:
             metrics["eval/optimal_move_rate"] = step / 10
         tracker.log(metrics, step=step)
     tracker.close()
-    header, *rows, caption = last_frame(out)[:14]
+    header, *rows, reward, optimal, caption = last_frame(out)[:16]
     assert header.split() == ["step", "reward", "optimal"]
     assert [int(row.split()[0]) for row in rows] == [1, 5, *range(16, 26)]
     assert rows[1].split() == ["5", "+0.050", "0.5000"]
+    assert reward.split()[::2] == ["reward", "+0.010", "+0.250"]
+    assert optimal.split() == ["optimal", "▁█", "0.1000", "→", "0.5000"]
     assert caption.strip() == "25 of 25 steps"
+
+
+def test_a_terminal_shows_metrics_over_the_whole_run_as_bars() -> None:
+    clock = Clock()
+    tracker, out = terminal(120, clock)
+    for step in range(1, 65):  # two steps are one bar
+        entropy = math.nan if step < 3 else 1.0
+        tracker.log({"reward_mean": float(step), "entropy": entropy}, step=step)
+    tracker.close()
+    rows = [line.split() for line in last_frame(out) if "→" in line]
+    assert [row[0] for row in rows] == ["reward", "entropy"]
+    bars = rows[0][1]
+    assert len(bars) == 32
+    assert bars[0] == "▁"
+    assert bars[-1] == "█"
+    assert bars == "".join(sorted(bars))
+    assert rows[1][1:] == ["▁" * 32, "1.000", "→", "1.000"]
 
 
 def test_terminal_is_redrawn_at_most_ten_times_a_second_and_at_the_end() -> None:
@@ -188,7 +208,7 @@ def test_figures_that_come_later_are_shown_with_their_step() -> None:
         "step 3/25  reward +0.030  optimal 0.7500",
         "step 5/25  reward +0.050",
     ]
-    _, *rows, caption = last_frame(drawn)[:8]
+    _, *rows, _, _, caption = last_frame(drawn)[:10]
     assert [row.split() for row in rows] == [
         ["0", "0.2500"],
         ["1", "+0.010"],
@@ -289,8 +309,10 @@ def test_arenas_of_text_show_tokens_a_second() -> None:
 
 def test_imitation_which_samples_nothing_shows_no_speed_of_play() -> None:
     tracker, out = plain()
-    tracker.log({"loss": 1.0, "play/moves_per_s": 0.0, "play/tokens_per_s": 0.0}, step=1)
-    assert out.getvalue().splitlines()[0] == "step 1/25  loss +1.0000"
+    for step, moves in ((1, 0.0), (2, 0.1)):
+        tracker.log({"loss": 1.0, "play/moves_per_s": moves, "play/tokens_per_s": 0.0}, step=step)
+    tracker.close()
+    assert out.getvalue().splitlines() == [f"step {n}/25  loss +1.0000" for n in (1, 2)]
 
 
 def test_each_arena_of_a_mix_has_its_own_columns() -> None:
