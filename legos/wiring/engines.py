@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -24,36 +25,28 @@ if TYPE_CHECKING:
 __all__ = ["MakeEngine", "TokenEngine", "kind_of", "served_engine"]
 
 
+@dataclass(eq=False)
 class TokenEngine:
     """An engine that takes token ids, wherever it runs, and the model that renders its prompts.
 
     Attributes:
         engine: the engine.
-        publisher: loads adapters into it.
+        model: its model.
+        closing: called after the engine was closed.
     """
 
-    def __init__(
-        self,
-        engine: LocalEngine,
-        model: ModelHandle,
-        *,
-        closing: Callable[[], object] = lambda: None,
-    ) -> None:
-        """Take over an engine.
+    engine: LocalEngine
+    model: ModelHandle
+    closing: Callable[[], object] = lambda: None
 
-        Args:
-            engine: the engine.
-            model: its model.
-            closing: called after the engine was closed.
-        """
-        self.engine = engine
-        self.publisher = EnginePublisher(engine)
-        self._model = model
-        self._closing = closing
+    @cached_property
+    def publisher(self) -> EnginePublisher:
+        """Loads adapters into the engine."""
+        return EnginePublisher(self.engine)
 
     def client(self) -> EngineClient:
         """A client of the engine, whose seats other programs can play too."""
-        model = self._model
+        model = self.model
         return EngineClient(
             self.engine,
             model.tokenizer,
@@ -67,7 +60,7 @@ class TokenEngine:
         """Serves the seats of plays to other programs (``Table.endpoint``)."""
         from legos.wiring.http import seat_host  # a slow import
 
-        return seat_host(self._model, self.engine)
+        return seat_host(self.model, self.engine)
 
     def load_adapter(self, adapter: Adapter) -> AdapterInfo:
         """Load an adapter that is not trained, for seats that name it; blocks until it is live.
@@ -81,7 +74,7 @@ class TokenEngine:
     def close(self) -> None:
         """Stop the engine, and what was started for it; a server that ran before goes on."""
         self.engine.close()
-        self._closing()
+        self.closing()
 
 
 MakeEngine = Callable[[ModelHandle], TokenEngine]
