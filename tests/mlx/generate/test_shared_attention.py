@@ -1,6 +1,7 @@
 """Samples of one prompt hold its keys and values once, and draw what they draw with copies."""
 
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -176,3 +177,27 @@ def test_models_with_other_layers_hold_copies(tmp_path: Path, architecture: Any)
     assert not one.engine.capabilities.shares_prefix
     answers = one.ask(list(samples(prompt(0), 0, 3, max_tokens=4).values()))
     assert [len(answer.token_ids) for answer in answers] == [4] * 3
+
+
+def test_counters_may_be_read_on_other_threads(room: Room) -> None:
+    one = room()
+    stopped, errors = threading.Event(), list[Exception]()
+
+    def read() -> None:
+        while not stopped.is_set():
+            try:
+                one.engine.stats()
+            except Exception as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for group in range(4):
+        one.submit(samples(prompt(group), SAMPLES * group, max_tokens=3 + 5 * group))
+    one.finish()
+    stopped.set()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert len(one.answers) == 4 * SAMPLES
