@@ -8,14 +8,38 @@ from legos.apps.adapters import named_adapter
 from legos.arena.arena import Arena
 from legos.arena.cursor import plays_from
 from legos.arena.matchmaker import ArenaSeats, SeatOverride, renamed
-from legos.errors import CheckpointError
-from legos.league.matchmaker import LeagueSeats
+from legos.config.schema import RunConfig
+from legos.errors import CheckpointError, ConfigError, did_you_mean
+from legos.league.cast import BOTS, is_adapter
+from legos.league.matchmaker import DRAWS, LeagueSeats
 from legos.records.names import BASE
+from legos.run.find import find_adapter, split_place
+from legos.run.folder import CONFIG, RUNS
 from legos.weights.adapter import Adapter
 
-__all__ = ["frozen_adapter", "load_seated"]
+__all__ = ["check_opponents_exist", "frozen_adapter", "load_seated"]
 
 PLAYS = 16  # plays of an arena whose seats are looked at
+
+
+def check_opponents_exist(config: RunConfig) -> None:
+    """Check that every opponent of a run is found, before anything is loaded.
+
+    Raises:
+        ConfigError: one is no draw of the league, no bot, no run and no adapter.
+    """
+    for one in config.arenas.values():
+        for name in {**one.play.opponents, **one.play.opponents_end}:
+            if name in DRAWS or not is_adapter(name):
+                continue
+            try:
+                find_adapter(name)
+            except CheckpointError as error:
+                runs = [path.parent.name for path in RUNS.glob(f"*/{CONFIG}")]
+                hint = did_you_mean(split_place(name)[0], (*DRAWS, *BOTS, BASE, *runs))
+                raise ConfigError(
+                    f"play.opponents names {name!r}, which is no opponent: {error}{hint}"
+                ) from error
 
 
 def load_seated(arenas: Iterable[Arena], load: Callable[[Adapter], object]) -> Mapping[str, str]:

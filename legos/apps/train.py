@@ -18,7 +18,7 @@ from legos.apps.adapters import resume_command
 from legos.apps.page_beside import page_beside
 from legos.apps.progress import shown_while, trackers
 from legos.apps.restart import restart, watched
-from legos.apps.seated import load_seated
+from legos.apps.seated import check_opponents_exist, load_seated
 from legos.apps.signals import StopSignals
 from legos.apps.summary import announcement, comparison, summary
 from legos.config.resolve import ResolvedConfig, is_chosen, read_config
@@ -70,6 +70,7 @@ def check(resolved: ResolvedConfig, *, resume: Path | None = None) -> None:
     """
     config = resolved.config
     check_options(config)
+    check_opponents_exist(config)
     if config.adapter is not None and resume is None and config.fork_from is None:
         _check_start(resolved)
     if config.loop.serve_port:

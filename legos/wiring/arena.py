@@ -14,7 +14,7 @@ from legos.config.league import LeagueConfig
 from legos.config.schema import GenerationConfig, PlayConfig, PlayedArena, RunConfig
 from legos.credit import make_credit
 from legos.errors import ArenaError, ConfigError, LegosError
-from legos.league.cast import Cast
+from legos.league.cast import OPTIMAL, Cast
 from legos.league.matchmaker import EXPLOITER, LeagueSeats
 from legos.loop.mix import Mix
 from legos.protocols import Client, CreditAssigner
@@ -23,6 +23,7 @@ from legos.wiring.options import OF_EVERY_ARENA, checked_options
 __all__ = ["DEFAULT_CREDIT", "make_arena", "make_mix", "policies_of"]
 
 DEFAULT_CREDIT = "dr_grpo"
+MATCHMAKER = ("seats", "record", "state", "restore", "seating")  # methods
 PASS_ON = (
     "; an arena's __init__ takes (self, client=None, *, ..., **kwargs) and passes them on: "
     "super().__init__(client, **kwargs)"
@@ -130,10 +131,17 @@ def _seat_opponents(arena: Arena, play: PlayConfig, settings: LeagueConfig) -> N
     """Give an arena the matchmaker of its settings; an exploiter becomes one of its policies.
 
     Raises:
-        ConfigError: the arena has one seat, chooses its players itself, or has several policies.
+        ArenaError: an optimal opponent cannot be computed.
+        ConfigError: the arena has one seat, chooses its players itself, or has several policies; or
+            a matchmaker is none.
     """
     if play.matchmaker is not None:
-        arena.matchmaker = _made(play.matchmaker, "play.matchmaker")
+        arena.matchmaker = made = _made(play.matchmaker, "play.matchmaker")
+        if lacking := [name for name in MATCHMAKER if not hasattr(made, name)]:
+            raise ConfigError(
+                f"play.matchmaker is {play.matchmaker!r}, whose class has no {lacking[0]!r}; make "
+                "it a subclass of legos.protocols.Matchmaker"
+            )
     if not play.opponents:
         return
     named = f"play.opponents names {', '.join(play.opponents)} but arena {arena.name!r}"
@@ -150,9 +158,12 @@ def _seat_opponents(arena: Arena, play: PlayConfig, settings: LeagueConfig) -> N
                 "is not defined; leave exploiter out"
             )
         arena.policies = (*arena.policies, EXPLOITER)
+    cast = Cast(arena, api_key=os.environ.get("LEGOS_API_KEY"))
+    if OPTIMAL in {**play.opponents, **play.opponents_end}:
+        _ = cast.best  # refused here, and not in the first play
     arena.matchmaker = LeagueSeats(
         play.opponents,
-        Cast(arena, api_key=os.environ.get("LEGOS_API_KEY")),
+        cast,
         ends=play.opponents_end or None,
         seed=arena.seed,
         snapshots=settings.snapshots,

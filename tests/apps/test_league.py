@@ -1,0 +1,152 @@
+"""Opponents in real runs of the built-in model: two policies, a pool, and exact continuation."""
+
+import asyncio
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from stored_plays import TIMES
+
+from legos import Arena, Task, Trainer, apply_lora, load_model
+from legos.cli.process import main
+from legos.credit import DrGRPOCredit
+from legos.league.cast import Cast
+from legos.league.matchmaker import LeagueSeats
+from legos.play.table import Table
+from legos.records.episode import Episode
+from legos.run.checkpoint import newest_whole, read_state
+from legos.run.metrics import read_steps
+from legos.weights.adapter import Adapter
+
+OPTIONS = (
+    *("--arena", "kuhn", "--play.tasks-per-step", "16", "--training.min-samples-per-step", "16"),
+    *("--loop.deterministic", "--loop.checkpoint-every", "3", "--loop.evaluate-every", "6"),
+    *("--league.snapshot-every", "2", "--league.snapshots", "2"),
+)
+
+
+def train(folder: Path, *opponents: str, steps: int) -> None:
+    shares = [each for share in opponents for each in ("--play.opponents", share)]
+    assert main(["train", "--out", str(folder), "--steps", str(steps), *OPTIONS, *shares]) == 0
+
+
+def resume(folder: Path, steps: int) -> None:
+    assert main(["train", "--resume", str(folder), "--steps", str(steps)]) == 0
+
+
+def timeless(folder: Path) -> list[Mapping[str, Any]]:
+    lines = read_steps(folder / "metrics.jsonl")
+    return [{k: v for k, v in line.items() if k not in TIMES} for line in lines]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "opponents",
+    [("self=0.3", "past=0.2", "hard=0.3", "random=0.2"), ("self=0.5", "exploiter=0.5")],
+)
+def test_a_league_goes_on_exactly(opponents: tuple[str, ...], tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(whole, *opponents, steps=9)
+    train(parts, *opponents, steps=9)
+    for path in (*parts.glob("checkpoints/*"), *parts.glob("adapters/**/v*")):
+        if int(path.name.lstrip("step-v")) > 6:  # as if it had been killed after step 6
+            for file in sorted(path.rglob("*"), reverse=True):
+                file.unlink() if file.is_file() else file.rmdir()
+            path.rmdir()
+    resume(parts, 9)
+    assert timeless(parts)[:9] == timeless(whole)[:9]
+    ours, theirs = (read_state(newest_whole(at / "checkpoints")) for at in (parts, whole))
+    assert ours["arenas"]["kuhn"]["matchmaker"] == theirs["arenas"]["kuhn"]["matchmaker"]
+    files = sorted(path.relative_to(whole) for path in whole.glob("adapters/**/*.safetensors"))
+    assert len(files) > 4
+    for file in files:
+        mine, other = load_file(parts / file), load_file(whole / file)
+        assert all(np.array_equal(mine[name], other[name]) for name in other), file
+    if "exploiter=0.5" in opponents:
+        main_one, rival = (
+            load_file(whole / "adapters" / at / "v9/adapters.safetensors")
+            for at in ("", "exploiter")
+        )
+        assert any(not np.array_equal(main_one[name], rival[name]) for name in rival)
+        last = timeless(whole)[8]
+        assert last["exploiter/policy_version"] == last["policy_version"] == 9
+        assert last["league/plays_exploiter"] == last["league/plays_policy"] > 0
+        members = theirs["arenas"]["kuhn"]["matchmaker"]["pool"]["members"]
+        assert {each["policy"] for each in members} == {"policy"}
+
+
+class Talk(Arena):
+    """Two seats say three things each; between two turns, ``between`` is called."""
+
+    roles = ("first", "second")
+    max_tokens = 4
+    group_size = tasks_per_step = 1
+    between: Any = None
+
+    def tasks(self, rng: random.Random) -> Iterator[Task]:
+        for number in range(100):
+            yield Task(id=f"{number}")
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        for turn in range(3):
+            for role in self.roles:
+                await t.ask(role, f"Say {turn}.")
+            await self.between(turn)
+        return {"first": 1.0, "second": -1.0}
+
+
+def test_an_opponent_stays_within_its_play_while_weights_change() -> None:
+    """A snapshot plays on with its own weights after training, and after others have come."""
+    model = load_model("builtin")
+    apply_lora(model, rank=2)
+    with closing(Trainer(model=model)) as trainer:
+        arena = Talk(trainer.client(), credit_assigner=DrGRPOCredit())
+        league = LeagueSeats({"recent": 1.0}, Cast(arena), snapshots=2, recent=1)
+        arena.matchmaker = league
+        rng = np.random.default_rng(0)
+
+        def weights(version: int) -> Adapter:
+            given = trainer.adapters[0]
+            arrays = {
+                name: rng.standard_normal(array.shape, np.float32) * 0.3
+                for name, array in given.arrays.items()
+            }
+            return replace(given, version=version, arrays=arrays)
+
+        async def take(version: int) -> None:
+            adapter = weights(version)
+            await trainer.publisher.publish(adapter)  # as the policy
+            snapshot = league.pool.add(adapter, version, lambda _: 0.0)
+            assert snapshot is not None
+            await trainer.publisher.publish(replace(adapter, name=snapshot.live))
+            for gone in league.pool.forget(before=99, but=league.playing):
+                await trainer.publisher.drop(gone.live)
+
+        async def between(turn: int) -> None:
+            await take(2 * turn + 2)
+            await take(2 * turn + 3)
+
+        async def play() -> Episode:
+            await take(0)
+            await take(1)
+            [episode] = (await arena.step()).episodes
+            return episode
+
+        arena.between = between
+        episode = asyncio.run(play())
+        assert episode.error is None
+        [rival] = [rollout for rollout in episode.rollouts if rollout.policy is None]
+        [mine] = [rollout for rollout in episode.rollouts if rollout.policy is not None]
+        assert rival.seat == "policy@1"
+        assert {v for turn in rival.turns for v in turn.completion.versions} == {1}
+        assert [turn.completion.versions[0] for turn in mine.turns] == [1, 3, 5]
+        assert len({turn.completion.adapter for turn in rival.turns}) == 1
+        first = next(each for each, _ in league.pool.leaving if each.step == 1)
+        assert [each.live for each in league.pool.forget(before=99)] == [first.live]
+        assert league.playing == set()
