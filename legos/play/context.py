@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace as changed
@@ -30,8 +29,8 @@ class PlayContext:
     slots: asyncio.Semaphore  # limits the number of simultaneous plays
     calls: CallPool  # processes for ``Table.run``
     temperature: float | None = None  # of trained seats; None: that of each seat
-    adapters: Mapping[str, str] | None = None
-    """Policy -> adapter that answers for its trained seats; None: that of each seat."""
+    adapters: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Policy -> adapter that answers for its trained seats; none: that of each seat."""
     stores: Stores | None = None  # that plays use; None: those of each arena
     _positions: WeakKeyDictionary[Playable, Positions] = field(
         default_factory=WeakKeyDictionary[Playable, Positions]
@@ -58,25 +57,24 @@ class PlayContext:
         temperature = seat.sampling.temperature if self.temperature is None else self.temperature
         return replace(
             seat,
-            adapter=(self.adapters or {}).get(seat.policy, seat.adapter),
+            adapter=self.adapters.get(seat.policy, seat.adapter),
             sampling=changed(seat.sampling, temperature=temperature),
         )
 
 
 @contextmanager
 def play_context(
-    arena: Playable, slots: asyncio.Semaphore, **shared: Any
+    arena: Playable,
+    slots: asyncio.Semaphore,
+    temperature: float | None = None,
+    adapters: Mapping[str, str] | None = None,
+    stores: Stores | None = None,
 ) -> Generator[PlayContext]:
     """Within the block, plays of an arena can run, under its time limits.
-
-    Args:
-        arena: the arena to play.
-        slots: limits the number of simultaneous plays.
-        shared: further fields of the context: temperature, adapters, stores.
 
     Raises:
         ArenaError: an attribute of the arena is invalid.
     """
     check_attributes(arena)
     with Watch(arena) as watch, closing(CallPool()) as calls:
-        yield PlayContext(watch, slots, calls, **shared)
+        yield PlayContext(watch, slots, calls, temperature, adapters or {}, stores)

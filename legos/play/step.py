@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 from inspect import isasyncgen, isawaitable, iscoroutine
 from typing import Any
@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from legos.arena.curriculum import record_levels
 from legos.arena.cursor import TaskCursor
 from legos.arena.playable import Playable
+from legos.arena.store import Stores
 from legos.credit.credited import with_samples
 from legos.credit.means import with_children
 from legos.errors import ArenaError
@@ -136,7 +137,13 @@ def warn_of(episodes: Sequence[Episode], *, where: str = "") -> None:
 
 
 async def play_all(
-    arena: Playable, plays: Sequence[tuple[Task, int]], slots: asyncio.Semaphore, **shared: Any
+    arena: Playable,
+    plays: Sequence[tuple[Task, int]],
+    slots: asyncio.Semaphore,
+    *,
+    temperature: float | None = None,
+    adapters: Mapping[str, str] | None = None,
+    stores: Stores | None = None,
 ) -> list[Episode]:
     """Play tasks, each with the seed of its play; returns the episodes in the same order.
 
@@ -144,14 +151,18 @@ async def play_all(
         arena: the arena to play.
         plays: tasks and seeds.
         slots: limits the number of simultaneous plays, spawned ones included.
-        shared: further fields of ``PlayContext``, for spawned plays too: temperature, adapters,
-            stores.
+        temperature: temperature of trained seats, also in spawned plays; None: that of each seat.
+        adapters: policy -> adapter that answers for its trained seats, also in spawned plays;
+            None: that of each seat.
+        stores: stores that plays use, spawned ones too; None: those of each arena.
 
     Raises:
         ArenaError: an attribute of the arena is invalid, or a play breaks the rules for plays.
         EngineError: the engine has died.
     """
-    with play_context(arena, slots, **shared) as context:
+    with play_context(
+        arena, slots, temperature=temperature, adapters=adapters, stores=stores
+    ) as context:
         return await play_each(context, arena, plays)
 
 
