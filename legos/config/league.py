@@ -34,7 +34,11 @@ def check_opponents(shares: Mapping[str, float]) -> None:
     """
     for name, share in shares.items():
         if not 0 <= share <= 1:
-            raise ConfigError(f"the share of {name!r} is {share:g}; expected 0 to 1")
+            raise ConfigError(
+                f"the share of {name!r} among opponents is {share:g}; expected 0 to 1"
+            )
     total = sum(shares.values())
     if shares and abs(total - 1) > 1e-6:
-        raise ConfigError(f"the shares add up to {total:g}; expected 1, such as self=0.5 past=0.5")
+        raise ConfigError(
+            f"the shares of opponents add up to {total:g}; expected 1, such as self=0.5 past=0.5"
+        )
