@@ -59,8 +59,14 @@ def test_what_does_not_fit_an_arena_is_refused(arena: str, play: Any, message: s
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["self=0.4", "past=0.4"], r"play\.opponents: the shares of opponents add up to 0\.8; expected 1"),
-        (["self=1.5", "past=-0.5"], r"the share of 'self' is 1\.5; expected 0 to 1"),
+        (
+            ["self=0.4", "past=0.4"],
+            r"play\.opponents: the shares of opponents add up to 0\.8; expected 1",
+        ),
+        (
+            ["self=1.5", "past=-0.5"],
+            r"the share of 'self' among opponents is 1\.5; expected 0 to 1",
+        ),
         (["self"], r"--play\.opponents is 'self'; expected a name and its share"),
         (["self=0.5", "self=0.5"], r"--play\.opponents names 'self' twice"),
         (["self=0.5", "pats=0.5"], r"names 'pats', which is no opponent: .*did you mean 'past'\?"),
