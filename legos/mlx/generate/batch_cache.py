@@ -111,7 +111,9 @@ class BatchCache:
         if shared:
             if self._prefixes is None:
                 attend_to_prefixes(self._model)
-                self._prefixes = BatchCache(self._model)
+                self._prefixes = BatchCache(self._model, space_of=lambda _: 0)  # none to spare
+            moved = {old: slot for slot, old in enumerate(self._prefixes.settle())}
+            self._prefix_of = {slot: moved[old] for slot, old in self._prefix_of.items()}
             return self._prefixes.begin(known, tokens)
         block = BlockCache(self, [], tuple(self._free(len(known))))
         self._blocks.append(block)

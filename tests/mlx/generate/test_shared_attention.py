@@ -136,6 +136,27 @@ def test_draws_are_those_of_copies(
         assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
 
 
+def test_a_long_prompt_after_many_short_ones_stays_within_the_limit(room: Room) -> None:
+    """Prefixes move together before the buffers of all of them get longer."""
+    limit = room().engine.capabilities.cache_bytes(1, 3200, 40)
+    one = room(cache_bytes=limit, prefix_bytes=0)
+    for group in range(12):
+        tokens = 40 if group == 11 else 5
+        one.submit(samples(prompt(group, 130), 2 * group, 2, max_tokens=tokens))
+    one.tick(14)
+    one.submit(samples(prompt(20, 900), 90, 4, max_tokens=30))
+    most = 0
+    while one.worker.tick():
+        most = max(most, held_bytes(one))
+    assert most <= limit
+    assert len(one.answers) == 28
+    for asked in (samples(prompt(11, 130), 22, 2, max_tokens=40), samples(prompt(20, 900), 90, 4)):
+        wanted = room().ask(list(asked.values()))
+        for number, expected in zip(asked, wanted, strict=True):
+            found = one.answer(number).token_ids[: len(expected.token_ids)]
+            assert found == expected.token_ids
+
+
 def test_the_next_turn_continues_a_sample_with_its_prompt(room: Room) -> None:
     """A sample that ends is kept for later prompts, its prompt included."""
     one = room()
