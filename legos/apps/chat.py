@@ -10,6 +10,7 @@ from typing import TextIO
 from rich.console import Console
 
 from legos.apps.adapters import loaded, named_adapter
+from legos.apps.transcript import visible
 from legos.arena.game import position, split_position
 from legos.builtin import BUILTIN, EXAMPLE
 from legos.clients.engine import EngineClient
@@ -191,7 +192,8 @@ def _turn(talk: Chat, line: str, runner: asyncio.Runner, console: Console) -> bo
             _show(console, message)
         return message is not None
 
-    console.out(runner.run(talk.answer(line)), highlight=False)
+    answer = runner.run(talk.answer(line))
+    console.out(visible(answer) if console.is_terminal else answer, highlight=False)
     return True
 
 

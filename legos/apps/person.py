@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TextIO
 
+from legos.apps.transcript import visible
 from legos.arena.endings import Void
 from legos.records.message import (
     Completion,
@@ -39,7 +40,7 @@ class Terminal:
             Void: the input has ended.
         """
         async with self._asking:
-            self.say(question)
+            self.say(visible(question))
             while True:
                 line = await self._line()
                 if not line:

@@ -11,7 +11,7 @@ from typing import TextIO
 
 from legos.apps.members import adapters_of, cast_of, free_seats, model_of
 from legos.apps.person import Person, Terminal
-from legos.apps.transcript import answer_of, ending, heading, turns_of
+from legos.apps.transcript import answer_of, ending, heading, turns_of, visible
 from legos.arena.arena import Arena, GameArena
 from legos.arena.cursor import plays_from
 from legos.arena.matchmaker import SeatOverride
@@ -140,7 +140,7 @@ def _report(episode: Episode, who: Mapping[str, str], *, thinking: bool) -> Iter
         for seat in stored.seats:
             if who.get(seat.role) != ME and seat.turns:
                 answers = ", ".join(map(answer_of, seat.turns))
-                yield f"{seat.role} ({seat.seat}) said: {answers}"
+                yield visible(f"{seat.role} ({seat.seat}) said: {answers}")
     yield ending(stored)
 
 

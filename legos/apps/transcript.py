@@ -1,5 +1,6 @@
 """A play as text: one turn after the other, or its last answer in a line."""
 
+import re
 from collections.abc import Iterator
 from math import fsum
 from textwrap import shorten
@@ -8,9 +9,15 @@ from legos.chat.reply import split_thinking
 from legos.records.episode import Episode
 from legos.run.episodes import StoredEpisode, StoredSeat, StoredTurn, in_order
 
-__all__ = ["answer_of", "ending", "example", "heading", "turns_of"]
+__all__ = ["answer_of", "ending", "example", "heading", "turns_of", "visible"]
 
 _WHO = {"user": "told"}  # a message before the question
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but the tabulator and the line feed
+
+
+def visible(text: str) -> str:
+    """A text for a terminal: control characters, which it would obey, as their codes."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def heading(episode: StoredEpisode) -> str:
@@ -18,7 +25,7 @@ def heading(episode: StoredEpisode) -> str:
     evaluation = "evaluation, " if episode.evaluation is True else ""
     step = f"step {episode.step}, {evaluation}" if isinstance(episode.step, int) else ""
     seats = ", ".join(f"{seat.role}: {seat.seat}" for seat in episode.seats)
-    return f"{step}{episode.arena}, task {episode.task} ({seats})"
+    return visible(f"{step}{episode.arena}, task {episode.task} ({seats})")
 
 
 def turns_of(
@@ -43,7 +50,7 @@ def turns_of(
         notes += ["not legal"] if turn.legal is False else []
         note = f"  [{'; '.join(notes)}]" if notes else ""
         tokens = f"\n    {_sampled(seat, turn)}" if sampled and turn.token_ids else ""
-        yield f"{asked}\n{seat.role}> {said}{note}{tokens}"
+        yield visible(f"{asked}\n{seat.role}> {said}{note}{tokens}")
 
 
 def _sampled(seat: StoredSeat, turn: StoredTurn) -> str:
@@ -79,7 +86,7 @@ def example(episode: Episode, *, min_tokens: int, width: int = 100) -> str:
         shorten(text, width, placeholder=" ...")
         for text in (turn.messages[-1].content, split_thinking(turn.completion.text)[1])
     )
-    return f"{asked} -> {said}  (reward {episode.rewards.get(seat.role, 0.0):+.3g})"
+    return visible(f"{asked} -> {said}  (reward {episode.rewards.get(seat.role, 0.0):+.3g})")
 
 
 def ending(episode: StoredEpisode) -> str:
@@ -92,4 +99,4 @@ def ending(episode: StoredEpisode) -> str:
         lines.append(f"rewards: {', '.join(rewards)}")
     if episode.children:
         lines.append(f"spawned plays: {len(episode.children)}")
-    return "\n".join(lines)
+    return visible("\n".join(lines))

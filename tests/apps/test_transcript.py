@@ -1,0 +1,22 @@
+"""Plays as text for a terminal."""
+
+from made_records import make_episode, make_turn
+from msgspec.structs import replace
+
+from legos.apps.transcript import ending, example, turns_of
+from legos.run.episodes import stored_episode
+
+HOSTILE = "\x1b]0;taken\x07\x1b[2J\x9b31m\rfirst\tline\nsecond\x7f"
+CONTROLS = set("\x1b\x07\x9b\r\x7f")
+
+
+def test_no_control_character_of_a_model_reaches_the_terminal() -> None:
+    completion = replace(make_turn().completion, text=HOSTILE)
+    turn = replace(make_turn(), completion=completion)
+    episode = make_episode({"player": 1.0}, turns={"player": [turn]})
+    episode = replace(episode, notes=(HOSTILE,))
+    stored = stored_episode(episode)
+    shown = [*turns_of(stored), ending(stored), example(episode, min_tokens=0)]
+    assert all(CONTROLS.isdisjoint(text) for text in shown)
+    assert r"\x1b[2J\x9b31m\x0dfirst" in shown[0]
+    assert "first\tline\nsecond" in shown[0]
