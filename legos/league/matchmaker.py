@@ -78,6 +78,7 @@ class LeagueSeats(Matchmaker):
         self._ends = shares if ends is None else ends
         self._shares, self._recent, self._seed = shares, recent, seed
         self._met: dict[str, tuple[int, float]] = {}  # opponent -> plays, sum of scores, of a step
+        self._scores: tuple[object, list[float]] = None, []  # of which pool and step; by snapshot
         self._seated: dict[int | None, Mapping[str, Seat]] = {}  # by first_play, of plays under way
 
     @property
@@ -139,7 +140,10 @@ class LeagueSeats(Matchmaker):
         """How often each snapshot is drawn."""
         if opponent not in ("hard", "even"):
             return [1.0] * len(snapshots)
-        scores = [self.score(snapshot) for snapshot in snapshots]
+        at = snapshots[-1].policy, self.progress, len(snapshots), snapshots[-1].step
+        if self._scores[0] != at:  # once in a step
+            self._scores = at, [self.score(snapshot) for snapshot in snapshots]
+        scores = self._scores[1]
         found = [(1 - x) ** 2 if opponent == "hard" else x * (1 - x) for x in scores]
         return found if sum(found) > 0 else [1.0] * len(snapshots)
 
@@ -229,4 +233,4 @@ class LeagueSeats(Matchmaker):
         self.unit = state["unit"]
         self.progress = state["progress"]
         self._met = {name: (plays, points) for name, (plays, points) in state["met"].items()}
-        self._seated = {}
+        self._seated, self._scores = {}, (None, [])

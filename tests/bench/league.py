@@ -1,4 +1,4 @@
-"""Tournaments: all pairs of adapters at once against one pair after another, and exact matrices.
+"""Tournaments: all pairs at once against one after another; and runs with a league.
 
 uv run python tests/bench/league.py --json
 """
@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from bench.command import Ratio, run, speed_ratio
+from bench.league_runs import league_runs
 from bench.rounds import Workload
 
 from legos.apps.adapters import loaded
@@ -46,6 +47,16 @@ RATIOS: Mapping[str, Ratio] = {
     "exact_matrix_s": Ratio(
         "seconds for the exact pay-offs of 32 adapters of the built-in model at nim and at kuhn",
         10,
+        at_most=True,
+    ),
+    "league_seconds": Ratio(
+        "seconds per sampled token of a run with a league of 8, of mirror play's, at kuhn and nim",
+        1.15,
+        at_most=True,
+    ),
+    "bookkeeping_share": Ratio(
+        "share of the seconds of these runs that seats, results and ratings take",
+        0.01,
         at_most=True,
     ),
 }
@@ -79,11 +90,12 @@ def bench_league(work: Workload) -> Mapping[str, Any]:
         model = str(write_bench_model("5m", Path(folder) / "model"))
         adapters = _adapters(model, number)
         pairs = all_pairs([adapter.name for adapter in adapters])
-        rounds = work.part(0.7).in_turn(
+        rounds = work.part(0.4).in_turn(
             lambda: _played_s(model, adapters, [pairs]),
             lambda: _played_s(model, adapters, [[pair] for pair in pairs]),
         )
     exact = {arena: _exact_s(arena, work.size(MEMBERS, 3)) for arena in ("nim", "kuhn")}
+    runs = {arena: league_runs(work.part(0.2), arena) for arena in ("kuhn", "nim")}
     at_once_s, in_turn_s = medians(rounds)
     return {
         "adapters": number,
@@ -91,7 +103,13 @@ def bench_league(work: Workload) -> Mapping[str, Any]:
         "at_once_s": at_once_s,
         "one_after_another_s": in_turn_s,
         "exact_s": exact,
-        "ratios": {"pairs_at_once": speed_ratio(rounds), "exact_matrix_s": sum(exact.values())},
+        "runs": runs,
+        "ratios": {
+            "pairs_at_once": speed_ratio(rounds),
+            "exact_matrix_s": sum(exact.values()),
+            "league_seconds": max(each["per_sampled_token"] for each in runs.values()),
+            "bookkeeping_share": max(each["bookkeeping_share"] for each in runs.values()),
+        },
     }
 
 

@@ -1,0 +1,89 @@
+"""Runs of the built-in model with a league of 8, against mirror play."""
+
+import io
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from bench.rounds import Workload
+
+from legos.cli.process import main
+from legos.league.matchmaker import LeagueSeats
+from legos.run.league import RunLeague
+from legos.run.metrics import read_steps
+
+__all__ = ["league_runs"]
+
+SHARES = ("self=0.5", "past=0.3", "hard=0.2")
+WARM = 16  # steps that are not measured; then the pool is full
+STEPS = 60
+
+
+class _Cost(NamedTuple):
+    """What a run took after its first steps."""
+
+    per_trained: float  # seconds per trained token
+    per_sampled: float  # seconds per token of any seat
+    bookkeeping: float  # share of the seconds
+
+
+def league_runs(work: Workload, arena: str) -> Mapping[str, float]:
+    """Seconds per token with a league, as ratios to mirror play, and its share of bookkeeping."""
+    steps = WARM + work.size(STEPS, 4)
+    rounds = work.in_turn(
+        lambda: _run(arena, steps, league=True), lambda: _run(arena, steps, league=False)
+    )
+    found = sorted(rounds, key=lambda both: both[0].per_sampled / both[1].per_sampled)
+    ours, mirror = found[len(found) // 2]
+    return {
+        "per_trained_token": ours.per_trained / mirror.per_trained,
+        "per_sampled_token": ours.per_sampled / mirror.per_sampled,
+        "bookkeeping_share": ours.bookkeeping,
+    }
+
+
+def _run(arena: str, steps: int, *, league: bool) -> _Cost:
+    """Train, and read the costs from the metrics."""
+    shares = [each for share in SHARES for each in ("--play.opponents", share)] if league else []
+    every = ("--league.snapshot-every", "2", "--loop.evaluate-every", "0")
+    with TemporaryDirectory() as parent, _timed() as spent:
+        folder = Path(parent) / "run"
+        options = ["--arena", arena, "--steps", str(steps), "--out", str(folder), *every, *shares]
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            assert main(["train", *options]) == 0
+        lines: list[Mapping[str, Any]] = [*read_steps(folder / "metrics.jsonl")]
+    taken = sum(line["loop/seconds_per_step"] for line in lines)
+    measured = lines[WARM:]
+    seconds = sum(line["loop/seconds_per_step"] for line in measured)
+    trained = lines[-1]["tokens_trained"] - lines[WARM - 1]["tokens_trained"]
+    sampled = sum(line["arena/turns"] for line in measured)  # an answer of these games is a token
+    return _Cost(seconds / trained, seconds / sampled, spent["s"] / taken)
+
+
+@contextmanager
+def _timed() -> Generator[dict[str, float]]:
+    """Within the block, the seconds of a league's own work are added up; files are not its own."""
+    spent = {"s": 0.0}
+    places = [(LeagueSeats, "seats"), (LeagueSeats, "record"), (RunLeague, "_judged")]
+    before = [(kind, name, getattr(kind, name)) for kind, name in places]
+
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return call(*args)
+            finally:
+                spent["s"] += time.perf_counter() - started
+
+        return timed
+
+    try:
+        for kind, name, call in before:
+            setattr(kind, name, counted(call))
+        yield spent
+    finally:
+        for kind, name, call in before:
+            setattr(kind, name, call)
