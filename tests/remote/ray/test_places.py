@@ -76,3 +76,19 @@ def test_an_arena_that_keeps_something_for_later_plays_needs_one_process(
     assert "keeps 'seen' for later plays" in " ".join(capsys.readouterr().err.split())
     assert main(["train", "--ray", "auto", "--players", "0", "--arena", name, *out]) == 0
     assert balanced_ledger(tmp_path / "run")["trained"] > 0
+
+
+def test_players_in_the_cluster_seat_opponents(cluster: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    training = ("--training.min-samples-per-step", "16", "--steps", "4", "--out", str(run))
+    shares = ("self=0.3", "past=0.2", "hard=0.3", "random=0.2")
+    opponents = [each for share in shares for each in ("--play.opponents", share)]
+    league = ("--league.snapshot-every", "1", "--league.snapshots", "2")
+    with server() as url:
+        where = ("--ray", "auto", "--players", "2", "--server", url)
+        assert main(["train", *where, "--arena", "kuhn", *training, *opponents, *league]) == 0
+    steps = [step for step in read_steps(run / "metrics.jsonl") if step["step"]]
+    assert all(step["arena/failed"] == 0 for step in steps)
+    met = {name for step in steps for name in step if name.startswith("league/plays_")}
+    assert met == {"league/plays_past", "league/plays_random"}
+    assert balanced_ledger(run)["trained"] > 0
