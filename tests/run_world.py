@@ -143,7 +143,7 @@ class World:
         self.folder = RunFolder(path)
         self.sampled = 0
         self.client = ScriptedClient(self._answer)
-        kind = Match if opponents else Duel
+        kind = Duel if opponents is None else Match
         self.arena = kind(self.client, credit_assigner=RAECredit())
         if opponents:
             league = league or LeagueConfig()

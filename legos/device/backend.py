@@ -316,6 +316,11 @@ class LoraBackend:
     def _restore(self, folder: Path) -> None:
         for name, policy in self._policies.items():
             place = policy_folder(folder, name)
+            if not place.exists():
+                raise AdapterError(
+                    f"it has no policy {name!r}, which this run trains; train the policies that it "
+                    "has (without exploiter among the opponents), or start a new run with --adapter"
+                )
             state = read_policy_state(place, name, _shapes(policy.arrays))
             check_finite(state.ema, name="EMA")
             check_finite(state.adapter, name=f"v{state.version}")

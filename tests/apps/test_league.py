@@ -150,3 +150,13 @@ def test_an_opponent_stays_within_its_play_while_weights_change() -> None:
         first = next(each for each, _ in league.pool.leaving if each.step == 1)
         assert [each.live for each in league.pool.forget(before=99)] == [first.live]
         assert league.playing == set()
+
+
+def test_a_policy_that_a_checkpoint_lacks_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path / "run", "self=0.5", "past=0.5", steps=1)
+    added = ("--play.opponents", "exploiter=1.0")
+    assert main(["train", "--resume", str(tmp_path / "run"), "--steps", "2", *added]) != 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "it has no policy 'exploiter', which this run trains; train the policies that" in said

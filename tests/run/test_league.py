@@ -133,7 +133,7 @@ def test_files_of_a_snapshot_that_are_gone_damaged_or_replaced_are_named(tmp_pat
 
 
 def test_a_run_that_gets_opponents_later_starts_a_pool(tmp_path: Path) -> None:
-    assert World(tmp_path / "run", steps=4).start().go()
+    assert world(tmp_path / "run", opponents={}, steps=4).start().go()
     resumed = world(tmp_path / "run", steps=8).resume()
     assert league_of(resumed).pool.members == []
     assert resumed.go()
