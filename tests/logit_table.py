@@ -267,6 +267,13 @@ class TableBackend:
         return Adapter(name=POLICY, version=self._version, shape=NO_LORA, arrays=arrays)
 
     @answered
+    def take(self, adapter: Adapter, *, policy: str = POLICY) -> int:
+        """Go on from another table."""
+        self._parts["table"] = self._parts["ema"] = dict(adapter.arrays)
+        self._version += 1
+        return self._version
+
+    @answered
     def snapshot(self) -> Snapshot:
         """The table, its EMA and the reference."""
         texts = {"version": str(self._version)}

@@ -4,13 +4,13 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from legos.protocols import Seat, Seating
+from legos.protocols import Matchmaker, Seat, Seating
 from legos.records.episode import Episode, Task
 
 __all__ = ["FakeMatchmaker"]
 
 
-class FakeMatchmaker:
+class FakeMatchmaker(Matchmaker):
     """Seats a random opponent from a list in one role, except opponents that lost too often.
 
     Attributes:
