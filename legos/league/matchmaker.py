@@ -178,7 +178,8 @@ class LeagueSeats(Matchmaker):
                 self.unit = max(self.unit, *map(abs, pay))
                 self._count(mine.seat, other.seat, *pay)
                 a, b = self._member(mine.seat), self._member(other.seat)
-                if a != b if other.policy is None else self._pooled(mine, other):
+                counts = a != b if other.policy is None else self._pooled(mine, other)
+                if counts:
                     gave_up, got_it = forfeit and pay[0] < pay[1], forfeit and pay[1] < pay[0]
                     self.table.add(a, b, mine.role, *pay, forfeit=gave_up)
                     self.table.add(b, a, other.role, *reversed(pay), forfeit=got_it)
