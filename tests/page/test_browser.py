@@ -23,10 +23,10 @@ HOSTILE = "<img src=x onerror=\"document.title='taken'\"><b>bold</b>"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs of nim, one with a league, one of a chat model (countdown), one with bad steps."""
+    """Two runs of nim, one of a league, one of a chat model (countdown), and one with bad steps."""
     place = tmp_path_factory.mktemp("page") / "runs"
-    for seed, more in enumerate(((), LEAGUE)):
-        length = ("--steps", "6", "--seed", f"{seed}", "--out", f"{place}/nim-{seed}")
+    for name, seed, more in (("nim-0", 0, ()), ("nim-1", 1, ()), ("league-1", 1, LEAGUE)):
+        length = ("--steps", "6", "--seed", f"{seed}", "--out", f"{place}/{name}")
         command = ("train", *NIM, *length, *more)
         subprocess.run([sys.executable, "-m", "legos", *command], check=True, capture_output=True)
     shutil.copytree(Path(__file__).parent / "countdown_run", place / "countdown-1")
@@ -88,7 +88,7 @@ def texts(page: Any, selector: str) -> list[str]:
 
 def test_the_overview_shows_each_run_and_leads_to_its_curves(page: Any) -> None:
     page.goto("/")
-    assert {"nim-0", "nim-1", "countdown-1", "bad"} == set(texts(page, ".card .name"))
+    assert {"nim-0", "nim-1", "league-1", "countdown-1", "bad"} == set(texts(page, ".card .name"))
     card = page.locator(".card", has_text="nim-0")
     assert "exploitability" in card.inner_text()
     assert "step 6 of 6" in card.inner_text()
@@ -203,7 +203,7 @@ def test_the_policy_of_nim_is_drawn_over_the_steps(page: Any) -> None:
 def test_the_league_has_ratings_and_leads_to_the_plays_of_a_pair(page: Any) -> None:
     page.goto("/#/league?run=nim-0")
     assert "plays itself alone" in texts(page, ".empty")[0]
-    page.goto("/#/league?run=nim-1")
+    page.goto("/#/league?run=league-1")
     members = texts(page, "tbody tr td:first-child")
     assert {"random", "policy@0", "policy@2", "policy@4"} <= {each.strip() for each in members}
     assert page.locator(".ratings circle.end").count() == 3
@@ -218,7 +218,7 @@ AXE = """(async () => (await axe.run()).violations.map(
   (each) => `${each.id}: ${each.nodes.map((node) => node.html).join(" ").slice(0, 300)}`))()"""
 VIEWS = (
     *("overview", "plays?run=nim-0", "plays?run=nim-0&play=3", "plays?run=countdown-1&play=2"),
-    *("curves?run=nim-0", "health?run=bad", "policy?run=nim-0", "league?run=nim-1"),
+    *("curves?run=nim-0", "health?run=bad", "policy?run=nim-0", "league?run=league-1"),
     "timeline?run=nim-0",
 )
 
