@@ -1,18 +1,15 @@
 """``legos tournament`` and ``legos eval --against``: who meets whom, and what is refused."""
 
-import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scripted_server import HttpAnswer, ScriptedServer, serving
-from short_runs import FEW, NIM
+from short_runs import FEW, NIM, Told
 
 from legos.cli.process import main
 
-Told = Callable[..., dict[str, Any]]
 FAILS = '''
 from legos import Arena, Task
 
@@ -54,16 +51,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def here(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(runs)
-
-
-@pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Told:
-    def tell(*arguments: str) -> dict[str, Any]:
-        capsys.readouterr()
-        assert main([*arguments, "--json"]) == 0
-        return json.loads(capsys.readouterr().out)
-
-    return tell
 
 
 def test_a_game_is_computed_and_the_optimum_is_the_strongest(told: Told) -> None:
