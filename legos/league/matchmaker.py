@@ -1,9 +1,10 @@
 """The matchmaker of a league: opponents by shares, from the policy's own past and from outside."""
 
-import random
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import accumulate
+from typing import Any, TypeVar
 
 from legos.league.cast import Cast, is_adapter
 from legos.league.payoffs import PayoffTable
@@ -18,6 +19,8 @@ SELF, EXPLOITER = "self", "exploiter"
 DRAWS = (SELF, "past", "recent", "hard", "even", EXPLOITER)
 """Opponents that the league finds itself; any other name is that of a member (``Cast``)."""
 _STREAM = 0x1EA6E  # random stream of a task from which its seats are drawn
+_MASK = (1 << 21) - 1  # bits of one draw
+T = TypeVar("T")
 
 
 class LeagueSeats(Matchmaker):
@@ -77,6 +80,7 @@ class LeagueSeats(Matchmaker):
         self.cast = cast
         self._ends = shares if ends is None else ends
         self._shares, self._recent, self._seed = shares, recent, seed
+        self._names = list(dict.fromkeys([*shares, *self._ends]))
         self._met: dict[str, tuple[int, float]] = {}  # opponent -> plays, sum of scores, of a step
         self._scores: tuple[object, list[float]] = None, []  # of which pool and step; by snapshot
         self._seated: dict[int | None, Mapping[str, Seat]] = {}  # by first_play, of plays under way
@@ -84,8 +88,7 @@ class LeagueSeats(Matchmaker):
     @property
     def named(self) -> list[str]:
         """The members among the opponents whose adapters have to be loaded."""
-        names = dict.fromkeys([*self._shares, *self._ends])
-        return [name for name in names if name not in DRAWS and is_adapter(name)]
+        return [name for name in self._names if name not in DRAWS and is_adapter(name)]
 
     @property
     def playing(self) -> set[str]:
@@ -105,25 +108,26 @@ class LeagueSeats(Matchmaker):
         trained = [role for role, seat in seats.items() if seat.policy is not None]
         if len(seats) < 2 or not trained:
             return seats
-        rng = random.Random(mix(self._seed, _STREAM, number))
-        opponent, learner = self._opponent(rng), rng.choice(trained)
+        bits = mix(self._seed, _STREAM, number)  # 63 random bits, 21 for each draw
+        draws = [(bits >> shift & _MASK) / (_MASK + 1) for shift in (0, 21, 42)]
+        opponent = _drawn_from(self._names, self._weights_now(), draws[0])
         if opponent == SELF:
             return seats
+        learner = trained[int(draws[1] * len(trained))]
         return {
             role: seat
             if role == learner or seat.policy is None
-            else self._rival(opponent, seat, rng)
+            else self._rival(opponent, seat, draws[2])
             for role, seat in seats.items()
         }
 
-    def _opponent(self, rng: random.Random) -> str:
-        names = list(dict.fromkeys([*self._shares, *self._ends]))
-        start, end = ([of.get(name, 0.0) for name in names] for of in (self._shares, self._ends))
-        pairs = zip(start, end, strict=True)
-        return rng.choices(names, [a + self.progress * (b - a) for a, b in pairs])[0]
+    def _weights_now(self) -> list[float]:
+        """The share of each opponent at this time of the run."""
+        pairs = ((self._shares.get(n, 0.0), self._ends.get(n, 0.0)) for n in self._names)
+        return [start + self.progress * (end - start) for start, end in pairs]
 
-    def _rival(self, opponent: str, seat: Seat, rng: random.Random) -> Seat:
-        """The seat of an opponent in the place of a policy."""
+    def _rival(self, opponent: str, seat: Seat, draw: float) -> Seat:
+        """The seat of an opponent in the place of a policy; the draw is in [0, 1)."""
         if opponent == EXPLOITER:
             return replace(seat, name=EXPLOITER, adapter=EXPLOITER)
         if opponent not in DRAWS:
@@ -133,7 +137,7 @@ class LeagueSeats(Matchmaker):
             return seat
         if opponent == "recent":
             snapshots = snapshots[-self._recent :]
-        [drawn] = rng.choices(snapshots, self._weights(opponent, snapshots))
+        drawn = _drawn_from(snapshots, self._weights(opponent, snapshots), draw)
         return replace(seat, name=drawn.name, adapter=drawn.live, trainable=False)
 
     def _weights(self, opponent: str, snapshots: Sequence[Snapshot]) -> list[float]:
@@ -235,3 +239,9 @@ class LeagueSeats(Matchmaker):
         self.progress = state["progress"]
         self._met = {name: (plays, points) for name, (plays, points) in state["met"].items()}
         self._seated, self._scores = {}, (None, [])
+
+
+def _drawn_from(items: Sequence[T], weights: Sequence[float], draw: float) -> T:
+    """The item at a place of the line that the weights divide; the draw is in [0, 1)."""
+    bounds = list(accumulate(weights))
+    return items[min(bisect(bounds, draw * bounds[-1]), len(items) - 1)]
