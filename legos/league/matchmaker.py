@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Any, TypeVar
 
 from legos.league.cast import Cast, is_adapter
-from legos.league.payoffs import PayoffTable
+from legos.league.payoffs import PayoffTable, forfeited
 from legos.league.pool import Pool, Snapshot
 from legos.protocols import Matchmaker, Seat, Seating
 from legos.records.episode import Episode, Rollout, Task
@@ -173,7 +173,6 @@ class LeagueSeats(Matchmaker):
         self._seated.pop(episode.task.first_play, None)
         if episode.error or episode.void:
             return
-        forfeit = bool(episode.metrics.get("forfeit"))  # by the side that earned less
         for mine in episode.rollouts:
             for other in episode.rollouts:
                 if mine.policy is None or other.seat == mine.seat:
@@ -184,9 +183,9 @@ class LeagueSeats(Matchmaker):
                 a, b = self._member(mine.seat), self._member(other.seat)
                 counts = a != b if other.policy is None else self._pooled(mine, other)
                 if counts:
-                    gave_up, got_it = forfeit and pay[0] < pay[1], forfeit and pay[1] < pay[0]
-                    self.table.add(a, b, mine.role, *pay, forfeit=gave_up)
-                    self.table.add(b, a, other.role, *reversed(pay), forfeit=got_it)
+                    gave_up = [forfeited(episode, each.role) for each in (mine, other)]
+                    self.table.add(a, b, mine.role, *pay, forfeit=gave_up[0])
+                    self.table.add(b, a, other.role, *reversed(pay), forfeit=gave_up[1])
 
     def _member(self, seat: str) -> str:
         """Who a seat counts as in the table: a trained policy as its newest snapshot."""

@@ -12,8 +12,9 @@ from legos.errors import ArenaError
 from legos.games.exact import GameTree, Policy
 from legos.games.graph import FloatArray
 from legos.games.solve import reach
+from legos.records.episode import Episode
 
-__all__ = ["PayoffTable", "Tally", "exact_payoffs"]
+__all__ = ["PayoffTable", "Tally", "exact_payoffs", "forfeited"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,11 @@ class PayoffTable:
         for mine, theirs, role, *numbers in state["rows"]:
             names = state["members"][mine], state["members"][theirs], state["roles"][role]
             self.put(*names, Tally(*map(float, numbers)))
+
+
+def forfeited(episode: Episode, role: str) -> bool:
+    """Whether a role forfeited a play, which its notes then say."""
+    return any(note.startswith(f"{role} forfeits") for note in episode.notes)
 
 
 def exact_payoffs(tree: GameTree, policies: Mapping[str, Policy]) -> PayoffTable:

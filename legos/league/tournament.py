@@ -18,7 +18,7 @@ from legos.errors import ArenaError
 from legos.games.exact import GameTree, Policy, uniform_policy
 from legos.games.scored import scored_policy
 from legos.league.cast import OPTIMAL, RANDOM, Cast
-from legos.league.payoffs import PayoffTable, Tally, exact_payoffs
+from legos.league.payoffs import PayoffTable, Tally, exact_payoffs, forfeited
 from legos.play.context import play_context
 from legos.play.step import failures, play_each
 from legos.protocols import Scorer, Seat
@@ -210,7 +210,7 @@ def _sides(episode: Episode, seating: _Seating, roles: Sequence[str]) -> Iterato
     both = len(roles) == PAIR and seating.mine != seating.theirs
     for role in roles if both else (seating.role,):
         others = [each for each in roles if each != role]
-        forfeit = any(note.startswith(f"{role} forfeits") for note in episode.notes)
+        forfeit = forfeited(episode, role)
         other = fmean(returns[each] for each in others)
         yield seating.who(role), seating.who(others[0]), role, returns[role], other, forfeit
 

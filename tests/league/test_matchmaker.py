@@ -197,6 +197,16 @@ def played(mine: str, theirs: str, reward: float, *, trained: bool = False) -> E
     )
 
 
+def test_a_forfeit_counts_for_the_side_that_forfeited() -> None:
+    _, league = arena_with({"past": 1.0})
+    with_snapshots(league, 2)
+    league.record(replace(played("policy", "policy@0", -1.0), notes=("first forfeits: ???",)))
+    league.record(played("policy", "policy@0", -1.0))
+    mine = league.table.tally("policy@1", "policy@0", "first")
+    assert (mine.losses, mine.forfeits) == (2, 1)
+    assert league.table.tally("policy@0", "policy@1", "second").forfeits == 0
+
+
 def test_results_count_for_the_newest_snapshot() -> None:
     _, league = arena_with({"past": 1.0})
     with_snapshots(league, 2)
