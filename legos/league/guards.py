@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 from legos.league.payoffs import PayoffTable, Tally
 from legos.league.pool import Pool, Snapshot
 from legos.league.ratings import Rating, ratings
-from legos.losses.alarms import PAGE, Alarm
+from legos.losses.alarms import PAGE, Alarm, Level
 
 __all__ = ["Standing", "guard_alarms", "standing"]
 
@@ -167,10 +167,8 @@ def guard_alarms(found: Standing, collapse_elo: float, prefix: str) -> Iterator[
         )
 
 
-def _alarm(level: str, metric: str, text: str) -> Alarm:
-    return Alarm(
-        level="error" if level == "error" else "warning", metric=metric, text=f"{text} ({PAGE})"
-    )
+def _alarm(level: Level, metric: str, text: str) -> Alarm:
+    return Alarm(level=level, metric=metric, text=f"{text} ({PAGE})")
 
 
 def _sure(table: PayoffTable, member: str, other: str) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-__all__ = ["PAGE", "RULES", "Alarm", "Rule", "alarms"]
+__all__ = ["PAGE", "RULES", "Alarm", "Level", "Rule", "alarms"]
 
 PAGE = "docs/run/alarms.md"
 Level = Literal["warning", "error"]
