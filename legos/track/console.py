@@ -113,6 +113,8 @@ class ConsoleTracker(Tracker):
     def log(self, metrics: Metrics, *, step: int) -> None:
         """Show one step; metrics of an evaluation that come later are added to their step."""
         self._note_names(metrics)
+        if self._live is not None:
+            self._note_values(metrics)
         evaluated = any(name.startswith("eval/") for name in metrics)
         first = not self._rows
         self._skipped += metrics.get("applied") == 0
@@ -168,6 +170,9 @@ class ConsoleTracker(Tracker):
             if not tokens:  # nothing is sampled, as in imitation
                 seen -= {"play/moves_per_s", "play/tokens_per_s"}
         self._seen |= seen
+
+    def _note_values(self, metrics: Metrics) -> None:
+        """Remember the values of all columns, for their bars."""
         for column in self._columns():
             value = metrics.get(column.metric)
             if value is not None and math.isfinite(value):
