@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from legos.cli.output import Flag, show, show_line, show_table
+from legos.cli.output import Flag, show, show_line
+from legos.cli.ratings import interval, show_members
 
 __all__ = ["league"]
 
@@ -31,26 +32,20 @@ def league(run: str, *, json: Flag = False) -> None:
 def _show(figures: Mapping[str, Any]) -> None:
     """The ratings, and the scores of each pair that has met."""
     show_line(f"{figures['arena']}, step {figures['step']}")
-    rated = figures["ratings"]
-    names = {member: f"{number} {member}" for number, member in enumerate(rated, start=1)}
-    show_table(
-        "member",
+    show_members(
         {
-            names[member]: {
+            member: {
                 "rating": f"{one['rating']:+.0f}",
-                "95 %": f"{one['low']:+.0f} to {one['high']:+.0f}",
+                "95 %": interval(one),
                 "plays": int(one["plays"]),
             }
-            for member, one in rated.items()
+            for member, one in figures["ratings"].items()
+        },
+        "score against",
+        {
+            mine: {theirs: f"{one['score']:.2f}" for theirs, one in cells.items()}
+            for mine, cells in figures["matrix"].items()
         },
     )
-    show_line("")
-    numbers = {member: name.partition(" ")[0] for member, name in names.items()}
-    scores = {
-        names[mine]: {numbers[theirs]: f"{one['score']:.2f}" for theirs, one in cells.items()}
-        for mine, cells in figures["matrix"].items()
-    }
-    blank: dict[str, str | None] = dict.fromkeys(numbers.values())
-    show_table("score against", {name: blank | cells for name, cells in scores.items()})
     if figures["alone"]:
         show_line(f"\nmet nobody yet: {', '.join(figures['alone'])}")

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from legos.cli.output import Flag, show, show_line, show_table
+from legos.cli.output import Flag, show, show_line
 from legos.cli.overrides import Key, PlaySettings, dotted
+from legos.cli.ratings import interval, show_members
 
 __all__ = ["tournament"]
 
@@ -76,22 +77,16 @@ def _show_tables(found: Mapping[str, Any]) -> None:
     if found["unit"]:
         show_line(f"a reward of {found['unit']:g} counts as a whole win, and less as a part of one")
     show_line("")
-    names = {member: f"{number} {member}" for number, member in enumerate(ratings, start=1)}
     columns = ["plays"] + ["forfeits"] * any(rated["forfeits"] for rated in ratings.values())
     rows: dict[str, Mapping[str, object]] = {}
-    rewards: dict[str, Mapping[str, object]] = {}
-    for member, name in names.items():
-        rated, cells = ratings[member], found["matrix"][member]
-        interval = {"95 %": f"{rated['low']:+.0f} to {rated['high']:+.0f}"}
-        sampled = {} if exact else interval | {column: rated[column] for column in columns}
-        rows[name] = {"rating": f"{round(rated['rating']):+d}", **sampled}
-        rewards[name] = {
-            name.partition(" ")[0]: f"{cells[other]['reward']:+.3g}" if other in cells else None
-            for other, name in names.items()
-        }
-    show_table("member", rows)
-    show_line("")
-    show_table("mean reward against", rewards)
+    for member, rated in ratings.items():
+        sampled = {"95 %": interval(rated)} | {column: rated[column] for column in columns}
+        rows[member] = {"rating": f"{round(rated['rating']):+d}", **({} if exact else sampled)}
+    rewards = {
+        mine: {theirs: f"{one['reward']:+.3g}" for theirs, one in cells.items()}
+        for mine, cells in found["matrix"].items()
+    }
+    show_members(rows, "mean reward against", rewards)
     mixture = (f"{member} {share:.2g}" for member, share in found["nash"].items() if share >= 0.005)
     show_line(f"\nNash mixture: {', '.join(mixture)}")
     show_line(f"cyclic share: {found['cyclic_share']:.2g}")
