@@ -38,6 +38,8 @@ class Selection:
             As ``without``.
         """
         foreign = _foreign(group, self.num_vocabulary)
+        if not (foreign or self.overlong or self.zero_advantage):
+            return group, Counter()
         alive = {
             sample.compared
             for sample in group.samples
