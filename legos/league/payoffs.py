@@ -59,11 +59,13 @@ class PayoffTable:
 
     Attributes:
         exact: whether the counts are probabilities of one play and not sampled plays.
+        sides: how often a play is counted: from both sides, or, where a member has one role and the
+            other all others, from the side of the first (1).
     """
 
-    def __init__(self, *, exact: bool = False) -> None:
+    def __init__(self, *, exact: bool = False, sides: int = 2) -> None:
         """Make an empty table."""
-        self.exact = exact
+        self.exact, self.sides = exact, sides
         self._cells: dict[tuple[str, str], dict[str, Tally]] = {}
 
     @property
@@ -81,7 +83,7 @@ class PayoffTable:
         *,
         forfeit: bool = False,
     ) -> None:
-        """Count one play from one side; the caller adds the other side too.
+        """Count one play from one side; the caller adds the other side too, see ``sides``.
 
         Args:
             mine: the member that the play is counted for.

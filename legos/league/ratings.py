@@ -57,7 +57,7 @@ def ratings(
     score of a play is 1/2 + gain / (2 unit), the gain being half the difference of the rewards.
 
     Args:
-        table: plays, counted from both sides.
+        table: the plays.
         members: whom to rate; by default all members of the table.
         anchor: the member whose rating is 0; if it is not among them, their mean is 0.
         level: probability that an interval contains the true difference from the anchor.
@@ -195,11 +195,11 @@ def _results(
     plays, wins, losses, gain, squares = np.moveaxis(sums, -1, 0)
     if unit is None:
         unit, gain, squares = 1.0, wins - losses, wins + losses
-    plays, squares = (plays + plays.T) / 2, (squares + squares.T) / 2  # counted from two sides
+    plays, squares = (plays + plays.T) / table.sides, (squares + squares.T) / table.sides
     if (squares > plays * unit**2 * (1 + 1e-9)).any():
         largest = math.sqrt((squares / np.maximum(plays, TINY)).max())
         raise ArenaError(f"rewards reach {largest:g} and more, but unit is {unit:g}; raise it")
-    half_gain = (gain - gain.T) / (4 * unit)
+    half_gain = (gain - gain.T) / (2 * unit * table.sides)
     return plays, plays / 2 + half_gain, plays / 4 + half_gain + squares / (4 * unit**2)
 
 

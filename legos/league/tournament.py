@@ -157,7 +157,7 @@ async def played_results(
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
     found = [task.result() for task in running]
-    table = PayoffTable()
+    table = PayoffTable(sides=2 if len(roles) == PAIR else 1)
     for mine, theirs, role, reward, other, forfeit in (side for each in found for side in each[0]):
         table.add(mine, theirs, role, reward, other, forfeit=forfeit)
     counts = sum((each[1] for each in found), Counter[str]())

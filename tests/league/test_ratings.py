@@ -1,6 +1,7 @@
 """Ratings against numbers worked out by hand, planted strengths, and the coverage of intervals."""
 
 import math
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -231,6 +232,25 @@ def test_intervals_cover_planted_strengths(
             rating = found[f"m{index}"]
             inside.append(rating.low <= truth[index] <= rating.high)
     assert np.mean(inside) == pytest.approx(0.95, abs=0.02)
+
+
+def test_intervals_cover_planted_strengths_where_three_sit() -> None:
+    """In half of a pair's plays one member has one of three seats, in the others the other does."""
+    rng = np.random.default_rng(1)
+    inside: list[bool] = []
+    for _ in range(1000):
+        strengths, table = rng.normal(size=5), PayoffTable(sides=1)
+        score = expected_scores(strengths)
+        for one, two in permutations(range(5), 2):
+            wins = float(rng.binomial(15, score[one, two]))
+            table.put(f"m{one}", f"m{two}", "r", Tally(wins, 0, 15 - wins, 2 * wins - 15, 15))
+        for unit in (None, 1.0):
+            found = by_name(ratings(table, anchor="m0", unit=unit))
+            for index in range(1, 5):
+                truth, rating = ELO * (strengths[index] - strengths[0]), found[f"m{index}"]
+                inside.append(rating.low <= truth <= rating.high)
+    assert np.mean(inside) == pytest.approx(0.95, abs=0.02)
+    assert found["m0"].plays == 4 * 30
 
 
 def test_the_share_of_cycles() -> None:
