@@ -32,7 +32,7 @@ from legos.config.removed import why_removed
 from legos.errors import ConfigError, LegosError
 from legos.installed import own_version
 
-__all__ = ["app", "run"]
+__all__ = ["app", "make_app", "run"]
 
 OK, REFUSED = 0, 2
 _DEBUG, _JSON = "--debug", "--json"
@@ -50,7 +50,7 @@ _REMOVED = {  # an option of a command that is still a setting -> what to do
 }
 
 
-def _make_app(*, brief: bool) -> App:
+def make_app(*, brief: bool) -> App:
     """The program; with ``brief``, the help of ``train`` shows only the usual options."""
     app = App(
         name="legos",
@@ -73,7 +73,7 @@ def _make_app(*, brief: bool) -> App:
     return app
 
 
-app = _make_app(brief=True)
+app = make_app(brief=True)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -91,7 +91,7 @@ def run(arguments: Sequence[str]) -> int:
         logging.getLogger("legos").setLevel(logging.DEBUG)
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)  # --arena module:Class finds modules as python -m does
-    program = _make_app(brief=False) if EVERYTHING in arguments else app
+    program = make_app(brief=False) if EVERYTHING in arguments else app
     try:
         _check_encoding(arguments)
         with results_alone() if _JSON in arguments else nullcontext():
