@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from legos.clients.engine import EngineClient
 from legos.clients.requests import split_adapter
+from legos.errors import RequestError
 from legos.records.message import Completion, Message, Prompt, Sampling
-from legos.records.names import POLICY
+from legos.records.names import BASE, POLICY
 
 __all__ = ["RecitedClient"]
 
@@ -46,16 +47,17 @@ class RecitedClient:
             token_ids, text = tuple(answer), tokenizer.decode(answer)
         name, asked = split_adapter(adapter)
 
-        def live() -> int:
-            return client.engine.versions().get(name, 0) if asked is None else asked
-
         rows = [(prompt_ids, (token_ids,))]
         while True:
-            version = live()
-            scores = client.engine.score(rows, end_ids=(), adapter=adapter, by_token=True)
-            [logprobs] = await asyncio.wrap_future(scores)
-            if live() == version:  # otherwise the adapter was replaced meanwhile
+            version = client.engine.versions().get(name, 0) if asked is None else asked
+            pinned = adapter if name == BASE else f"{name}@{version}"
+            try:  # a score ends with the version that it has begun with
+                scores = client.engine.score(rows, end_ids=(), adapter=pinned, by_token=True)
+                [logprobs] = await asyncio.wrap_future(scores)
                 break
+            except RequestError:
+                if asked is not None or client.engine.versions().get(name, 0) == version:
+                    raise
         return Completion(
             text=text,
             prompt_ids=prompt_ids,

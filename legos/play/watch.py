@@ -171,14 +171,16 @@ class Watch:
             del task, watched, where, expired
 
     def _served(self) -> set[Watched]:
-        """The plays that wait for an engine that has computed tokens since the last look."""
+        """The plays that wait for an engine that computes, or has since the last look."""
         asked = {watched: watched.engines for watched in self._plays if watched.age_s}  # not new
         before, self._computed = self._computed, {}
+        working: set[Engine] = set()
         for engine in {engine for engines in asked.values() for engine in engines}:
             with suppress(EngineError):  # a closed engine answers nothing
                 stats = engine.stats()
-                self._computed[engine] = sum(stats.get(name, 0.0) for name in COMPUTED)
-        working = {engine for engine, n in self._computed.items() if n > before.get(engine, n)}
+                total = self._computed[engine] = sum(stats.get(name, 0.0) for name in COMPUTED)
+                if stats.get("computing") or total > before.get(engine, total):
+                    working.add(engine)
         return {watched for watched, engines in asked.items() if not working.isdisjoint(engines)}
 
     def _look(self, _: float) -> None:

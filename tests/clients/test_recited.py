@@ -11,16 +11,17 @@ from legos.builtin import builtin_path
 from legos.chat.tokenizer import load_tokenizer
 from legos.clients.engine import EngineClient
 from legos.clients.recited import RecitedClient
+from legos.errors import RequestError
 from legos.records.message import Completion, Sampling
 
 ANSWER = (5, 6)
 
 
 class Scores:
-    """An engine whose adapter is replaced while the first scores are computed."""
+    """An engine whose adapter is replaced before it accepts a score, and again after that."""
 
     def __init__(self) -> None:
-        self.live = 2
+        self.live, self.early = 2, True
         self.asked: list[str] = []
 
     def versions(self) -> Mapping[str, int]:
@@ -31,24 +32,29 @@ class Scores:
     ) -> "Future[list[list[float]]]":
         self.asked.append(adapter)
         found: Future[list[list[float]]] = Future()
-        found.set_result([[-float(self.live)] * len(ANSWER)])
-        self.live = 3
+        if adapter == "policy@2" and self.early:  # it was replaced before the engine read this
+            self.early, self.live = False, 3
+            found.set_exception(RequestError("adapter 'policy@2' is not live"))
+        else:
+            found.set_result([[-float(adapter.partition("@")[2])] * len(ANSWER)])
+            self.live = 4  # a later one, which this score does not have
         return found
 
 
-@pytest.mark.parametrize(
-    ("adapter", "version", "logprob", "times"), [("policy", 3, -3.0, 2), ("policy@2", 2, -2.0, 1)]
-)
-def test_version_and_log_probabilities_are_of_one_adapter(
-    adapter: str, version: int, logprob: float, times: int
-) -> None:
-    engine: Any = Scores()
+def said(engine: Any, adapter: str) -> Completion:
     client = EngineClient(engine, load_tokenizer(builtin_path()))
+    recited = RecitedClient(client, (1, 2), ANSWER)
+    return asyncio.run(recited.complete((), Sampling(), adapter=adapter))
 
-    async def said() -> Completion:
-        return await RecitedClient(client, (1, 2), ANSWER).complete((), Sampling(), adapter=adapter)
 
-    found = asyncio.run(said())
-    assert found.versions == (version,) * len(ANSWER)
-    assert found.logprobs == (logprob,) * len(ANSWER)
-    assert engine.asked == [adapter] * times
+def test_an_answer_is_scored_once_by_the_version_that_it_was_given_to() -> None:
+    engine = Scores()
+    found = said(engine, "policy")
+    assert engine.asked == ["policy@2", "policy@3"]
+    assert found.versions == (3,) * len(ANSWER)
+    assert found.logprobs == (-3.0,) * len(ANSWER)
+
+
+def test_a_version_that_is_asked_for_and_gone_is_refused() -> None:
+    with pytest.raises(RequestError, match="policy@2"):
+        said(Scores(), "policy@2")

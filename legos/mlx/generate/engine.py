@@ -125,6 +125,7 @@ class MlxEngine:
             **self._scheduler.stats(),
             "adapter_swaps_total": self.swaps,
             "worked_seconds_total": self.worked_s,
+            "computing": self.turn is not None,
             "active_memory_bytes": mx.get_active_memory(),
             "unused_memory_bytes": mx.get_cache_memory(),
             "peak_memory_bytes": mx.get_peak_memory(),

@@ -111,6 +111,7 @@ def test_a_step_that_never_ends_is_given_up(
 
     running = engine.run(hang)
     assert began.wait(10.0)
+    assert engine.stats()["computing"]
     engine.submit([(0, Request(prompt_ids=(5,), max_tokens=2))], answers.extend)
     engine.close()
     ((number, error),) = answers
