@@ -166,9 +166,7 @@ class Counted:
         return {self._counter: float(self.looks)}
 
 
-@pytest.mark.parametrize(
-    "counter", ["tokens_generated_total", "prefill_tokens_total", "computing"]
-)
+@pytest.mark.parametrize("counter", ["tokens_generated_total", "prefill_tokens_total", "computing"])
 def test_time_in_which_the_engine_works_on_an_answer_is_not_the_plays(
     counter: str, caplog: pytest.LogCaptureFixture
 ) -> None:
