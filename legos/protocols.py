@@ -54,11 +54,7 @@ class Client(Protocol):
     """Answers the prompts of a seat; implementations are in ``legos/clients``."""
 
     async def complete(
-        self,
-        prompt: Prompt,
-        sampling: Sampling,
-        *,
-        adapter: str = POLICY,
+        self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
     ) -> Completion:
         """Sample one completion of chat messages, token ids or a continued conversation.
 
@@ -158,6 +154,10 @@ class Matchmaker(Protocol):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take back what ``state`` or ``seating`` returned."""
 
+    def evaluation(self) -> "Matchmaker":
+        """The matchmaker of evaluations; by default this one."""
+        return self
+
     def seating(self) -> dict[str, Any]:
         """The part of the state that ``seats`` reads, for players elsewhere; by default all."""
         return self.state()
@@ -167,10 +167,7 @@ class Scorer(Protocol):
     """A client that reports probabilities without sampling, for exact evaluations."""
 
     async def score(
-        self,
-        prompts: Sequence[tuple[Sequence[Message], Sequence[str]]],
-        *,
-        adapter: str = POLICY,
+        self, prompts: Sequence[tuple[Sequence[Message], Sequence[str]]], *, adapter: str = POLICY
     ) -> Sequence[Sequence[float]]:
         """Log-probability (nats, temperature 1) of each choice as the complete answer."""
         ...

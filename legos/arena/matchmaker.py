@@ -30,6 +30,10 @@ class SeatOverride:
         self.record, self.state, self.restore = inner.record, inner.state, inner.restore
         self.seating = inner.seating
 
+    def evaluation(self) -> "SeatOverride":
+        """The same change of the seats of evaluations."""
+        return SeatOverride(self._change, self._matchmaker.evaluation())
+
     def seats(self, arena: Seating, task: Task, seed: int) -> Mapping[str, Seat]:
         """Return the changed seats."""
         seats = self._matchmaker.seats(arena, task, seed)

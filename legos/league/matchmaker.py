@@ -3,14 +3,15 @@
 from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, permutations
 from typing import Any, TypeVar
 
+from legos.arena.matchmaker import ArenaSeats
 from legos.league.cast import Cast, is_adapter
-from legos.league.payoffs import PayoffTable, forfeited
+from legos.league.payoffs import PayoffTable
 from legos.league.pool import Pool, Snapshot
 from legos.protocols import Matchmaker, Seat, Seating
-from legos.records.episode import Episode, Rollout, Task
+from legos.records.episode import Episode, Task
 from legos.records.seeds import mix
 
 __all__ = ["DRAWS", "EXPLOITER", "LeagueSeats"]
@@ -103,6 +104,10 @@ class LeagueSeats(Matchmaker):
             self._seated[task.first_play] = self._drawn(arena, task, task.first_play)
         return self._seated[task.first_play]
 
+    def evaluation(self) -> Matchmaker:
+        """The seats of the arena, so that all evaluations of a run play the same."""
+        return ArenaSeats()
+
     def _drawn(self, arena: Seating, task: Task, number: int) -> Mapping[str, Seat]:
         seats = arena.seats(task)
         trained = [role for role, seat in seats.items() if seat.policy is not None]
@@ -169,32 +174,29 @@ class LeagueSeats(Matchmaker):
         return 0.5 + gain / (2 * (self.unit or 1.0) * plays)
 
     def record(self, episode: Episode) -> None:
-        """Count what the policy has earned against each other player of a play that ended."""
+        """Count a play that ended, once for each two players of whom one is trained."""
         self._seated.pop(episode.task.first_play, None)
         if episode.error or episode.void:
             return
-        for mine in episode.rollouts:
-            for other in episode.rollouts:
-                if mine.policy is None or other.seat == mine.seat:
-                    continue
-                pay = episode.rewards[mine.role], episode.rewards[other.role]
-                self.unit = max(self.unit, *map(abs, pay))
-                self._count(mine.seat, other.seat, *pay)
-                a, b = self._member(mine.seat), self._member(other.seat)
-                counts = a != b if other.policy is None else self._pooled(mine, other)
-                if counts:
-                    gave_up = [forfeited(episode, each.role) for each in (mine, other)]
-                    self.table.add(a, b, mine.role, *pay, forfeit=gave_up[0])
-                    self.table.add(b, a, other.role, *reversed(pay), forfeit=gave_up[1])
+        roles: dict[tuple[str, bool], list[str]] = {}  # player, whether it is trained -> its roles
+        for rollout in episode.rollouts:
+            roles.setdefault((rollout.seat, rollout.policy is not None), []).append(rollout.role)
+        for mine, other in permutations(roles, 2):
+            if not mine[1]:
+                continue
+            earned, lost = (episode.mean_return(roles[side]) for side in (mine, other))
+            self.unit = max(self.unit, abs(earned), abs(lost))
+            self._count(mine[0], other[0], earned, lost)
+            a, b = self._member(mine[0]), self._member(other[0])
+            if self.pool.of(mine[0]) and self.pool.of(other[0]) if other[1] else a != b:
+                self.table.count(a, b, episode, roles[mine], roles[other])
+                if not other[1]:
+                    self.table.count(b, a, episode, roles[other], roles[mine])
 
     def _member(self, seat: str) -> str:
         """Who a seat counts as in the table: a trained policy as its newest snapshot."""
         snapshots = self.pool.of(seat)
         return snapshots[-1].name if snapshots else seat
-
-    def _pooled(self, *rollouts: Rollout) -> bool:
-        """Whether all seats count as snapshots."""
-        return all(self.pool.of(each.seat) for each in rollouts)
 
     def _count(self, mine: str, other: str, earned: float, lost: float) -> None:
         policy, at, _ = other.partition("@")
@@ -237,7 +239,7 @@ class LeagueSeats(Matchmaker):
         self.unit = state["unit"]
         self.progress = state["progress"]
         self._met = {name: (plays, points) for name, (plays, points) in state["met"].items()}
-        self._seated, self._scores = {}, (None, [])
+        self._scores = None, []
 
 
 def _drawn_from(items: Sequence[T], weights: Sequence[float], draw: float) -> T:

@@ -14,7 +14,7 @@ from legos.games.graph import FloatArray
 from legos.games.solve import reach
 from legos.records.episode import Episode
 
-__all__ = ["PayoffTable", "Tally", "exact_payoffs", "forfeited"]
+__all__ = ["PayoffTable", "Tally", "exact_payoffs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,7 @@ class PayoffTable:
         other: float,
         *,
         forfeit: bool = False,
+        share: float = 1.0,
     ) -> None:
         """Count one play from one side; the caller adds the other side too, see ``sides``.
 
@@ -92,10 +93,29 @@ class PayoffTable:
             reward: reward of ``mine``.
             other: reward of ``theirs``.
             forfeit: whether ``mine`` forfeited the play.
+            share: part of a play that it counts as.
         """
-        won, lost = float(reward > other), float(reward < other)
-        play = Tally(won, 1.0 - won - lost, lost, reward, reward * reward, float(forfeit))
-        self.put(mine, theirs, role, play)
+        won, lost = share * (reward > other), share * (reward < other)
+        earned = share * reward, share * reward * reward
+        self.put(mine, theirs, role, Tally(won, share - won - lost, lost, *earned, share * forfeit))
+
+    def count(
+        self, mine: str, theirs: str, episode: Episode, roles: Sequence[str], others: Sequence[str]
+    ) -> None:
+        """Count a play from the side of a member; several roles have their mean return.
+
+        Args:
+            mine: the member that the play is counted for.
+            theirs: whom it met.
+            episode: the play, which ended.
+            roles: the roles of ``mine``, each of which gets an equal part of the play.
+            others: the roles of ``theirs``.
+        """
+        reward, other = episode.mean_return(roles), episode.mean_return(others)
+        for role in roles:
+            gave_up = any(note.startswith(f"{role} forfeits") for note in episode.notes)
+            share = 1 / len(roles)
+            self.add(mine, theirs, role, reward, other, forfeit=gave_up, share=share)
 
     def put(self, mine: str, theirs: str, role: str, plays: Tally) -> None:
         """Count plays whose results are known together, from the side of ``mine``."""
@@ -169,11 +189,6 @@ class PayoffTable:
         for mine, theirs, role, *numbers in state["rows"]:
             names = state["members"][mine], state["members"][theirs], state["roles"][role]
             self.put(*names, Tally(*map(float, numbers)))
-
-
-def forfeited(episode: Episode, role: str) -> bool:
-    """Whether a role forfeited a play, which its notes then say."""
-    return any(note.startswith(f"{role} forfeits") for note in episode.notes)
 
 
 def exact_payoffs(tree: GameTree, policies: Mapping[str, Policy]) -> PayoffTable:

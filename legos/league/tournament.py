@@ -1,13 +1,11 @@
 """Let members of a league meet: exactly where the game can be enumerated, otherwise by plays."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from math import sqrt
-from statistics import fmean
 
 import numpy as np
 
@@ -18,7 +16,7 @@ from legos.errors import ArenaError
 from legos.games.exact import GameTree, Policy, uniform_policy
 from legos.games.scored import scored_policy
 from legos.league.cast import OPTIMAL, RANDOM, Cast
-from legos.league.payoffs import PayoffTable, Tally, exact_payoffs, forfeited
+from legos.league.payoffs import PayoffTable, Tally, exact_payoffs
 from legos.play.context import play_context
 from legos.play.step import failures, play_each
 from legos.protocols import Scorer, Seat
@@ -28,7 +26,6 @@ from legos.records.seeds import mix
 __all__ = ["Meeting", "Results", "all_pairs", "exact_results", "mean_interval", "played_results"]
 
 PAIR = 2  # roles of an arena in which every play counts for both members
-_Side = tuple[str, str, str, float, float, bool]  # arguments of ``PayoffTable.add``
 Meeting = tuple[str, str]
 """Two members that meet; a member may meet itself."""
 
@@ -141,31 +138,35 @@ async def played_results(
         for seating in _seatings(arena, mine, theirs, roles, plays=plays, seed=mix(seed, number))
     ]
     with play_context(arena, slots, stores=arena.stores.copy()) as context:
-
-        async def played(seating: _Seating) -> tuple[list[_Side], Counter[str], str | None]:
-            episodes = await play_each(context, _seated(cast, seating, roles), seating.plays)
-            failed = [episode for episode in episodes if episode.error]
-            counts = Counter(
-                plays=len(episodes), failed=len(failed), void=sum(e.void for e in episodes)
-            )
-            sides = [side for episode in episodes for side in _sides(episode, seating, roles)]
-            return sides, counts, failures(len(episodes), failed) if failed else None
-
         try:
             async with asyncio.TaskGroup() as group:
-                running = [group.create_task(played(seating)) for seating in seatings]
+                running = [
+                    group.create_task(play_each(context, _seated(cast, each, roles), each.plays))
+                    for each in seatings
+                ]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
-    found = [task.result() for task in running]
-    table = PayoffTable(sides=2 if len(roles) == PAIR else 1)
-    for mine, theirs, role, reward, other, forfeit in (side for each in found for side in each[0]):
-        table.add(mine, theirs, role, reward, other, forfeit=forfeit)
-    counts = sum((each[1] for each in found), Counter[str]())
-    failure = next((each[2] for each in found if each[2]), None)
-    unit = _unit(cast.tree)
-    if unit is not None and any(side[-1] for each in found for side in each[0]):
+    table, unit = PayoffTable(sides=2 if len(roles) == PAIR else 1), _unit(cast.tree)
+    episodes: list[Episode] = []
+    for seating, task in zip(seatings, running, strict=True):
+        episodes += task.result()
+        for episode in task.result():
+            if not episode.error and not episode.void:
+                _count(table, episode, seating, roles)
+    if unit is not None and any(
+        table.tally(*pair).forfeits for pair in product(table.members, repeat=2)
+    ):
         unit = max(unit, abs(arena.forfeit_reward))
-    return Results(table=table, roles=roles, **counts, failure=failure, unit=unit)
+    failed = [episode for episode in episodes if episode.error]
+    return Results(
+        table=table,
+        roles=roles,
+        plays=len(episodes),
+        failed=len(failed),
+        void=sum(episode.void for episode in episodes),
+        failure=failures(len(episodes), failed) if failed else None,
+        unit=unit,
+    )
 
 
 def _unit(tree: GameTree | None) -> float | None:
@@ -202,17 +203,12 @@ def _seated(cast: Cast, seating: _Seating, roles: Sequence[str]) -> Arena:
     return arena
 
 
-def _sides(episode: Episode, seating: _Seating, roles: Sequence[str]) -> Iterator[_Side]:
-    """A play that ended, from the side of each of two members, or of the one with one role."""
-    if episode.error or episode.void:
-        return
-    returns = episode.returns
-    both = len(roles) == PAIR and seating.mine != seating.theirs
-    for role in roles if both else (seating.role,):
-        others = [each for each in roles if each != role]
-        forfeit = forfeited(episode, role)
-        other = fmean(returns[each] for each in others)
-        yield seating.who(role), seating.who(others[0]), role, returns[role], other, forfeit
+def _count(table: PayoffTable, episode: Episode, seating: _Seating, roles: Sequence[str]) -> None:
+    """Count a play from the side of each of two members, or of the one with one role."""
+    others = [role for role in roles if role != seating.role]
+    table.count(seating.mine, seating.theirs, episode, [seating.role], others)
+    if len(roles) == PAIR and seating.mine != seating.theirs:
+        table.count(seating.theirs, seating.mine, episode, others, [seating.role])
 
 
 def mean_interval(tally: Tally, *, z: float = 1.96) -> tuple[float, float]:

@@ -11,11 +11,9 @@ from typing import Any, cast
 from legos.arena.arena import Arena
 from legos.arena.curriculum import success_rates
 from legos.arena.cursor import plays_from
-from legos.arena.matchmaker import ArenaSeats
 from legos.credit.means import evaluation_metrics, with_children
 from legos.games.exact import GameReport, evaluate
 from legos.games.scored import enumerated, scored_policy
-from legos.league.matchmaker import LeagueSeats
 from legos.play.step import play_all, warn_of
 from legos.protocols import Scorer
 from legos.records.episode import Episode
@@ -65,10 +63,8 @@ class ArenaEvaluation:
         Raises:
             ArenaError: the game is inconsistent.
         """
-        self._arena = arena
-        if isinstance(arena.matchmaker, LeagueSeats):  # so that all evaluations play the same
-            self._arena = copy(arena)
-            self._arena.matchmaker = ArenaSeats()
+        self._arena = copy(arena)
+        self._arena.matchmaker = arena.matchmaker.evaluation()
         self._scorer = scorer
         self._plays = plays
         self._temperature = temperature

@@ -1,6 +1,6 @@
 """The records of a play: tasks, turns, rollouts and episodes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct, field
@@ -88,6 +88,11 @@ class Episode(Struct, frozen=True, kw_only=True):
         """Role -> the reward of the play and those of its turns."""
         of_turns = {rollout.role: rollout.turn_rewards for rollout in self.rollouts}
         return {role: value + of_turns.get(role, 0.0) for role, value in self.rewards.items()}
+
+    def mean_return(self, roles: Sequence[str]) -> float:
+        """Mean return of some roles."""
+        returns = self.returns
+        return sum(returns[role] for role in roles) / len(roles)
 
     @property
     def trained_returns(self) -> list[float]:

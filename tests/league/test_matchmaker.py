@@ -3,6 +3,8 @@
 import json
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace as replace_adapter
+from itertools import permutations
 
 import pytest
 from made_snapshots import adapter, weak
@@ -14,7 +16,8 @@ from legos.fakes import ScriptedClient
 from legos.league.cast import Cast
 from legos.league.matchmaker import LeagueSeats
 from legos.protocols import Seat
-from legos.records.episode import Episode, Rollout, Task
+from legos.records.episode import Episode, Rollout, Task, Turn
+from legos.records.message import Completion
 
 DRAWS = 4000
 
@@ -150,6 +153,8 @@ def test_the_plays_of_a_group_keep_their_seats_while_the_pool_changes() -> None:
         league.progress = step / 12
     assert arena.seated(task, 1) == first
     assert rival in league.playing
+    league.restore(league.state())  # as a player elsewhere does for each group
+    assert arena.seated(task, 2) == first
     league.record(Episode(arena="kuhn", task=task, rollouts=(), rewards={}))
     assert league.playing == set()
 
@@ -205,6 +210,40 @@ def test_a_forfeit_counts_for_the_side_that_forfeited() -> None:
     mine = league.table.tally("policy@1", "policy@0", "first")
     assert (mine.losses, mine.forfeits) == (2, 1)
     assert league.table.tally("policy@0", "policy@1", "second").forfeits == 0
+
+
+def test_a_play_of_three_seats_counts_once_with_the_mean_of_two_and_their_turns() -> None:
+    _, league = arena_with({"past": 1.0})
+    with_snapshots(league, 2)
+    seats = ("policy", "policy@0", "policy@0")
+    turn = Turn(messages=(), completion=Completion(text="x"), reward=0.5)
+    rollouts = tuple(
+        Rollout(
+            role=role,
+            seat=seat,
+            policy="policy" if seat == "policy" else None,
+            turns=(turn,) if role == "a" else (),
+        )
+        for role, seat in zip("abc", seats, strict=True)
+    )
+    episode = played("", "", 0.0)
+    rewards = {"a": 1.5, "b": -3.0, "c": 1.0}
+    league.record(replace(episode, rollouts=rollouts, rewards=rewards, notes=("c forfeits: x",)))
+    mine, theirs = (league.table.tally(*pair) for pair in permutations(("policy@1", "policy@0")))
+    assert (mine.wins, mine.plays, mine.reward) == (1, 1, 2.0)
+    assert (theirs.losses, theirs.plays, theirs.reward, theirs.squares) == (1, 1, -1.0, 1.0)
+    assert theirs.forfeits == 0.5
+    assert league.table.tally("policy@0", "policy@1", "b").losses == 0.5
+    assert league.metrics() == {"plays_past": 1.0, "score_past": 1.0}
+
+
+def test_a_play_of_two_trained_policies_counts_once() -> None:
+    _, league = arena_with({"self": 1.0})
+    with_snapshots(league, 1)
+    league.pool.add(replace_adapter(adapter(1), name="other"), 0, weak)
+    league.record(played("policy", "other", 1.0, trained=True))
+    assert league.table.tally("policy@0", "other@0").wins == 1
+    assert league.table.tally("other@0", "policy@0").losses == 1
 
 
 def test_results_count_for_the_newest_snapshot() -> None:

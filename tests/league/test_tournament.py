@@ -179,7 +179,7 @@ def test_failed_and_void_plays_and_forfeits_are_counted_apart() -> None:
     results = played(Duel(says(numbers)), [("a", who) for who in numbers if who != "a"])
     table = results.table
     assert (results.plays, results.failed, results.void) == (32, 8, 8)
-    assert "4 of 4 plays of arena 'duel' failed" in (results.failure or "")
+    assert "8 of 32 plays of arena 'duel' failed" in (results.failure or "")
     assert "seven" in (results.failure or "")
     assert table.tally("a", "late") == table.tally("void", "a") == Tally()
     assert (table.tally("a", "b").plays, table.tally("a", "b").forfeits) == (8, 0)

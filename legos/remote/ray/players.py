@@ -81,6 +81,8 @@ class PlayerActor:
         if seating != arena.matchmaker.seating():
             arena.matchmaker.restore(seating)
         episodes = await play_each(context, arena, plays)
+        for episode in episodes:
+            arena.matchmaker.record(episode)  # its seats are drawn anew; the trainer keeps count
         if kept := [name for name, items in arena.stores.state().items() if items]:
             raise ArenaError(
                 f"arena {arena.name!r} keeps {kept[0]!r} for later plays (Table.store), which "
