@@ -24,7 +24,7 @@ from legos.records.group import Group
 from legos.records.seeds import mix
 from legos.records.task_ids import check_task_ids
 
-__all__ = ["Split", "TaskCursor", "plays_from"]
+__all__ = ["Split", "TaskCursor", "plays_from", "tasks_from"]
 
 Split = Literal["round", "id"]
 """What is played as one group: a whole round, or its tasks with one id."""
@@ -131,7 +131,9 @@ class TaskCursor:
                 wanted = {at.position: n for n, at in places.items() if at.level == level}
                 if wanted:
                     first, last = min(wanted), max(wanted)
-                    tasks_of = _stream(self._arena, skip=first, seed=self._arena.seed, level=level)
+                    tasks_of = tasks_from(
+                        self._arena, skip=first, seed=self._arena.seed, level=level
+                    )
                     stream = islice(tasks_of, last - first + 1)
                     found = enumerate(stream, start=first)
                     tasks |= {wanted[at]: task for at, task in found if at in wanted}
@@ -153,7 +155,7 @@ class TaskCursor:
             level = arena.curriculum.choose(arena.levels, rng) if arena.levels else None
             if level not in self._streams:
                 drawn = self._drawn[level]
-                self._streams[level] = _stream(arena, skip=drawn, seed=arena.seed, level=level)
+                self._streams[level] = tasks_from(arena, skip=drawn, seed=arena.seed, level=level)
             task = tasks[number] = next(self._streams[level])
             places[number] = _Place(level, self._drawn[level], self._plays_planned)
             self._drawn[level] += 1
@@ -180,14 +182,18 @@ def plays_from(
     Raises:
         ArenaError: ``tasks`` failed, or yields no tasks.
     """
-    tasks = islice(_stream(arena, skip=0, seed=seed, held_out=held_out), number)
+    tasks = islice(tasks_from(arena, skip=0, seed=seed, held_out=held_out), number)
     return [(task, mix(seed, index)) for index, task in enumerate(tasks)]
 
 
-def _stream(
-    arena: Playable, *, skip: int, seed: int, level: str | None = None, held_out: bool = False
+def tasks_from(
+    arena: Playable, *, skip: int = 0, seed: int, level: str | None = None, held_out: bool = False
 ) -> Iterator[Task]:
-    """Tasks of epoch 0, 1, ... without the first ``skip``; None: tasks of all levels."""
+    """Tasks of epoch 0, 1, ... without the first ``skip``; None: tasks of all levels.
+
+    Raises:
+        ArenaError: ``tasks`` failed, or yields no task of the level.
+    """
     epoch = 0
     while True:
         found = False

@@ -11,6 +11,7 @@ def view(
     host: str = "127.0.0.1",
     port: int = 8080,
     api_key: Key = None,
+    model: str | None = None,
     open: Flag = False,
 ) -> None:
     """Show runs on a local page: whether they get better, what they play, and what is wrong.
@@ -22,8 +23,10 @@ def view(
         host: Address to listen on; addresses other than loopback need an API key.
         port: Port to listen on; 0: a free port.
         api_key: Key that the page asks for.
+        model: Model folder, name on the hub, or "builtin", which answers in Positions, with and
+            without adapters of the runs; by default no model is loaded.
         open: Open the page in the browser.
     """
     from legos.apps.view import view as serve
 
-    serve(run, host=host, port=port, api_key=api_key, open_browser=open, say=show)
+    serve(run, host=host, port=port, api_key=api_key, model=model, open_browser=open, say=show)

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from legos.arena.arena import Arena, GameArena
 from legos.errors import ArenaError, GameSizeError
@@ -10,7 +10,7 @@ from legos.games.exact import DecisionPoint, GameTree, Policy
 from legos.protocols import Scorer
 from legos.records.message import Message
 
-__all__ = ["enumerated", "scored_policy"]
+__all__ = ["enumerated", "legal_shares", "scored_policy"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,15 +57,22 @@ async def scored_policy(
         prompts = [(_question(arena, point), point.legal) for point in points]
         found = await scorer.score(prompts, adapter=adapter)
         for point, scores in zip(points, found, strict=True):
-            chances = [math.exp(score) for score in scores]
-            total = sum(chances)
             key = (point.role, point.view)
-            illegal[key] = max(0.0, 1.0 - total)
-            policy[key] = {
-                move: chance / total if total else 1.0 / len(chances)
-                for move, chance in zip(point.legal, chances, strict=True)
-            }
+            policy[key], illegal[key] = legal_shares(point.legal, scores)
     return policy, illegal
+
+
+def legal_shares(legal: Sequence[str], scores: Sequence[float]) -> tuple[dict[str, float], float]:
+    """Probabilities over the legal moves, and the probability of anything else.
+
+    Args:
+        legal: the legal moves.
+        scores: log-probability (nats) of each as the whole answer.
+    """
+    chances = [math.exp(score) for score in scores]
+    total = sum(chances)
+    shares = [chance / total if total else 1.0 / len(chances) for chance in chances]
+    return dict(zip(legal, shares, strict=True)), max(0.0, 1.0 - total)
 
 
 def _question(arena: Arena, point: DecisionPoint) -> list[Message]:

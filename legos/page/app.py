@@ -14,11 +14,14 @@ from legos.errors import LegosError
 from legos.installed import adding
 from legos.page.access import guard
 from legos.page.answers import answer
+from legos.page.checkpoints import Checkpoints
 from legos.page.curves import Axis, chosen_names, config_diff, metric_names, series
+from legos.page.exact import SolvedGames
 from legos.page.health import health
 from legos.page.league import league
 from legos.page.overview import overview
 from legos.page.plays import plays_router
+from legos.page.positions import positions_router
 from legos.page.run_view import RunView
 from legos.page.shown import ShownRuns
 from legos.page.timeline import timeline
@@ -33,18 +36,23 @@ _MOST_CURVES = 400
 Names = Annotated[list[str], Query(max_length=200)]
 
 
-def make_page(runs: ShownRuns, options: ServerOptions) -> FastAPI:
+def make_page(
+    runs: ShownRuns, options: ServerOptions, checkpoints: Checkpoints | None = None
+) -> FastAPI:
     """Make the application that shows some runs.
 
     Args:
         runs: the runs.
         options: the key that is required, and the hosts that requests may name.
+        checkpoints: answers for checkpoints of the runs; None: no model is loaded.
     """
     app = FastAPI(title="legos view", docs_url=None, redoc_url=None, openapi_url=None)
     for error in _ERRORS:
         app.add_exception_handler(error, handle)
     app.include_router(_run_router(runs), prefix="/api")
-    app.include_router(plays_router(runs), prefix="/api")
+    games = SolvedGames()
+    app.include_router(plays_router(runs, games), prefix="/api")
+    app.include_router(positions_router(runs, games, checkpoints), prefix="/api")
     static = resources.files("legos.page") / "static"
 
     @app.get("/plotly.js")

@@ -12,7 +12,7 @@ from legos.games.solve import move_values
 from legos.run.episodes import StoredEpisode, turns_of
 from legos.wiring.arena import make_arena
 
-__all__ = ["NO_SETTINGS", "Moves", "Solved", "SolvedGames"]
+__all__ = ["NO_SETTINGS", "Moves", "Solved", "SolvedGames", "is_installed"]
 
 NO_SETTINGS = "the settings of the run cannot be read"
 MAX_STATES = 20_000
@@ -40,25 +40,44 @@ class SolvedGames:
         found = self.solution(config, episode.arena)
         if isinstance(found, str):
             return {"turns": {}, "why": found}
-        turns: dict[int, Moves] = {}
-        for number, (seat, turn) in enumerate(turns_of(episode)):
-            view = split_position(turn.asked)
-            if view is not None and (moves := found.get((seat.role, view[0]))):
-                turns[number] = moves
+        turns = {
+            number: moves
+            for number, (seat, turn) in enumerate(turns_of(episode))
+            if (moves := self.moves_at(config, episode.arena, seat.role, turn.asked))
+        }
         return {"turns": turns, "why": None}
+
+    def moves_at(self, config: RunConfig | None, arena: str, role: str, asked: str) -> Moves | None:
+        """The moves of a position of an arena of a run; None: the game is not solved.
+
+        Args:
+            config: settings of the run.
+            arena: name of the arena.
+            role: the role to move.
+            asked: the question that shows the position.
+        """
+        solved, view = self.solution(config, arena), split_position(asked)
+        if view is None or isinstance(solved, str):
+            return None
+        return solved.get((role, view[0]))
 
     def solution(self, config: RunConfig | None, arena: str) -> "Solved | str":
         """The moves of every position of an arena of a run; or why there are none."""
         if config is None:
             return NO_SETTINGS
         one = config.arenas.get(arena)
-        if one is None or ":" in arena:
+        if one is None or not is_installed(arena):
             return f"{arena} is no game that is installed here"
         key = arena, repr(one.play.options)
         with self._lock:
             if key not in self._solved:
                 self._solved[key] = _solve(arena, one.play.options)
             return self._solved[key]
+
+
+def is_installed(arena: str) -> bool:
+    """Whether an arena has a name, so that the page may run it; a file might belong to others."""
+    return ":" not in arena
 
 
 def _solve(name: str, options: dict[str, Any]) -> "Solved | str":

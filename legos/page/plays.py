@@ -6,17 +6,15 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 from starlette.responses import Response
 
-from legos.errors import CheckpointError, ModelError
+from legos.errors import ModelError
 from legos.page.answers import answer
 from legos.page.exact import NO_SETTINGS, SolvedGames
 from legos.page.one_play import play_values
 from legos.page.pieces import Pieces
 from legos.page.play_search import PlayQuery, group_of, row_values, same_task
-from legos.page.policy import answers_over_steps, optimal_moves
+from legos.page.policy import answers_over_steps
 from legos.page.run_view import RunView
 from legos.page.shown import ShownRuns
-from legos.run.episodes import StoredEpisode
-from legos.server.problems import Problem
 
 __all__ = ["plays_router"]
 
@@ -33,16 +31,14 @@ class _Table(PlayQuery):
     limit: int = Field(50, ge=1, le=200)
 
 
-def plays_router(runs: ShownRuns) -> APIRouter:
-    """The requests, which begin with /plays."""
-    router, texts, games = APIRouter(), Pieces(), SolvedGames()
+def plays_router(runs: ShownRuns, games: SolvedGames) -> APIRouter:
+    """The requests.
 
-    def stored(run: str, number: int) -> tuple[RunView, StoredEpisode]:
-        view = runs.get(run)
-        try:
-            return view, view.folder.episode(number)
-        except CheckpointError as error:
-            raise Problem(404, str(error)) from error
+    Args:
+        runs: the runs.
+        games: solves their games.
+    """
+    router, texts = APIRouter(), Pieces()
 
     @router.get("/plays")
     def table(request: Annotated[_Table, Query()]) -> Response:
@@ -50,8 +46,8 @@ def plays_router(runs: ShownRuns) -> APIRouter:
 
     @router.get("/plays/{number}")
     def one(run: str, number: int) -> Response:
-        view, episode = stored(run, number)
-        values = play_values(episode)
+        view = runs.get(run)
+        values = play_values(view.play(number))
         number = values["number"]
         waiting, _ = view.refresh_plays()
         group = group_of(view.plays, number, most=_BESIDE)
@@ -65,8 +61,8 @@ def plays_router(runs: ShownRuns) -> APIRouter:
 
     @router.get("/plays/{number}/pieces")
     def pieces(run: str, number: int) -> Response:
-        view, episode = stored(run, number)
-        config = view.read().config
+        view = runs.get(run)
+        episode, config = view.play(number), view.read().config
         if config is None:
             return answer({"turns": None, "why": NO_SETTINGS})
         try:
@@ -76,8 +72,8 @@ def plays_router(runs: ShownRuns) -> APIRouter:
 
     @router.get("/plays/{number}/exact")
     def exact(run: str, number: int) -> Response:
-        view, episode = stored(run, number)
-        return answer(games.values_in(view.read().config, episode))
+        view = runs.get(run)
+        return answer(games.values_in(view.read().config, view.play(number)))
 
     return router
 
@@ -103,7 +99,7 @@ def _policy(view: RunView, games: SolvedGames) -> dict[str, Any]:
     waiting, _ = view.refresh_plays()
     positions: list[dict[str, Any]] = []
     for position in view.plays.most_played_positions(_POSITIONS):
-        solved = games.solution(config, position.arena)
-        positions.append({**position._asdict(), "optimal": optimal_moves(position, solved)})
+        optimal = games.moves_at(config, position.arena, position.role, position.asked)
+        positions.append({**position._asdict(), "optimal": optimal})
     tasks = answers_over_steps(view.plays)
     return {"positions": positions, "tasks": tasks, "waiting": waiting}

@@ -3,23 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from legos.arena.game import split_position
-from legos.page.exact import Moves, Solved
 from legos.page.play_search import row_values
-from legos.run.index.plays import PlayIndex, PositionMoves
+from legos.run.index.plays import PlayIndex
 
-__all__ = ["answers_over_steps", "optimal_moves"]
+__all__ = ["answers_over_steps"]
 
 _MOST_TASKS = 30
 _MOST_STEPS = 8  # answers of a task
-
-
-def optimal_moves(position: PositionMoves, solved: Solved | str) -> Moves | None:
-    """The optimal probability of each move of a position; None: the game is not solved."""
-    view = split_position(position.asked)
-    if view is None or isinstance(solved, str):
-        return None
-    return solved.get((position.role, view[0]))
 
 
 def answers_over_steps(index: PlayIndex) -> list[dict[str, Any]]:

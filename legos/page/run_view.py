@@ -10,9 +10,11 @@ from legos.config.toml import read_sources
 from legos.errors import CheckpointError, LegosError
 from legos.page.health import AlarmHistory
 from legos.run.ending import Standing, standing
+from legos.run.episodes import StoredEpisode
 from legos.run.folder import RunFolder
 from legos.run.index.plays import PlayIndex
 from legos.run.metrics import MetricTable, MetricTail
+from legos.server.problems import Problem
 
 __all__ = ["RunView"]
 
@@ -95,6 +97,17 @@ class RunView:
             return self.folder.plays.last() - newest, []
         except CheckpointError as error:
             return 0, [str(error)]
+
+    def play(self, number: int) -> StoredEpisode:
+        """A stored play.
+
+        Raises:
+            Problem: 404, there is no such play, or it cannot be read.
+        """
+        try:
+            return self.folder.episode(number)
+        except CheckpointError as error:
+            raise Problem(404, str(error)) from error
 
     def close(self) -> None:
         """Close its index."""

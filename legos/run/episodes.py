@@ -29,6 +29,7 @@ __all__ = [
     "in_order",
     "numbered_episode",
     "parse_episode",
+    "prompt_of",
     "stored_episode",
     "turns_of",
 ]
@@ -153,6 +154,17 @@ def in_order(episode: StoredEpisode) -> list[tuple[StoredSeat, int]]:
     """The turns of a play in the order of their answers: the seat, and the index of its turn."""
     turns = [(seat, index) for seat in episode.seats for index in range(len(seat.turns))]
     return sorted(turns, key=lambda each: each[0].turns[each[1]].order)
+
+
+def prompt_of(seat: StoredSeat, index: int) -> list[StoredMessage]:
+    """All messages that a seat was shown for one of its turns."""
+    known: list[StoredMessage] = []
+    for turn in seat.turns[: index + 1]:
+        prompt = [*known[: turn.messages_kept], *turn.messages]
+        prompt.append(StoredMessage(turn.asked_as, turn.asked))
+        answer = StoredMessage("assistant", split_thinking(turn.said)[1], turn.tool_calls)
+        known = [*prompt, answer]
+    return known[:-1]
 
 
 def turns_of(episode: StoredEpisode) -> Iterator[tuple[StoredSeat, StoredTurn]]:

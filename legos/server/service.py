@@ -22,7 +22,7 @@ from legos.server.options import ServerOptions
 from legos.server.problems import LONGEST_NAME, GoneError, Problem, first_error
 from legos.server.prometheus import Metrics
 
-__all__ = ["LONG", "Service", "encode_texts", "together"]
+__all__ = ["LONG", "Service", "encode_texts", "together", "while_connected"]
 
 LONG = 4096  # characters; longer texts are tokenized on a thread
 T = TypeVar("T")
@@ -190,15 +190,14 @@ class Service:
             GoneError: the client disconnected.
             Problem: 504 after a timeout; 503 if the server shuts down.
         """
+        deadline = asyncio.timeout(self.options.request_timeout_s)
         try:
-            async with asyncio.timeout(self.options.request_timeout_s) as deadline:
+            async with deadline:
                 with self._listed(deadline):
-                    async with asyncio.TaskGroup() as group:
-                        watcher = group.create_task(_watch(receive))
-                        result = await work
-                        watcher.cancel()
-                    return result
+                    return await while_connected(receive, work)
         except TimeoutError as error:
+            if not deadline.expired():
+                raise
             if self.draining:
                 raise Problem(503, "the server ends", headers={"retry-after": "5"}) from error
             self.metrics.refused.labels("time").inc()
@@ -208,8 +207,6 @@ class Service:
                 "tokens",
                 headers={"x-should-retry": "false"},
             ) from error
-        except BaseExceptionGroup as group:
-            raise first_error(group) from None
 
     @contextmanager
     def _listed(self, deadline: asyncio.Timeout) -> Generator[None]:
@@ -258,6 +255,27 @@ async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one) for one in work]
     return [task.result() for task in tasks]
+
+
+async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
+    """Await the work of a request, which is cancelled if its client disconnects.
+
+    Args:
+        receive: ASGI receive function of the request, whose body has been read.
+        work: the work.
+
+    Raises:
+        GoneError: the client disconnected.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            watcher = group.create_task(_watch(receive))
+            result = await work
+            watcher.cancel()
+    except BaseExceptionGroup as group:
+        raise first_error(group) from None
+    else:
+        return result
 
 
 async def _watch(receive: Receive) -> None:

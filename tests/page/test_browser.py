@@ -44,6 +44,13 @@ def url(runs: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
+def modelled(runs: Path) -> Iterator[str]:
+    """The address of the page of all runs, with the built-in model loaded."""
+    with served(runs, "--model", "builtin") as (found, _):
+        yield found
+
+
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium."""
     sync_api = pytest.importorskip("playwright.sync_api")
@@ -219,15 +226,15 @@ AXE = """(async () => (await axe.run()).violations.map(
 VIEWS = (
     *("overview", "plays?run=nim-0", "plays?run=nim-0&play=3", "plays?run=countdown-1&play=2"),
     *("curves?run=nim-0", "health?run=bad", "policy?run=nim-0", "league?run=league-1"),
-    "timeline?run=nim-0",
+    *("timeline?run=nim-0", "positions?run=nim-0&play=3", "positions?run=countdown-1&play=9"),
 )
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_no_view_has_a_fault_that_axe_finds(browser: Any, url: str, theme: str) -> None:
+def test_no_view_has_a_fault_that_axe_finds(browser: Any, modelled: str, theme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python")
     rules = (Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
-    page = browser.new_page(base_url=url, color_scheme=theme)
+    page = browser.new_page(base_url=modelled, color_scheme=theme)
     for view in VIEWS:
         page.goto(f"/#/{view}")
         page.reload()
@@ -274,7 +281,8 @@ def test_the_page_is_dark_and_narrow_where_it_is_asked_for(browser: Any, url: st
         viewport={"width": 380, "height": 800}, color_scheme="dark", base_url=url
     )
     page = context.new_page()
-    for view in ("overview", "plays?run=nim-0", "plays?run=nim-0&play=3", "health?run=bad"):
+    plays = ("plays?run=nim-0", "plays?run=nim-0&play=3", "positions?run=nim-0")
+    for view in ("overview", *plays, "health?run=bad"):
         page.goto(f"/#/{view}")
         page.wait_for_selector("h1")
         page.wait_for_timeout(300)
@@ -284,3 +292,64 @@ def test_the_page_is_dark_and_narrow_where_it_is_asked_for(browser: Any, url: st
     page.keyboard.press("d")
     until(page, background, "rgb(246, 245, 242)")
     context.close()
+
+
+def test_two_checkpoints_are_compared_and_played_against(
+    browser: Any, modelled: str, url: str
+) -> None:
+    page, problems = browser.new_page(base_url=modelled), []
+    page.set_default_timeout(120_000)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto("/#/plays?run=nim-0&sort=turns")
+    page.click("table.plays tbody tr >> nth=0")
+    page.click("a:text-is('position') >> nth=1")
+    page.wait_for_selector(".moves .share:has-text('%')")
+    assert "turn=2" in page.url
+    assert texts(page, ".moves th") == ["move", "A: base", "B: nim-0", "optimal", "value"]
+    assert page.locator(".dialogue .turn").count() == 1
+    page.select_option("#a", "nim-0@v0")
+    page.wait_for_selector(".moves th:text('A: nim-0@v0')")
+    page.select_option("#seat", "second")
+    page.wait_for_selector("#against")
+    for _ in range(9):
+        until(page, count("[data-move]") + " + " + count(".ending") + " > 0")
+        if page.locator(".ending").count():
+            break
+        before = page.url
+        page.keyboard.press("j")
+        page.keyboard.press("Enter")
+        until(page, f"location.href !== {before!r} && {count('[data-move]:focus')} === 0")
+        page.wait_for_timeout(200)
+    assert "Rewards" in page.inner_text(".ending")
+    whole = page.url
+    other = browser.new_page()
+    other.goto(whole)
+    other.wait_for_selector(".ending")
+    assert texts(other, ".dialogue .said") == texts(page, ".dialogue .said")
+    other.close()
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_selector("[data-move]")
+    page.goto(f"{url}/#/positions?run=nim-0")
+    assert "legos view nim-0 --model builtin" in page.inner_text(".notice")
+    page.close()
+    assert problems == []
+
+
+def test_a_person_answers_in_a_text_arena_and_hostile_text_stays_text(
+    browser: Any, modelled: str
+) -> None:
+    page = browser.new_page(base_url=modelled)
+    page.set_default_timeout(120_000)
+    page.goto("/#/positions?run=bad&play=1")
+    assert HOSTILE in page.inner_text(".asked")
+    page.goto("/#/positions?run=countdown-1&play=9")
+    page.fill("#answer", HOSTILE)
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".ending")
+    assert HOSTILE in page.inner_text(".said")
+    assert page.locator("main img, main b:text('bold')").count() == 0
+    page.click("#take-back")
+    page.fill("#answer", "8 - 2")
+    page.click("#say")
+    page.wait_for_selector(".ending .reward.good")
+    page.close()

@@ -21,7 +21,7 @@ from legos.play.table import Table
 from legos.records.episode import Episode, Rollout, Turn
 from legos.records.group import Group
 from legos.records.message import Completion, Message, Sampling, ToolCall
-from legos.run.episodes import episode_line, stored_episode
+from legos.run.episodes import StoredMessage, episode_line, prompt_of, stored_episode
 from legos.run.stored import groups_from_json, groups_to_json
 from legos.wiring.arena import make_arena
 
@@ -77,6 +77,10 @@ def stored(episode: Episode) -> dict[str, Any]:
     return json.loads(episode_line(stored_episode(episode)))
 
 
+def calls_of(message: Message) -> list[list[str]]:
+    return [[call.name, call.arguments] for call in message.tool_calls]
+
+
 def prompts_of() -> Callable[[Any], Iterator[tuple[list[dict[str, Any]], list[int]]]]:
     """The function of docs/run/runs.md that reads prompts back."""
     page = (Path(__file__).parents[2] / "docs" / "run" / "runs.md").read_text()
@@ -102,6 +106,10 @@ def test_every_prompt_can_be_read_back(remember: bool) -> None:
             )
             for turn in rollout.turns
         ]
+        [whole] = [each for each in stored_episode(episode).seats if each.role == rollout.role]
+        for index, turn in enumerate(rollout.turns):
+            shown = [StoredMessage(m.role, m.content, calls_of(m)) for m in turn.messages]
+            assert prompt_of(whole, index) == shown
         for turn, written in zip(rollout.turns, seat["turns"], strict=True):
             last = turn.messages[-1]
             assert (last.role, last.content) == (written["asked_as"], written["asked"])

@@ -21,11 +21,20 @@ export async function get(path, parameters = {}) {
       if (each !== undefined && each !== null && each !== "") query.append(name, each);
     }
   }
+  return request(`${path}?${query}`, {});
+}
+
+// The answer to a question in JSON; a signal gives it up.
+export const post = (path, values, signal) =>
+  request(path, { method: "POST", body: JSON.stringify(values), headers: { "content-type": "application/json" }, signal });
+
+async function request(path, options) {
   const key = sessionStorage.getItem(KEY);
   let response;
   try {
-    response = await fetch(`api/${path}?${query}`, {
-      headers: key ? { authorization: `Bearer ${key}` } : {},
+    response = await fetch(`api/${path}`, {
+      ...options,
+      headers: { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) },
     });
   } catch {
     throw new ApiError(0, "the server does not answer; start `legos view` again");

@@ -9,9 +9,10 @@ import * as league from "./views/league.js";
 import * as overview from "./views/overview.js";
 import * as plays from "./views/plays.js";
 import * as policy from "./views/policy.js";
+import * as positions from "./views/positions.js";
 import * as timeline from "./views/timeline.js";
 
-const VIEWS = { overview, plays, curves, health, policy, league, timeline };
+const VIEWS = { overview, plays, curves, health, policy, league, timeline, positions };
 const EVERY_MS = 3000; // between two looks at the files
 const main = document.getElementById("main");
 const live = document.getElementById("live");
@@ -19,6 +20,7 @@ const dialog = document.getElementById("dialog");
 
 let current = null; // { name, refresh }: the view on the page
 let turn = 0; // number of the newest request to draw; older ones are dropped
+let drawn = 0; // number of the newest one that has ended
 
 async function draw({ again = false } = {}) {
   const mine = ++turn;
@@ -36,6 +38,8 @@ async function draw({ again = false } = {}) {
     if (mine === turn) live.textContent = "";
   } catch (error) {
     if (mine === turn) fail(error, again);
+  } finally {
+    drawn = Math.max(drawn, mine);
   }
 }
 
@@ -92,12 +96,13 @@ function askForKey() {
 }
 
 const KEYS = [
-  ["1 to 7", "overview, plays, curves, health, policy, league, timeline"],
+  ["1 to 8", "overview, plays, curves, health, policy, league, timeline, positions"],
   ["/", "search"],
-  ["j k", "next and previous row"],
-  ["Enter", "open the row"],
+  ["j k", "next and previous row or move"],
+  ["Enter", "open the row, play the move"],
   ["← →", "step back and forward in a play"],
   ["[ ]", "older and newer play"],
+  ["n", "another start of a position"],
   ["c", "colour tokens by the next value"],
   ["Esc", "back to the table"],
   ["d", "dark or light"],
@@ -171,6 +176,6 @@ document.getElementById("theme").addEventListener("click", switchTheme);
 document.getElementById("help").addEventListener("click", help);
 tip();
 setInterval(() => {
-  if (!document.hidden && !dialog.open && current) draw({ again: true });
+  if (!document.hidden && !dialog.open && current && drawn === turn) draw({ again: true });
 }, EVERY_MS);
 draw();

@@ -84,11 +84,11 @@ function paint(root, state, parameters) {
 }
 
 // All turns of a play, and how it ended, without what needs a tokenizer or a solved game.
-export function dialogue(values) {
+export function dialogue(values, ended = true) {
   const play = prepared(values);
   const state = { play, tokens: Object.fromEntries(play.all.map((turn) => [turn.id, []])), by: "none" };
   return h("section.dialogue", { "aria-label": "Play" },
-    play.turns.map((turn) => oneTurn(state, turn, false)), ending(play), play.children.map((child, index) => spawned(state, child, index)));
+    play.turns.map((turn) => oneTurn(state, turn, false)), ended ? ending(play) : null, play.children.map((child, index) => spawned(state, child, index)));
 }
 
 const to = (changes) => address("plays", { ...Object.fromEntries(route().parameters), ...changes });
@@ -133,6 +133,7 @@ function oneTurn(state, turn, current) {
     turn.messages.slice(0, picture ? -1 : undefined).map(asked),
     h("div.told", {},
       h("div.who", {}, h("b", {}, turn.role),
+        state.run && play.turns.includes(turn) ? h("a.small", { href: address("positions", { run: state.run, play: play.number, turn: play.turns.indexOf(turn) + 1 }), title: "Compare checkpoints here, and play on" }, "position") : null,
         turn.legal === false ? h("span.tag.bad", {}, "not legal") : null,
         turn.reward !== null && turn.reward !== undefined ? rewards({ [turn.role]: turn.reward }) : null,
         h("span.grow"),
