@@ -315,11 +315,10 @@ def test_two_checkpoints_are_compared_and_played_against(
         until(page, count("[data-move]") + " + " + count(".ending") + " > 0")
         if page.locator(".ending").count():
             break
-        before = page.url
+        turns = page.locator(".dialogue .turn").count()
         page.keyboard.press("j")
         page.keyboard.press("Enter")
-        until(page, f"location.href !== {before!r} && {count('[data-move]:focus')} === 0")
-        page.wait_for_timeout(200)
+        until(page, f"{count('.dialogue .turn')} > {turns}")
     assert "Rewards" in page.inner_text(".ending")
     whole = page.url
     other = browser.new_page()
@@ -343,12 +342,14 @@ def test_a_person_answers_in_a_text_arena_and_hostile_text_stays_text(
     page.goto("/#/positions?run=bad&play=1")
     assert HOSTILE in page.inner_text(".asked")
     page.goto("/#/positions?run=countdown-1&play=9")
+    page.wait_for_selector(".asked:has-text('Use 8, 2')")
     page.fill("#answer", HOSTILE)
     page.keyboard.press("Control+Enter")
     page.wait_for_selector(".ending")
     assert HOSTILE in page.inner_text(".said")
     assert page.locator("main img, main b:text('bold')").count() == 0
     page.click("#take-back")
+    page.wait_for_selector("#answer")
     page.fill("#answer", "8 - 2")
     page.click("#say")
     page.wait_for_selector(".ending .reward.good")

@@ -30,6 +30,7 @@ export async function draw(root, parameters, { again, state, valid }) {
   if (state.key !== key) {
     state.stop?.abort();
     const stop = (state.stop = new AbortController());
+    state.waiting = true; // what is shown is not to be answered any more
     if (place.seat !== null) document.getElementById("live").textContent = "waiting for the answer of the model…";
     const { values } = await post("positions", place, stop.signal);
     if (!valid()) return;
@@ -37,7 +38,7 @@ export async function draw(root, parameters, { again, state, valid }) {
       place.said = values.said;
       history.replaceState(null, "", here({ said: JSON.stringify(values.said) }));
     }
-    Object.assign(state, { key: JSON.stringify(place), values, draft: "" });
+    Object.assign(state, { key: JSON.stringify(place), values, draft: "", waiting: false });
   }
   Object.assign(state, { place, runs, names: { a, b }, known: state.known ?? new Map() });
   paint(root, state);
@@ -123,7 +124,7 @@ function asked({ role, messages }) {
   ];
 }
 
-const say = (state, text) => go({ said: JSON.stringify([...state.place.said, { role: state.values.question.role, text }]) });
+const say = (state, text) => state.waiting || go({ said: JSON.stringify([...state.place.said, { role: state.values.question.role, text }]) });
 
 function answers(state) {
   const { question } = state.values;
