@@ -3,10 +3,12 @@
 from typing import Any
 
 from legos.errors import CheckpointError
+from legos.files.atomic import refusals_named
+from legos.run.ending import standing
 from legos.run.find import find_run
 from legos.run.leagues import stored_leagues
 
-__all__ = ["league"]
+__all__ = ["ask_for_snapshot", "league"]
 
 
 def league(run: str) -> dict[str, Any]:
@@ -27,3 +29,20 @@ def league(run: str) -> dict[str, Any]:
             f"that it keeps: legos tournament {folder.path}@all"
         )
     return found
+
+
+def ask_for_snapshot(run: str) -> None:
+    """Ask a run, which a process trains now, for a snapshot of its league after its next step.
+
+    Raises:
+        CheckpointError: no process trains it, it has no opponents, or its folder is read-only.
+    """
+    league(run)
+    folder = find_run(run)
+    if standing(folder, done=False) != "running":
+        raise CheckpointError(
+            f"no process trains {folder.path} now, so its policy does not change; resume it, or "
+            f"name its newest adapter as an opponent of another run: --play.opponents {run}=0.2"
+        )
+    with refusals_named(folder.request):
+        folder.request.touch()

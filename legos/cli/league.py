@@ -9,7 +9,7 @@ from legos.cli.ratings import interval, show_members
 __all__ = ["league"]
 
 
-def league(run: str, *, json: Flag = False) -> None:
+def league(run: str, *, snapshot: Flag = False, json: Flag = False) -> None:
     """Show who plays against the policy of a run, and who of them is stronger.
 
     A rating counts the plays of the policy since a snapshot as those of that snapshot. To let
@@ -17,10 +17,15 @@ def league(run: str, *, json: Flag = False) -> None:
 
     Args:
         run: Folder of the run, or its name in runs/.
+        snapshot: Ask the run, while it trains, for a snapshot after its next step.
         json: Print one JSON object.
     """
+    from legos.apps.league import ask_for_snapshot
     from legos.apps.league import league as found_of
 
+    if snapshot:
+        ask_for_snapshot(run)
+        return
     found = found_of(run)
     if json:
         show(found, json=True)

@@ -139,7 +139,8 @@ class LoopConfig(Settings):
     """Number of newest checkpoints that are kept. Raise it to fork from more steps."""
     keep_best: str | None = knob(None)
     """Also keep the checkpoint with the best value of this metric of the evaluation, such as
-    optimal_move_rate, or -exploitability where less is better; none: keep no such one."""
+    optimal_move_rate, or -exploitability where less is better; a league takes a snapshot of it.
+    None: keep no such one."""
     evaluate_every: int = knob(50, unit="optimiser steps", ge=0)
     """Steps between evaluations; 0: only the first and the last."""
     evaluation_plays: int = knob(64, unit="episodes", ge=1)

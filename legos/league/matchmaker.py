@@ -14,10 +14,10 @@ from legos.protocols import Matchmaker, Seat, Seating
 from legos.records.episode import Episode, Task
 from legos.records.seeds import mix
 
-__all__ = ["DRAWS", "EXPLOITER", "LeagueSeats"]
+__all__ = ["DRAWS", "EXPLOITER", "EXPLOITERS", "LeagueSeats"]
 
-SELF, EXPLOITER = "self", "exploiter"
-DRAWS = (SELF, "past", "recent", "hard", "even", EXPLOITER)
+SELF, EXPLOITER, EXPLOITERS = "self", "exploiter", "exploiters"
+DRAWS = (SELF, "past", "recent", "hard", "even", EXPLOITER, EXPLOITERS)
 """Opponents that the league finds itself; any other name is that of a member (``Cast``)."""
 _STREAM = 0x1EA6E  # random stream of a task from which its seats are drawn
 _MASK = (1 << 21) - 1  # bits of one draw
@@ -32,17 +32,18 @@ class LeagueSeats(Matchmaker):
     equally often. In an arena with several policies one of them learns in a play against another
     opponent, and in every other seat sits an earlier version of the policy of that seat.
 
-    =========  =================================================================================
-    opponent   who sits in the other seats
-    =========  =================================================================================
-    self       the policy itself; all seats learn
-    past       a snapshot, each equally often
-    recent     one of the newest snapshots
-    hard       a snapshot, by (1 - x)^2, where x is the policy's score against it
-    even       a snapshot, by x (1 - x)
-    exploiter  a second policy, which only learns to beat the first; both learn
-    others     a bot, the base model, an adapter or a server, by its name
-    =========  =================================================================================
+    ==========  ================================================================================
+    opponent    who sits in the other seats
+    ==========  ================================================================================
+    self        the policy itself; all seats learn
+    past        a snapshot, each equally often
+    recent      one of the newest snapshots
+    hard        a snapshot, by (1 - x)^2, where x is the policy's score against it
+    even        a snapshot, by x (1 - x)
+    exploiter   a second policy, which only learns to beat the first; both learn
+    exploiters  a snapshot of that policy, each equally often
+    others      a bot, the base model, an adapter or a server, by its name
+    ==========  ================================================================================
 
     Source: prioritised fictitious self-play, Vinyals et al., Nature 575, 2019 (``hard``, ``even``).
 
@@ -83,6 +84,7 @@ class LeagueSeats(Matchmaker):
         self._shares, self._recent, self._seed = shares, recent, seed
         self._names = list(dict.fromkeys([*shares, *self._ends]))
         self._met: dict[str, tuple[int, float]] = {}  # opponent -> plays, sum of scores, of a step
+        self._tokens = 0  # that opponents sampled since the step before
         self._scores: tuple[object, list[float]] = None, []  # of which pool and step; by snapshot
         self._seated: dict[int | None, Mapping[str, Seat]] = {}  # by first_play, of plays under way
 
@@ -90,6 +92,10 @@ class LeagueSeats(Matchmaker):
     def named(self) -> list[str]:
         """The members among the opponents whose adapters have to be loaded."""
         return [name for name in self._names if name not in DRAWS and is_adapter(name)]
+
+    def pools(self, policy: str) -> bool:
+        """Whether a policy of the arena may be met as a snapshot."""
+        return policy != EXPLOITER or EXPLOITERS in self._names
 
     @property
     def playing(self) -> set[str]:
@@ -137,7 +143,7 @@ class LeagueSeats(Matchmaker):
             return replace(seat, name=EXPLOITER, adapter=EXPLOITER)
         if opponent not in DRAWS:
             return self.cast.seat(opponent, seat)
-        snapshots = self.pool.of(seat.policy or "")
+        snapshots = self.pool.of(EXPLOITER if opponent == EXPLOITERS else seat.policy or "")
         if not snapshots:
             return seat
         if opponent == "recent":
@@ -176,6 +182,7 @@ class LeagueSeats(Matchmaker):
     def record(self, episode: Episode) -> None:
         """Count a play that ended, once for each two players of whom one is trained."""
         self._seated.pop(episode.task.first_play, None)
+        self._tokens += sum(each.num_tokens for each in episode.rollouts if each.policy is None)
         if episode.error or episode.void:
             return
         roles: dict[tuple[str, bool], list[str]] = {}  # player, whether it is trained -> its roles
@@ -186,7 +193,7 @@ class LeagueSeats(Matchmaker):
                 continue
             earned, lost = (episode.mean_return(roles[side]) for side in (mine, other))
             self.unit = max(self.unit, abs(earned), abs(lost))
-            self._count(mine[0], other[0], earned, lost)
+            self._count(other[0], earned, lost)
             a, b = self._member(mine[0]), self._member(other[0])
             if self.pool.of(mine[0]) and self.pool.of(other[0]) if other[1] else a != b:
                 self.table.count(a, b, episode, roles[mine], roles[other])
@@ -198,23 +205,26 @@ class LeagueSeats(Matchmaker):
         snapshots = self.pool.of(seat)
         return snapshots[-1].name if snapshots else seat
 
-    def _count(self, mine: str, other: str, earned: float, lost: float) -> None:
+    def _count(self, other: str, earned: float, lost: float) -> None:
         policy, at, _ = other.partition("@")
-        kind = "past" if at and policy == mine else other
+        kind = other
+        if at and self.pool.of(policy):
+            kind = EXPLOITERS if policy == EXPLOITER else "past"
         plays, points = self._met.get(kind, (0, 0.0))
         self._met[kind] = plays + 1, points + (earned > lost) + (earned == lost) / 2
 
     def metrics(self) -> dict[str, float]:
-        """Plays against each opponent since the last call, and the score of the policy in them."""
-        met, self._met = self._met, {}
-        plays = {f"plays_{name}": float(number) for name, (number, _) in met.items()}
-        return plays | {f"score_{name}": points / number for name, (number, points) in met.items()}
+        """Since the last call: plays against each opponent, the policy's score, their tokens."""
+        (met, self._met), (tokens, self._tokens) = (self._met, {}), (self._tokens, 0)
+        found = {f"plays_{name}": float(number) for name, (number, _) in met.items()}
+        found |= {f"score_{name}": points / number for name, (number, points) in met.items()}
+        return found | {"opponent_tokens": float(tokens)}
 
     def seating(self) -> dict[str, Any]:
         """The state, without plays that decide no draw: the table grows as long as the run."""
         by_score = {"hard", "even"}.intersection({**self._shares, **self._ends})
         among = [each.name for each in self.pool.members] if by_score else []
-        return {**self.state(among), "met": {}}
+        return {**self.state(among), "met": {}, "tokens": 0}
 
     def state(self, among: Sequence[str] | None = None) -> dict[str, Any]:
         """Pool, table, unit, progress, and what was met since the last step.
@@ -228,6 +238,7 @@ class LeagueSeats(Matchmaker):
             "unit": self.unit,
             "progress": self.progress,
             "met": self._met,
+            "tokens": self._tokens,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -239,6 +250,7 @@ class LeagueSeats(Matchmaker):
         self.unit = state["unit"]
         self.progress = state["progress"]
         self._met = {name: (plays, points) for name, (plays, points) in state["met"].items()}
+        self._tokens = state.get("tokens", 0)  # which older checkpoints lack
         self._scores = None, []
 
 

@@ -1,5 +1,6 @@
 """The pool of a league: snapshots of the trained policies, bounded by a rule, never changed."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
@@ -83,10 +84,12 @@ class Pool:
             figures: length and entropy, as a snapshot has them.
 
         Returns:
-            The snapshot; None: the newest has the same weights.
+            The snapshot; None: the one before has the same weights, or that step has one.
         """
         found = self._of.setdefault(adapter.name, [])
-        if found and found[-1].digest == adapter.digest:
+        place = bisect_right(found, step, key=lambda one: one.step)  # an evaluation may come later
+        before = found[place - 1] if place else None
+        if before and (before.step == step or before.digest == adapter.digest):
             return None
         snapshot = Snapshot(
             policy=adapter.name,
@@ -95,10 +98,10 @@ class Pool:
             digest=adapter.digest,
             **figures,
         )
-        found.append(snapshot)
+        found.insert(place, snapshot)
         while len(found) > self.size:  # several, where a resumed run keeps fewer
             gone = found.pop(_least_missed(found, strength))
-            self.leaving.append((gone, step))
+            self.leaving.append((gone, found[-1].step))
         return snapshot
 
     def forget(self, *, before: int, but: Container[str] = ()) -> list[Snapshot]:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from legos.losses.alarms import alarms
 
 if TYPE_CHECKING:
@@ -69,10 +71,12 @@ def health(run: "RunView") -> dict[str, Any]:
         for name in metrics
         if name == _SKIPPED or name.endswith(f"/{_SKIPPED}")
     }
-    tokens = {
+    tokens: dict[str, float | None] = {
         name: newest.get(f"tokens_{name}")
         for name in ("generated", "trained", "filtered", "discarded", "queued")
     }
+    opponents = [metrics[name] for name in metrics if name.endswith("opponent_tokens")]
+    tokens["opponents"] = float(sum(np.nansum(column) for column in opponents))
     reasons: list[dict[str, Any]] = [
         {
             "kind": kind,

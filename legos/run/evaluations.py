@@ -80,6 +80,7 @@ class Evaluations:
         keep_best: str | None,
         plays: KeptPlays,
         fail: Callable[[Exception], Awaitable[None]],
+        on_best: Callable[[int, Sequence[Adapter], Publisher], Awaitable[None]],
         on_writer: Callable[[Callable[[], object]], Awaitable[None]],
     ) -> None:
         """Start without evaluations.
@@ -91,9 +92,10 @@ class Evaluations:
             keep_best: metric whose best step is recorded; "-x": a lower x is better.
             plays: stores the plays.
             fail: called with an error, to end the training loop.
+            on_best: called with the step and the adapters of the best evaluation so far.
             on_writer: calls a function in the thread that writes files.
         """
-        self._on_writer = on_writer
+        self._on_writer, self._on_best = on_writer, on_best
         self._evaluation = evaluation
         self._ledger = ledger
         self._folder = folder
@@ -198,6 +200,8 @@ class Evaluations:
         # No await between these, so that a checkpoint has the metrics if the files have them.
         self._record(step, adapters[0].version, found, out)
         self.pinned = None
+        if self._best is not None and self._best[1] == step:
+            await self._on_best(step, adapters, out.publisher)
 
     async def _measured(self, adapters: Mapping[str, str]) -> Results:
         before = self._evaluation.tokens_generated

@@ -8,6 +8,7 @@ episodes/           older ones, compressed
 failure.txt         the error that ended the run, if one did
 adapters/vN/        adapters in mlx-lm's format; those of further policies in adapters/NAME/vN
 checkpoints/        the state that a resumed run needs
+snapshot            asks the run for a snapshot of its league after the next step
 stalls.txt          stacks of all threads and tasks, where the event loop has stalled
 """
 
@@ -55,6 +56,7 @@ class RunFolder:
         self.plays = PlayFiles(self.episodes)
         self.stalls = path / "stalls.txt"
         self.failure = path / "failure.txt"
+        self.request = path / "snapshot"
         self.adapters = path / "adapters"
         self.checkpoints = path / "checkpoints"
 
@@ -71,6 +73,13 @@ class RunFolder:
     def has_steps(self) -> bool:
         """Whether the run has done a step; line 0 has the metrics of the first evaluation."""
         return has_step_lines(self.metrics)
+
+    def take_request(self) -> bool:
+        """Whether somebody has asked for a snapshot since the last call."""
+        with suppress(FileNotFoundError):
+            self.request.unlink()
+            return True
+        return False
 
     def check_free(self) -> None:
         """Check that a new run can write here without mixing with another; writes nothing.

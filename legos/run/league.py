@@ -11,7 +11,7 @@ from pathlib import Path
 from legos.config.league import LeagueConfig
 from legos.errors import AdapterError, CheckpointError
 from legos.league.guards import Standing, guard_alarms, standing
-from legos.league.matchmaker import EXPLOITER, LeagueSeats
+from legos.league.matchmaker import LeagueSeats
 from legos.league.pool import Snapshot
 from legos.loop.mix import Mix
 from legos.loop.trainer import Metrics, PolicyTrainer
@@ -102,7 +102,7 @@ class RunLeague:
             CheckpointError: the files of a snapshot cannot be written, or are damaged.
         """
         step = self._trainer.step
-        due = step % self._settings.snapshot_every == 0
+        due = step % self._settings.snapshot_every == 0 or self._folder.take_request()
         own: dict[str, float] = {}
         for name, league in self._leagues.items():
             league.progress = step / self._trainer.num_steps
@@ -160,15 +160,28 @@ class RunLeague:
             await trainer.publish_to(publisher)
             logger.warning("step %d: the policy goes on from %s", step, best.name)
 
-    async def _take(self, publisher: Publisher, metrics: Metrics | None = None) -> None:
+    async def take_best(self, step: int, adapters: Sequence[Adapter], publisher: Publisher) -> None:
+        """Add the adapters of the best evaluation so far to every pool.
+
+        Raises:
+            CheckpointError: their files cannot be written.
+        """
+        await self._take(publisher, at=(step, adapters))
+
+    async def _take(
+        self,
+        publisher: Publisher,
+        metrics: Metrics | None = None,
+        at: tuple[int, Sequence[Adapter]] | None = None,
+    ) -> None:
         """Add the policies to every pool, and drop from the engines what nobody plays any more."""
-        step, adapters = self._trainer.step, self._adapters()
+        step, adapters = at or (self._trainer.step, self._adapters())
         if not self._leagues:
             return
         await self._on_writer(partial(self._folder.write_adapters, adapters))
         for name, league in self._leagues.items():
             for adapter in adapters:
-                if adapter.name not in self._policies[name] or adapter.name == EXPLOITER:
+                if adapter.name not in self._policies[name] or not league.pools(adapter.name):
                     continue  # nobody of this arena meets it
                 figures = self._figures(name, metrics or {}, adapter.name)
                 strength = partial(_strength, league)

@@ -107,15 +107,6 @@ class Run:
         self._writer = writer
         self._writing = Background(self._batcher.end)
         self._plays = KeptPlays(folder, share=settings.plays_kept, disk_gib=settings.plays_disk_gib)
-        self._evaluations = Evaluations(
-            evaluation,
-            trainer.ledger,
-            folder,
-            keep_best=settings.keep_best,
-            plays=self._plays,
-            fail=self._batcher.end,
-            on_writer=self._on_writer,
-        )
         self._league = RunLeague(
             self._mix,
             folder,
@@ -124,6 +115,16 @@ class Run:
             adapters=self._adapters,
             stop=self.stop,
             discard=self._batcher.discard_rest,
+            on_writer=self._on_writer,
+        )
+        self._evaluations = Evaluations(
+            evaluation,
+            trainer.ledger,
+            folder,
+            keep_best=settings.keep_best,
+            plays=self._plays,
+            fail=self._batcher.end,
+            on_best=self._league.take_best,
             on_writer=self._on_writer,
         )
         self._state = RunState(trainer, self._mix, self._batcher, self._evaluations)

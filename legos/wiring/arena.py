@@ -15,7 +15,7 @@ from legos.config.schema import GenerationConfig, PlayConfig, PlayedArena, RunCo
 from legos.credit import make_credit
 from legos.errors import ArenaError, ConfigError, LegosError
 from legos.league.cast import OPTIMAL, Cast
-from legos.league.matchmaker import EXPLOITER, LeagueSeats
+from legos.league.matchmaker import EXPLOITER, EXPLOITERS, LeagueSeats
 from legos.loop.mix import Mix
 from legos.protocols import Client, CreditAssigner
 from legos.wiring.options import OF_EVERY_ARENA, checked_options
@@ -151,7 +151,13 @@ def _seat_opponents(arena: Arena, play: PlayConfig, settings: LeagueConfig) -> N
         raise ConfigError(
             f"{named} brings a matchmaker, {type(arena.matchmaker).__name__}; leave one of them out"
         )
-    if EXPLOITER in {**play.opponents, **play.opponents_end}:
+    shares = {**play.opponents, **play.opponents_end}
+    if EXPLOITERS in shares and EXPLOITER not in shares:
+        raise ConfigError(
+            f"play.opponents names {EXPLOITERS}, earlier versions of the exploiter, but not "
+            f"{EXPLOITER}; give it a share too, such as {EXPLOITER}=0.2"
+        )
+    if EXPLOITER in shares:
         if len(arena.policies) > 1:
             raise ConfigError(
                 f"{named} trains {', '.join(arena.policies)}, and an exploiter of several policies "
@@ -159,7 +165,7 @@ def _seat_opponents(arena: Arena, play: PlayConfig, settings: LeagueConfig) -> N
             )
         arena.policies = (*arena.policies, EXPLOITER)
     cast = Cast(arena, api_key=os.environ.get("LEGOS_API_KEY"))
-    if OPTIMAL in {**play.opponents, **play.opponents_end}:
+    if OPTIMAL in shares:
         _ = cast.best  # refused here, and not in the first play
     arena.matchmaker = LeagueSeats(
         play.opponents,

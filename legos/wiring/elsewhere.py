@@ -8,7 +8,7 @@ from pathlib import Path
 from legos.config.schema import RunConfig
 from legos.errors import ConfigError
 from legos.league.cast import is_adapter
-from legos.league.matchmaker import DRAWS, EXPLOITER
+from legos.league.matchmaker import DRAWS, EXPLOITER, EXPLOITERS
 from legos.run.league import LEAD
 from legos.wiring.arena import policies_of
 from legos.wiring.engines import MakeEngine, kind_of, served_engine
@@ -56,7 +56,7 @@ def rivals_of(config: RunConfig) -> int:
     for name, one in config.arenas.items():
         if not (shares := {**one.play.opponents, **one.play.opponents_end}):
             continue
-        pools += len({*policies_of({name: one})} - {EXPLOITER})
+        pools += len({*policies_of({name: one})} - {EXPLOITER}) + (EXPLOITERS in shares)
         named |= {who for who in shares if who not in DRAWS and is_adapter(who)}
     return pools * (league.snapshots + patience // league.snapshot_every + 2) + len(named)
 

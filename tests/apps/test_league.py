@@ -21,6 +21,8 @@ from legos.league.matchmaker import LeagueSeats
 from legos.play.table import Table
 from legos.records.episode import Episode
 from legos.run.checkpoint import newest_whole, read_state
+from legos.run.folder import RunFolder
+from legos.run.lock import hold
 from legos.run.metrics import read_steps
 from legos.weights.adapter import Adapter
 
@@ -48,7 +50,11 @@ def timeless(folder: Path) -> list[Mapping[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "opponents",
-    [("self=0.3", "past=0.2", "hard=0.3", "random=0.2"), ("self=0.5", "exploiter=0.5")],
+    [
+        ("self=0.3", "past=0.2", "hard=0.3", "random=0.2"),
+        ("self=0.5", "exploiter=0.5"),
+        ("exploiter=0.5", "exploiters=0.5"),
+    ],
 )
 def test_a_league_goes_on_exactly(opponents: tuple[str, ...], tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -78,7 +84,8 @@ def test_a_league_goes_on_exactly(opponents: tuple[str, ...], tmp_path: Path) ->
         assert last["exploiter/policy_version"] == last["policy_version"] == 9
         assert last["league/plays_exploiter"] == last["league/plays_policy"] > 0
         members = theirs["arenas"]["kuhn"]["matchmaker"]["pool"]["members"]
-        assert {each["policy"] for each in members} == {"policy"}
+        pooled = {"policy", "exploiter"} if "exploiters=0.5" in opponents else {"policy"}
+        assert {each["policy"] for each in members} == pooled
 
 
 class Talk(Arena):
@@ -152,10 +159,17 @@ def test_an_opponent_stays_within_its_play_while_weights_change() -> None:
         assert league.playing == set()
 
 
-def test_a_policy_that_a_checkpoint_lacks_is_named(
+def test_a_snapshot_is_asked_of_a_run_that_trains_and_a_policy_it_lacks_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(tmp_path / "run", "self=0.5", "past=0.5", steps=1)
+    capsys.readouterr()
+    asked = ["league", str(tmp_path / "run"), "--snapshot"]
+    assert main(asked) == 2
+    assert "no process trains" in capsys.readouterr().err
+    with hold(tmp_path / "run"):
+        assert main(asked) == 0
+    assert RunFolder(tmp_path / "run").take_request()
     added = ("--play.opponents", "exploiter=1.0")
     assert main(["train", "--resume", str(tmp_path / "run"), "--steps", "2", *added]) != 0
     said = " ".join(capsys.readouterr().err.split())

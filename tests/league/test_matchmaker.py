@@ -190,6 +190,37 @@ def test_an_exploiter_learns_beside_the_policy() -> None:
     assert sorted(seat.policy or "" for seat in seats.values()) == ["exploiter", "policy"]
 
 
+def test_the_policy_meets_earlier_exploiters() -> None:
+    arena, league = arena_with({"exploiters": 0.5, "exploiter": 0.5})
+    arena.policies = ("policy", "exploiter")
+    assert league.pools("exploiter")
+    assert not arena_with({"exploiter": 1.0})[1].pools("exploiter")
+    for step in range(2):
+        league.pool.add(replace_adapter(adapter(step), name="exploiter"), step, weak)
+    found = rivals(drawn(arena))
+    for step in range(2):
+        assert found[f"exploiter@{step}"] / DRAWS == pytest.approx(0.25, abs=0.03)
+    with_snapshots(league, 1)
+    league.record(played("policy", "exploiter@0", 1.0))
+    league.record(played("policy", "exploiter", -1.0, trained=True))
+    assert league.table.tally("policy@0", "exploiter@0").wins == 1
+    assert league.table.tally("policy@0", "exploiter@1").losses == 1
+    assert {name for name in league.metrics() if name.startswith("plays_exploiters")}
+
+
+def test_tokens_of_opponents_are_counted_apart() -> None:
+    _, league = arena_with({"past": 1.0})
+    episode = played("policy", "policy@0", 1.0)
+    completion = Completion(text="ab", token_ids=(1, 2), logprobs=(-1.0, -1.0), versions=(0, 0))
+    turns = (Turn(messages=(), completion=completion),) * 2
+    rollouts = tuple(replace(each, turns=turns) for each in episode.rollouts)
+    league.record(replace(episode, rollouts=rollouts, error="broken"))
+    other = arena_with({"past": 1.0})[1]
+    other.restore(json.loads(json.dumps(league.state())))
+    assert other.metrics() == {"opponent_tokens": 4.0}
+    assert other.metrics() == {"opponent_tokens": 0.0}
+
+
 def played(mine: str, theirs: str, reward: float, *, trained: bool = False) -> Episode:
     return Episode(
         arena="kuhn",
@@ -234,7 +265,7 @@ def test_a_play_of_three_seats_counts_once_with_the_mean_of_two_and_their_turns(
     assert (theirs.losses, theirs.plays, theirs.reward, theirs.squares) == (1, 1, -1.0, 1.0)
     assert theirs.forfeits == 0.5
     assert league.table.tally("policy@0", "policy@1", "b").losses == 0.5
-    assert league.metrics() == {"plays_past": 1.0, "score_past": 1.0}
+    assert league.metrics() == {"plays_past": 1.0, "score_past": 1.0, "opponent_tokens": 0.0}
 
 
 def test_a_play_of_two_trained_policies_counts_once() -> None:
@@ -257,8 +288,12 @@ def test_results_count_for_the_newest_snapshot() -> None:
     assert (tally.wins, tally.draws, tally.losses) == (2, 1, 1)
     assert league.table.tally("policy@0", "policy@1", "second").losses == 2
     assert league.table.members == ("policy@1", "policy@0")
-    assert league.metrics() == {"plays_past": 4.0, "score_past": 2.5 / 4}
-    assert league.metrics() == {}
+    assert league.metrics() == {
+        "plays_past": 4.0,
+        "score_past": 2.5 / 4,
+        "opponent_tokens": 0.0,
+    }
+    assert league.metrics() == {"opponent_tokens": 0.0}
 
 
 def test_the_state_comes_back_through_json() -> None:

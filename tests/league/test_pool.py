@@ -39,6 +39,14 @@ def test_equal_weights_are_one_snapshot() -> None:
     assert [snapshot.step for snapshot in pool.of("policy")] == [10]
 
 
+def test_an_evaluation_that_ends_later_adds_its_snapshot_in_order() -> None:
+    pool = filled(8, 4)
+    assert pool.add(adapter(9), 15, weak) is not None
+    assert [snapshot.step for snapshot in pool.of("policy")] == [0, 10, 15, 20, 30]
+    assert pool.add(adapter(8), 20, weak) is None  # which has one
+    assert pool.add(adapter(9), 16, weak) is None  # the same weights
+
+
 def test_policies_have_snapshots_of_their_own() -> None:
     pool = Pool(2)
     for step in range(4):

@@ -25,9 +25,17 @@ def test_skipped_steps_and_lost_tokens_are_listed(runs: Path) -> None:
     found = answered(page_of(parent=runs), "health", run="one")
     assert found["skipped"] == {"applied": [3]}
     assert found["tokens"]["generated"] == 300
+    assert found["tokens"]["opponents"] == 0
     rows = [(row["kind"], row["reason"], row["tokens"]) for row in found["reasons"]]
     assert rows == [("discarded", "stale", 40), ("filtered", "clip_skip", 30)]
     assert found["memory"] == {"peak": [[1, 0.5], [2, 0.5], [3, 0.5]], "limit_gib": 4.0}
+
+
+def test_tokens_of_opponents_are_added_up_over_steps_and_arenas(runs: Path) -> None:
+    folder = made_run(runs / "one", steps=1)
+    names = ("league/kuhn/opponent_tokens", "league/nim/opponent_tokens")
+    add_lines(folder.metrics, [step_line(step, **dict.fromkeys(names, 7)) for step in (2, 3)])
+    assert answered(page_of(parent=runs), "health", run="one")["tokens"]["opponents"] == 28
 
 
 def test_each_policy_has_its_own_alarms(runs: Path) -> None:

@@ -159,6 +159,25 @@ def test_a_resumed_run_may_keep_fewer_snapshots(whole: World, tmp_path: Path) ->
     assert len(league_of(resumed).pool.of("policy")) == 2
 
 
+def test_snapshots_are_taken_at_the_best_evaluations_and_by_request(tmp_path: Path) -> None:
+    seldom = LeagueConfig(snapshot_every=100)
+    run = world(tmp_path / "run", league=seldom, keep_best="share")
+    run.evaluation.shares = {2: 0.7, 3: 0.6, 4: 0.8}  # of steps 3, 6 and 9
+    asking = run.backend.forward_backward
+
+    def ask(*args: Any, **options: Any) -> Any:
+        if run.trainer.step == 4:
+            run.folder.request.touch()
+        return asking(*args, **options)
+
+    run.backend.forward_backward = ask
+    assert run.start().go()
+    assert [each.step for each in league_of(run).pool.of("policy")] == [0, 3, 5, 9]
+    assert not run.folder.request.exists()
+    for each in league_of(run).pool.of("policy"):
+        assert read_adapter(run.folder.adapters / f"v{each.version}").digest == each.digest
+
+
 @pytest.mark.parametrize("what", ["report", "stop", "rollback"])
 def test_a_planted_collapse_is_caught(
     what: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture

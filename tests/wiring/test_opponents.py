@@ -48,6 +48,11 @@ def made(name: str = "kuhn", **play: Any) -> Any:
     ("arena", "play", "message"),
     [
         ("sums", {"opponents": HALF}, r"self, past but arena 'sums' has one role; leave"),
+        (
+            "kuhn",
+            {"opponents": {"exploiters": 1}},
+            r"names exploiters, .* give it a share too",
+        ),
         ("negotiation", {"opponents": {"optimal": 1}}, r"no optimal player of arena 'negotiation'"),
     ],
 )

@@ -65,7 +65,7 @@ function tokens({ tokens: total, reasons }) {
   const share = (value) => (100 * (value ?? 0)) / total.generated;
   return h("section.panel", {},
     h("h2", {}, "Tokens"),
-    h("p.small.muted", {}, `${count(total.generated)} were generated; every one is accounted for`),
+    h("p.small.muted", {}, `${count(total.generated)} were generated; every one is accounted for${total.opponents ? `; opponents, which are not trained on, sampled ${count(total.opponents)} more` : ""}`),
     h("div.stack", { role: "img", "aria-label": PARTS.map(([name, label]) => `${label} ${number(share(total[name]))} %`).join(", ") },
       PARTS.map(([name, label]) => (total[name] ? h(`span.${name}`, { style: { width: `${share(total[name])}%` }, title: `${label}: ${number(total[name])}` }) : null))),
     h("div.key.small", {}, PARTS.map(([name, label]) => h("span", {}, h(`i.${name}`), `${label} ${number(share(total[name]))} %`))),
