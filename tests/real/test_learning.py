@@ -3,6 +3,8 @@
 docs/log/chat_models.md has the curves of these runs; the bounds here leave room around them.
 """
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from legos.run.metrics import read_metrics
 
 pytestmark = [pytest.mark.real, pytest.mark.learning, pytest.mark.timeout(7200)]
 
+PROBLEMS = Path(__file__).parents[2] / "examples" / "word_problems.py"
 CORRECT, FORMAT = (f"eval/reward_part_player/{part}" for part in ("correct", "format"))
 
 
@@ -57,13 +60,46 @@ def test_kuhn_by_chat(seed: str, model: str, tmp_path: Path) -> None:
     assert last["eval/exploitability"] <= 0.4
 
 
+def imitated(
+    model: str, folder: Path, arena: str, *options: str, step: str = "32"
+) -> tuple[str, ...]:
+    """Imitate answers of an arena, ``step`` at once; the command that trains on from there."""
+    rows, base = str(folder / "rows.jsonl"), folder / "base"
+    assert not main(["arenas", "answers", arena, "--to", rows, *options])
+    evaluated(base, "imitate", rows, "--model", model, "--play.tasks-per-step", step)
+    return ("train", "--adapter", str(base), "--arena", arena)
+
+
 @pytest.mark.parametrize("seed", ["0", "1", "2"])
 def test_countdown_after_imitation_of_its_form(seed: str, model: str, tmp_path: Path) -> None:
-    rows, base, two = str(tmp_path / "rows.jsonl"), tmp_path / "base", ("--play.options.size", "2")
-    written = ("--by", "example", "--to", rows, "--plays", "320", *two)
-    assert not main(["arenas", "answers", "countdown", *written])
-    evaluated(base, "imitate", rows, "--model", model)
-    train = ("train", "--adapter", str(base), "--arena", "countdown", *two)
-    first, last = evaluated(tmp_path / "run", *train, "--steps", "15", "--seed", seed)
+    two = ("--play.options.size", "2")
+    train = imitated(model, tmp_path, "countdown", "--by", "example", "--plays", "320", *two)
+    steps = ("--steps", "15", "--seed", seed)
+    first, last = evaluated(tmp_path / "run", *train, *two, *steps)
     assert first[FORMAT] <= 0.75
     assert last[FORMAT] >= 0.8
+
+
+@pytest.mark.parametrize("seed", ["0", "1", "2"])
+def test_word_problems_after_imitation_of_the_mark(seed: str, model: str, tmp_path: Path) -> None:
+    problems = tmp_path / "problems.jsonl"
+    subprocess.run([sys.executable, str(PROBLEMS), str(problems)], check=True)
+    data = ("--play.options.data", str(problems))
+    train = imitated(model, tmp_path, "math", "--by", "example", "--plays", "200", *data)
+    strict = ("--play.options.strict", "true", "--generation.max-tokens", "32")
+    steps = ("--steps", "25", "--seed", seed)
+    first, last = evaluated(tmp_path / "run", *train, *data, *strict, *steps)
+    assert first[FORMAT] <= 0.8
+    assert last[FORMAT] >= 0.85
+    assert last["eval/strict"] >= first["eval/strict"] + 0.05
+
+
+@pytest.mark.parametrize("seed", ["0", "1", "2"])
+def test_chains_of_calls_after_imitation(seed: str, model: str, tmp_path: Path) -> None:
+    kinds = '["simple","multi_step","recursive"]'
+    easy = ("--play.options.kinds", kinds, "--play.options.levels", '["easy"]')
+    train = imitated(model, tmp_path, "zorplex", "--plays", "64", *easy, step="16")
+    sizes = ("--generation.max-tokens", "24", "--play.tasks-per-step", "6", "--steps", "16")
+    first, last = evaluated(tmp_path / "run", *train, *easy, *sizes, "--seed", seed)
+    assert first["eval/success"] <= 0.3
+    assert last["eval/success"] >= first["eval/success"] + 0.2
