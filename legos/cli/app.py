@@ -28,7 +28,6 @@ from legos.cli.tournament import tournament
 from legos.cli.train import train
 from legos.cli.view import view
 from legos.cli.watch import watch
-from legos.config.removed import why_removed
 from legos.errors import ConfigError, LegosError
 from legos.installed import own_version
 
@@ -44,9 +43,6 @@ _ALSO_CALLED = {  # what other programs call a setting -> the last part of its o
     "iters": "steps",
     "lr": "learning-rate",
     "rank": "lora-rank",
-}
-_REMOVED = {  # an option of a command that is still a setting -> what to do
-    "--adapter-folder": "POST the bytes of an adapter to /adapters/load",
 }
 
 
@@ -127,11 +123,7 @@ def _check_encoding(arguments: Sequence[str]) -> None:
 
 def _unknown_option(error: UnknownOptionError) -> str:
     word = error.token.keyword or error.token.value
-    if word in _REMOVED:
-        return f"{word} was removed: {_REMOVED[word]}"
     last = word.lstrip("-").rpartition(".")[2].replace("_", "-")
-    if why := why_removed(last.removeprefix("no-").replace("-", "_")):
-        return f"{word} {why}"
     known = (name for argument in error.argument_collection for name in argument.names)
     wanted = (last, _ALSO_CALLED.get(last))
     found = next((n for n in known if n.lstrip("-").rpartition(".")[2] in wanted), None)

@@ -18,7 +18,6 @@ from pydantic.fields import FieldInfo
 
 from legos.builtin import BUILTIN, RECOMMENDED
 from legos.config.play import MixedArena
-from legos.config.removed import why_removed
 from legos.config.schema import RunConfig
 from legos.config.setting import BadSetting, Settings, SettingsError, admits_none
 from legos.config.toml import split_name, uncommented, write_toml
@@ -167,20 +166,12 @@ def _read_layer(path: Path, *, whole: bool = False) -> _Layer:
     source = f"file {path}"
     try:
         text = path.read_text(encoding="utf-8")
-        chosen = dict(_flatten(tomllib.loads(text)))
-        values = dict(_flatten(tomllib.loads(uncommented(text)))) if whole else chosen
+        values = dict(_flatten(tomllib.loads(uncommented(text) if whole else text)))
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    kept = {name: value for name, value in values.items() if not _was_removed(name)}
-    for name in filter(_was_removed, chosen):
-        logger.warning("%s: %s %s", path, name, why_removed(name))
-    return _Layer(source=source, values=_checked(kept, source))
-
-
-def _was_removed(name: str) -> bool:
-    return not name.startswith(f"{_OPTIONS}.") and why_removed(name) is not None
+    return _Layer(source=source, values=_checked(values, source))
 
 
 def _flatten(table: Mapping[str, object], prefix: str = "") -> Iterable[tuple[str, object]]:
@@ -201,8 +192,6 @@ def _checked(values: Mapping[str, object], source: str) -> dict[str, object]:
         if name.startswith(f"{_OPTIONS}."):
             checked[name] = value
             continue
-        if why := why_removed(name):
-            raise ConfigError(f"{name} ({source}) {why}")
         if name in (*_GROUPS, _OPTIONS, "mix"):
             raise ConfigError(f"{name} ({source}) is {value!r}; expected a table")
         field = _field(name, source)

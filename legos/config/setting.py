@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from legos.config.removed import why_removed
 from legos.errors import ConfigError, did_you_mean
 
 __all__ = ["BadSetting", "Settings", "SettingsError", "admits_none", "expected", "knob", "limits"]
@@ -124,7 +123,7 @@ def _problems(group: type[Settings], error: ValidationError) -> Iterator[BadSett
         elif isinstance(cause, ConfigError):
             yield BadSetting(key=key, text=str(cause), joint=True)
         elif detail["type"] == "extra_forbidden":
-            unknown = why_removed(key) or "does not exist" + did_you_mean(key, group.model_fields)
+            unknown = "does not exist" + did_you_mean(key, group.model_fields)
             yield BadSetting(key=key, text=unknown)
         elif detail["type"] == "missing":
             yield BadSetting(key=key, text="is missing; give it a value")

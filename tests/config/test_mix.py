@@ -68,15 +68,6 @@ def test_the_first_arena_that_recommends_a_setting_decides_but_not_of_play() -> 
     assert list(resolved.config.mix) == ["nim", "kuhn"]
 
 
-def test_settings_of_a_mix_that_were_removed_are_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    file = tmp_path / "mix.toml"
-    file.write_text("[mix]\nnim = 0.5\n[mix.kuhn]\nshare = 0.5\nreuse = 2\n")
-    assert list(resolve(files=[file]).config.arenas) == ["nim", "kuhn"]
-    assert "mix.kuhn.reuse was removed: it is the same in every run" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [

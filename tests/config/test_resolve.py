@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from legos.config.play import MixedArena
-from legos.config.removed import removed
 from legos.config.resolve import knobs, read_config, resolve
-from legos.config.schema import RunConfig, TrainingConfig
+from legos.config.schema import RunConfig
 from legos.errors import ConfigError
 
 
@@ -116,44 +114,6 @@ def test_a_resumed_runs_file_gives_every_value(tmp_path: Path) -> None:
         return {"training.entropy_coef": 0.1, "loop.steps": 3, "play.group_size": 7}
 
     assert resolve(run=saved, recommend=changed).config == before.config
-
-
-def test_removed_settings_of_a_file_are_dropped_and_chosen_ones_are_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    text = """[training]
-#: adam_beta1 = 0.9  # default
-adam_beta2 = 0.9  # command line
-
-[loop]
-steps = 7
-pause_on_battery = true  # command line
-"""
-    file = write(tmp_path, text)
-    assert read_config(file).loop.steps == 7
-    assert [r.getMessage() for r in caplog.records] == [
-        f"{file}: training.adam_beta2 was removed: it is the same in every run",
-        f"{file}: loop.pause_on_battery was removed: stop the run, and continue it with --resume",
-    ]
-    with pytest.raises(ConfigError, match=r"loop\.pause_on_batery .*is not a setting"):
-        read_config(write(tmp_path, text.replace("battery", "batery")))
-
-
-def test_a_removed_setting_is_refused_with_what_replaces_it() -> None:
-    message = "adam_beta1.* was removed: it is the same in every run"
-    with pytest.raises(ConfigError, match=rf"training\.{message}"):
-        resolve(overrides={"training.adam_beta1": 0.8})
-    with pytest.raises(ConfigError, match=message):
-        TrainingConfig(adam_beta1=0.8)  # pyright: ignore[reportCallIssue]
-    with pytest.raises(ConfigError, match=r"mix\.nim\.reuse .* was removed"):
-        resolve(overrides={"mix.nim.share": 1.0, "mix.nim.reuse": 2})
-    options = {"play.options.discount": 0.9}  # an arena may call its options as it likes
-    assert resolve(overrides=options).config.play.options == {"discount": 0.9}
-
-
-def test_no_setting_of_today_was_removed() -> None:
-    assert not removed().keys() & {name.rpartition(".")[2] for name in knobs()}
-    assert not removed().keys() & MixedArena.model_fields.keys()
 
 
 def test_large_models_get_no_advice_meant_for_the_built_in_one() -> None:

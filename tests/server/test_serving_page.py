@@ -157,7 +157,6 @@ def test_the_command_refuses_what_cannot_be(tmp_path: Path) -> None:
         return done.stderr
 
     assert "LEGOS_API_KEY" in refused("--host", "0.0.0.0")
-    assert "was removed: POST the bytes" in refused("--adapter-folder", str(tmp_path))
     twice = ("--adapter", f"a={tmp_path}", "--adapter", f"a={tmp_path}")
     assert "holds no run and no adapter" in refused(*twice)
 
