@@ -16,7 +16,7 @@ from legos.records.names import BASE
 from legos.weights.adapter import Adapter
 from legos.wiring.serving import base_of, put_on
 
-__all__ = ["adapters_of", "cast_of", "free_seats", "model_of"]
+__all__ = ["adapters_of", "cast_of", "free_seats", "lasting_names", "model_of"]
 
 
 def adapters_of(members: Sequence[str]) -> Mapping[str, Adapter]:
@@ -32,6 +32,20 @@ def adapters_of(members: Sequence[str]) -> Mapping[str, Adapter]:
 def model_of(model: str | None, adapters: Mapping[str, Adapter]) -> str:
     """The base model of members' adapters; as ``base_of``, whose errors name the member here."""
     return base_of(model, [replace(adapter, name=who) for who, adapter in adapters.items()])
+
+
+def lasting_names(members: Sequence[str], model: str) -> Mapping[str, str]:
+    """Member -> a name that it keeps while its run goes on: that of an adapter is by its weights.
+
+    Args:
+        members: who is named.
+        model: the base model.
+
+    Raises:
+        LegosError: as for ``adapters_of``.
+    """
+    names = {who: adapter.name for who, adapter in adapters_of(members).items()}
+    return {who: f"{BASE} of {model}" if who == BASE else names.get(who, who) for who in members}
 
 
 def free_seats(arena: Arena) -> Mapping[str, Seat]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TextIO
 
-from legos.apps.members import adapters_of, cast_of, free_seats, model_of
+from legos.apps.members import adapters_of, cast_of, free_seats, lasting_names, model_of
 from legos.apps.person import Person, Terminal
 from legos.apps.transcript import answer_of, ending, heading, turns_of, visible
 from legos.arena.arena import Arena, GameArena
@@ -19,13 +19,14 @@ from legos.builtin import is_builtin
 from legos.config.schema import GenerationConfig, PlayConfig
 from legos.errors import ConfigError, did_you_mean
 from legos.fakes import ScriptedClient
-from legos.league.cast import URLS
+from legos.league.cast import PERSON, URLS
 from legos.play.step import play_all
 from legos.protocols import Seat
 from legos.records.episode import Episode
 from legos.records.limits import EngineLimits
 from legos.records.names import BASE, POLICY
 from legos.run.episodes import stored_episode
+from legos.run.people import PersonalPlay
 from legos.wiring.arena import make_arena
 
 __all__ = ["Players", "play"]
@@ -42,6 +43,7 @@ class Players:
     against: str = BASE  # who sits in the other trained seats, except the first if nobody is "me"
     model: str | None = None  # base model; None: that of the adapters
     api_key: str | None = None  # key of the URLs
+    name: str | None = None  # of the person, under which the plays are kept
 
     def of(self, roles: Sequence[str], free: Sequence[str]) -> dict[str, str]:
         """Role -> who, for all roles that are named or free.
@@ -100,10 +102,12 @@ def play(
     seed = random.getrandbits(32) if seed is None else seed
     planned = plays_from(arena, seed, plays)
     who = players.of(arena.roles, [*free_seats(arena)])
+    if players.name is not None and ME not in who.values():
+        raise ConfigError(f"--name is {players.name!r} but nobody is me; give --seat ROLE=me")
     terminal = Terminal(sys.stdin if source is None else source, say)
     with (
         asyncio.Runner() as runner,
-        _seated(arena, players, who, terminal, runner, settings=settings) as matchmaker,
+        _seated(arena, players, who, terminal, runner, settings=settings) as (matchmaker, names),
     ):
         arena.matchmaker = matchmaker
         episodes: list[Episode] = []
@@ -112,6 +116,8 @@ def play(
             for text in _report(episode, who, thinking=thinking):
                 say(text)
             episodes.append(episode)
+            if players.name is not None and not episode.error and not episode.void:
+                PersonalPlay.of(episode, settings.options, names).keep()
             if episode.void and ME in who.values():
                 break
     if len(episodes) > 1:
@@ -165,13 +171,16 @@ def _seated(
     runner: asyncio.Runner,
     *,
     settings: PlayConfig,
-) -> Generator[SeatOverride]:
-    """Within the block, the players of the roles can be asked."""
+) -> Generator[tuple[SeatOverride, Mapping[str, str]]]:
+    """Within the block, the players of the roles can be asked; with the lasting name of each."""
     people = {role: Person(role, terminal) for role, one in who.items() if one == ME}
     members = [one for one in who.values() if one != ME]
     adapters = adapters_of(members)
     model = model_of(players.model, adapters)
     _state_rules(arena, settings, model, remote=any(one.startswith(URLS) for one in members))
+
+    lasting = {ME: f"{PERSON}{players.name}", **lasting_names(members, model)}
+    names = {role: lasting[one] for role, one in who.items()}
 
     def change(seat: Seat, _: int) -> Seat:
         """Seat the player of the role; no seat is trained."""
@@ -185,6 +194,6 @@ def _seated(
     limits, key = EngineLimits(), players.api_key
     with cast_of(arena, members, adapters, model=model, limits=limits, api_key=key) as cast:
         try:
-            yield SeatOverride(change, arena.matchmaker)
+            yield SeatOverride(change, arena.matchmaker), names
         finally:
             runner.run(cast.aclose())

@@ -4,16 +4,19 @@ import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 from legos.apps.evaluate import reported
-from legos.apps.members import adapters_of, cast_of, free_seats, model_of
+from legos.apps.members import adapters_of, cast_of, free_seats, lasting_names, model_of
+from legos.arena.arena import Arena
 from legos.arena.registry import advice
 from legos.config.resolve import resolve
 from legos.config.schema import RunConfig
 from legos.errors import ArenaError, CheckpointError, ConfigError
 from legos.fakes import ScriptedClient
-from legos.league.cast import URLS, Cast, is_adapter
+from legos.league.cast import PERSON, URLS, Cast, is_adapter
 from legos.league.ratings import cyclic_share, nash_mixture, ratings
 from legos.league.tournament import (
     Meeting,
@@ -25,6 +28,7 @@ from legos.league.tournament import (
 )
 from legos.run.find import find_run, split_place
 from legos.run.folder import RunFolder
+from legos.run.people import personal_plays
 from legos.wiring.arena import make_arena
 from legos.wiring.options import check_options
 
@@ -51,7 +55,8 @@ def tournament(
 
     Args:
         members: random, optimal, base, RUN, RUN@STEP, RUN@best, RUN@vN, adapter folders, addresses
-            of servers; ``RUN@all`` stands for several adapters of a run.
+            of servers, ``person:NAME`` with the plays that were kept; ``RUN@all`` stands for
+            several adapters of a run.
         arena: the arena; None: that of the first run, with its settings.
         seed: seed of the tasks and the plays.
         model: the base model; None: that of the run, or of the adapters.
@@ -64,7 +69,7 @@ def tournament(
         the reward that counts as a whole win where wins differ in size; ``ratings``: member ->
         ``rating`` (Elo), ``low`` and ``high`` (its interval of 95 %), ``plays`` and ``forfeits``,
         the strongest first; ``matrix``: member -> member -> figures of the first against the
-        second; ``nash``: member -> its share; ``cyclic_share``.
+        second, if they met; ``nash``: member -> its share, empty unless all met; ``cyclic_share``.
 
     Raises:
         LegosError: a member, the arena or a setting is not valid, or members never met.
@@ -79,6 +84,7 @@ def tournament(
     rated = ratings(table, names, unit=results.unit)
     order = [rating.member for rating in rated]
     rewards = table.rewards(order)
+    shares = nash_mixture(rewards) if all(table.tally(*pair).plays for pair in pairs) else ()
     return {
         **_counts(name, results),
         "unit": results.unit,
@@ -93,10 +99,14 @@ def tournament(
             for each in rated
         },
         "matrix": {
-            mine: {theirs: figures(results, mine, theirs) for theirs in order if theirs != mine}
+            mine: {
+                theirs: figures(results, mine, theirs)
+                for theirs in order
+                if theirs != mine and table.tally(mine, theirs).plays
+            }
             for mine in order
         },
-        "nash": dict(zip(order, map(float, nash_mixture(rewards)), strict=True)),
+        "nash": dict(zip(order, map(float, shares), strict=False)),
         "cyclic_share": float(cyclic_share(table.scores(order))),
     }
 
@@ -168,7 +178,10 @@ def meet(
     Raises:
         LegosError: a member, the arena or a setting is not valid, or a pair never met.
     """
-    members = list(dict.fromkeys(who for pair in meetings for who in pair))
+    every = list(dict.fromkeys(who for pair in meetings for who in pair))
+    people = [who for who in every if who.startswith(PERSON)]
+    members = [who for who in every if who not in people]
+    fresh = [pair for pair in meetings if not {*pair}.intersection(people)]
     one, loop = config.arenas[name], config.loop
     play = one.play.replace(opponents={}, opponents_end={}, matchmaker=None)  # are of training
     arena = make_arena(name, ScriptedClient([]), play=play, generation=one.generation)
@@ -183,11 +196,11 @@ def meet(
     async def met(cast: Cast) -> Results:
         servers = any(who.startswith(URLS) for who in members)
         try:
-            if exact and not servers and cast.tree is not None:
+            if exact and not servers and not people and cast.tree is not None:
                 return await exact_results(cast, cast.tree, members)
             return await played_results(
                 cast,
-                meetings,
+                fresh,
                 [*free_seats(arena)],
                 plays=loop.evaluation_plays,
                 seed=seed,
@@ -200,20 +213,64 @@ def meet(
     base = model or config.model
     with cast_of(arena, members, adapters, model=base, limits=limits, api_key=api_key) as cast:
         results = asyncio.run(reported(met(cast)))
-    for mine, theirs in meetings:
-        if not results.table.tally(mine, theirs).plays:
-            raise ArenaError(
-                f"{mine} and {theirs} never met, so they cannot be compared: no play of theirs "
-                f"ended\n{results.failure or 'all were void'}"
-            )
+    if people:
+        names = lasting_names(every, model_of(base, adapters))
+        results = _with_people(results, arena, one.play.options, names)
+        for person in people:
+            if not any(results.table.tally(person, other).plays for other in every):
+                others = ", ".join(members)
+                raise ArenaError(
+                    f"{person} has played none of {others} in arena {name!r} with these options; "
+                    f"play: legos play {name} --against {members[0]} "
+                    f"--name {person.removeprefix(PERSON)}"
+                )
+    for mine, theirs in fresh:
+        figures(results, mine, theirs)  # raises where all their plays failed
     if results.failure:
         logger.warning(results.failure)
     return results
 
 
+def _with_people(
+    results: Results, arena: Arena, options: Mapping[str, Any], names: Mapping[str, str]
+) -> Results:
+    """The results, and what people have earned in the plays that were kept.
+
+    Args:
+        results: results of the other members.
+        arena: the arena.
+        options: its options, which those plays had too.
+        names: member -> its lasting name.
+    """
+    table, number = results.table, 0
+    for play in personal_plays():
+        if (play.arena, play.options) != (arena.name, options):
+            continue
+        for mine, theirs in permutations(names, 2):
+            one, two = (
+                [role for role, name in play.members.items() if name == names[who]]
+                for who in (mine, theirs)
+            )
+            people = [who.startswith(PERSON) for who in (mine, theirs)]
+            whole = one and two and len(one) + len(two) == len(play.members)
+            if whole and any(people) and (table.sides > 1 or len(one) == 1):
+                table.count(mine, theirs, play.episode(), one, two)
+                number += people[0]
+    return replace(results, plays=results.plays + number)
+
+
 def figures(results: Results, mine: str, theirs: str, role: str | None = None) -> dict[str, Any]:
-    """Shares of wins, draws and losses; the mean reward, and its interval (no width if exact)."""
+    """Shares of wins, draws and losses; the mean reward, and its interval (no width if exact).
+
+    Raises:
+        ArenaError: they never met.
+    """
     tally, exact = results.table.tally(mine, theirs, role), results.table.exact
+    if not tally.plays:
+        raise ArenaError(
+            f"{mine} and {theirs} never met, so they cannot be compared: no play of theirs ended\n"
+            f"{results.failure or 'all were void'}"
+        )
     low, high = (tally.mean, tally.mean) if exact else mean_interval(tally)
     return {
         "win": tally.wins / tally.plays,

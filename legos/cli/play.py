@@ -14,6 +14,7 @@ def play(
     *,
     seat: Several = (),
     against: str = "base",
+    name: str | None = None,
     model: str | None = None,
     api_key: Key = None,
     plays: int = 1,
@@ -36,6 +37,8 @@ def play(
             model without an adapter), RUN, RUN@STEP, RUN@best, an adapter folder, or the address of
             a server, URL or URL#NAME. If nobody is me, the first role that is not named is.
         against: WHO plays the other roles.
+        name: Your name; keeps the plays in runs/people.jsonl, so that person:NAME can be a member
+            of a tournament.
         model: A model folder, a name on the hub, or "builtin"; by default the model that the
             adapters were trained on.
         api_key: API key of the servers.
@@ -57,7 +60,7 @@ def play(
     settings = resolve(overrides=dotted({"play": play}, {"ARENA": ("arena", arena)})).config.play
     return run(
         arena,
-        Players(seats=seats, against=against, model=model, api_key=api_key),
+        Players(seats=seats, against=against, model=model, api_key=api_key, name=name),
         settings=settings,
         plays=plays,
         seed=seed,

@@ -35,8 +35,8 @@ def tournament(
 
     Args:
         members: random, optimal (small games), base (the model without an adapter), RUN, RUN@STEP,
-            RUN@best, RUN@vN, RUN@all (several of its adapters), an adapter folder, or the address
-            of a server, URL or URL#NAME.
+            RUN@best, RUN@vN, RUN@all (several of its adapters), an adapter folder, the address of
+            a server, URL or URL#NAME, or person:NAME, with the plays of legos play --name NAME.
         arena: Name of an arena, FILE.py:Class, or package.module:Class; by default that of the
             first RUN, with its settings.
         plays: Plays of each pair; half of them with the seats swapped. By default 100.
@@ -88,5 +88,5 @@ def _show_tables(found: Mapping[str, Any]) -> None:
     }
     show_members(rows, "mean reward against", rewards)
     mixture = (f"{member} {share:.2g}" for member, share in found["nash"].items() if share >= 0.005)
-    show_line(f"\nNash mixture: {', '.join(mixture)}")
+    show_line(f"\nNash mixture: {', '.join(mixture) or 'not computed, as some members never met'}")
     show_line(f"cyclic share: {found['cyclic_share']:.2g}")

@@ -14,16 +14,17 @@ from legos.games.scored import enumerated
 from legos.protocols import Client, Seat
 from legos.records.names import BASE, POLICY
 
-__all__ = ["BOTS", "OPTIMAL", "RANDOM", "URLS", "Cast", "is_adapter"]
+__all__ = ["BOTS", "OPTIMAL", "PERSON", "RANDOM", "URLS", "Cast", "is_adapter"]
 
 RANDOM, OPTIMAL = "random", "optimal"
 BOTS = (RANDOM, OPTIMAL)
+PERSON = "person:"  # and a name
 URLS = ("http://", "https://")
 
 
 def is_adapter(who: str) -> bool:
-    """Whether a member answers with an adapter that has to be loaded: no bot, base or server."""
-    return who not in (*BOTS, BASE) and not who.startswith(URLS)
+    """Whether an adapter that has to be loaded answers for a member: no bot, server or person."""
+    return who not in (*BOTS, BASE) and not who.startswith((*URLS, PERSON))
 
 
 class Cast:

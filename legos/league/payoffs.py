@@ -113,8 +113,7 @@ class PayoffTable:
         """
         reward, other = episode.mean_return(roles), episode.mean_return(others)
         for role in roles:
-            gave_up = any(note.startswith(f"{role} forfeits") for note in episode.notes)
-            share = 1 / len(roles)
+            gave_up, share = episode.forfeited(role), 1 / len(roles)
             self.add(mine, theirs, role, reward, other, forfeit=gave_up, share=share)
 
     def put(self, mine: str, theirs: str, role: str, plays: Tally) -> None:

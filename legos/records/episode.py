@@ -94,6 +94,10 @@ class Episode(Struct, frozen=True, kw_only=True):
         returns = self.returns
         return sum(returns[role] for role in roles) / len(roles)
 
+    def forfeited(self, role: str) -> bool:
+        """Whether a role forfeited the play, which its notes then say."""
+        return any(note.startswith(f"{role} forfeits") for note in self.notes)
+
     @property
     def trained_returns(self) -> list[float]:
         """The return of each trained seat; 0 where it has none."""

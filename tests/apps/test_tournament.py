@@ -1,5 +1,6 @@
 """``legos tournament`` and ``legos eval --against``: who meets whom, and what is refused."""
 
+import io
 import re
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,43 @@ def test_a_run_is_evaluated_against_others(told: Told, capsys: pytest.CaptureFix
         "random, as first",
         "random, as second",
     ]
+
+
+def test_people_are_members_by_the_plays_that_were_kept(
+    told: Told,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    runs = Path("runs").absolute()
+    monkeypatch.chdir(tmp_path)
+    run = str(runs / "nim")
+    largest = tuple(NIM[NIM.index("--play.options.largest") :][:2])
+    mine = ["play", "nim", *largest, "--name", "ada"]
+    for opponent in ("optimal", f"{run}@v1"):
+        monkeypatch.setattr("sys.stdin", io.StringIO("1\n" * 60))
+        assert main([*mine, "--against", opponent, "--plays", "4"]) == 0
+    capsys.readouterr()
+    found = told("tournament", f"{run}@v1", "random", "optimal", "person:ada")
+    assert (found["exact"], found["plays"], found["nash"]) == (False, 300 + 8, {})
+    row = found["matrix"]["person:ada"]
+    assert {who: cell["plays"] for who, cell in row.items()} == {f"{run}@v1": 4, "optimal": 4}
+    assert row["optimal"]["loss"] == found["matrix"]["optimal"]["person:ada"]["win"]
+    assert found["ratings"]["person:ada"]["plays"] == 8
+    against = told("eval", run, "--adapter", f"{run}@v1", "--against", "person:ada")["against"]
+    assert against["person:ada"]["roles"].keys() == {"second"}
+    for members in ((f"{run}@v2", "person:ada"), ("random", "person:ada", "--arena", "nim")):
+        assert main(["tournament", *members]) == 2  # other weights, other options
+        message = capsys.readouterr().err
+        assert "person:ada has played none of" in message
+        assert "play: legos play nim --against" in message
+    assert (
+        main(["play", "nim", "--seat", "first=random", "--seat", "second=random", *mine[-2:]]) == 2
+    )
+    assert "--name is 'ada' but nobody is me" in capsys.readouterr().err
+    (tmp_path / "runs/people.jsonl").write_text("{}\n")
+    assert main(["tournament", run, "person:ada"]) == 2
+    assert "line 1 of runs/people.jsonl is no play of a person" in capsys.readouterr().err
 
 
 def test_the_temperature_of_plays_is_given(told: Told) -> None:
