@@ -19,7 +19,7 @@ from legos.builtin import is_builtin
 from legos.config.schema import GenerationConfig, PlayConfig
 from legos.errors import ConfigError, did_you_mean
 from legos.fakes import ScriptedClient
-from legos.league.cast import PERSON, URLS
+from legos.league.cast import PERSON
 from legos.play.step import play_all
 from legos.protocols import Seat
 from legos.records.episode import Episode
@@ -126,13 +126,11 @@ def play(
     return FAILED if any(episode.error for episode in episodes) else 0
 
 
-def _state_rules(arena: Arena, settings: PlayConfig, model: str, *, remote: bool) -> None:
+def _state_rules(arena: Arena, settings: PlayConfig, model: str) -> None:
     """State the rules of a game to a model that does not know it, as training does."""
     if settings.rules is None and isinstance(arena, GameArena) and not is_builtin(model):
         arena.state_rules()
-        if (
-            settings.restrict_choices is None and not remote
-        ):  # other servers do not restrict choices
+        if settings.restrict_choices is None:
             arena.restrict_choices = True
 
 
@@ -177,7 +175,7 @@ def _seated(
     members = [one for one in who.values() if one != ME]
     adapters = adapters_of(members)
     model = model_of(players.model, adapters)
-    _state_rules(arena, settings, model, remote=any(one.startswith(URLS) for one in members))
+    _state_rules(arena, settings, model)
 
     lasting = {ME: f"{PERSON}{players.name}", **lasting_names(members, model)}
     names = {role: lasting[one] for role, one in who.items()}

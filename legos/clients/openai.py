@@ -1,7 +1,10 @@
 """The client of a model over HTTP: our server, vLLM, or any OpenAI-compatible endpoint."""
 
 import asyncio
+import logging
 import time
+
+from msgspec.structs import replace
 
 from legos.clients.answers import (
     completion_of,
@@ -15,6 +18,8 @@ from legos.records.message import Completion, Prompt, Sampling
 from legos.records.names import BASE, POLICY
 
 __all__ = ["OpenAIClient"]
+
+logger = logging.getLogger(__name__)
 
 
 class OpenAIClient:
@@ -71,6 +76,7 @@ class OpenAIClient:
         self._model = model
         self._dialect: Dialect | None = dialect
         self._listed: tuple[str, ...] = ()
+        self._warned = False  # that answers are not restricted
         self.base_url, self.api_key = base_url, api_key
         self._asking: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
 
@@ -80,7 +86,7 @@ class OpenAIClient:
         """Sample one completion of chat messages, token ids or a continued conversation.
 
         At our server a conversation continues from its tokens, and only the new messages are
-        rendered. Any other gets all messages.
+        rendered. Any other gets all messages, and its answers are not restricted to choices.
 
         Raises:
             RequestError: the server refuses the request, or does not support it.
@@ -89,6 +95,15 @@ class OpenAIClient:
         """
         started = time.perf_counter()
         target = await self._target(adapter)
+        if sampling.restrict and not target.ours:
+            sampling = replace(sampling, restrict=False)
+            if not self._warned:
+                self._warned = True
+                logger.warning(
+                    "%s does not restrict answers to the legal ones, as only `legos serve` does; "
+                    "an illegal answer counts as the arena says",
+                    self._transport.url,
+                )
         path, body = request_of(prompt, sampling, target)
 
         def read(answer: bytes) -> Completion:

@@ -67,7 +67,6 @@ def request_of(prompt: Prompt, sampling: Sampling, target: Target) -> tuple[str,
     chat = not ids or sampling.tools is not None
     needs_ours = {
         "token ids as the prompt": bool(ids),
-        "restrict=True": sampling.restrict,
         "raw_logprobs": sampling.raw_logprobs,
         "num_alternatives": bool(sampling.num_alternatives),
     }

@@ -166,7 +166,9 @@ def test_an_answer_of_ours_without_versions_is_an_error() -> None:
         asyncio.run(ask(url))
 
 
-def test_a_plain_endpoint_gives_text_and_nothing_to_train_on() -> None:
+def test_a_plain_endpoint_gives_text_and_nothing_to_train_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     plain = {"model": "gpt-x-2026", "choices": [{"message": {"content": "hi"}}]}
     script = ScriptedServer(
         lambda asked: HttpAnswer(plain), models={"data": [{"id": "gpt-x", "owned_by": "x"}]}
@@ -182,8 +184,9 @@ def test_a_plain_endpoint_gives_text_and_nothing_to_train_on() -> None:
         }
         with pytest.raises(RequestError, match="does not know"):
             asyncio.run(ask(url, adapter="policy@3"))
-        with pytest.raises(RequestError, match="restrict=True needs our server"):
-            asyncio.run(ask(url, Sampling(choices=("1",), restrict=True)))
+        asyncio.run(ask(url, Sampling(choices=("1",), restrict=True)))
+        assert script.asked[-1].body == {**script.asked[0].body, "seed": 0}
+        assert caplog.text.count("does not restrict answers to the legal ones") == 1
         for name, extra in (
             ("raw_logprobs", Sampling(raw_logprobs=True)),
             ("num_alternatives", Sampling(num_alternatives=2)),
