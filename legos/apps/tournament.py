@@ -13,7 +13,7 @@ from legos.apps.members import adapters_of, cast_of, free_seats, lasting_names, 
 from legos.arena.arena import Arena
 from legos.arena.registry import advice
 from legos.config.resolve import resolve
-from legos.config.schema import RunConfig
+from legos.config.schema import PlayConfig, RunConfig
 from legos.errors import ArenaError, CheckpointError, ConfigError
 from legos.fakes import ScriptedClient
 from legos.league.cast import PERSON, URLS, Cast, is_adapter
@@ -182,16 +182,7 @@ def meet(
     people = [who for who in every if who.startswith(PERSON)]
     members = [who for who in every if who not in people]
     fresh = [pair for pair in meetings if not {*pair}.intersection(people)]
-    one, loop = config.arenas[name], config.loop
-    play = one.play.replace(opponents={}, opponents_end={}, matchmaker=None)  # are of training
-    arena = make_arena(name, ScriptedClient([]), play=play, generation=one.generation)
-    if loop.evaluation_temperature is not None:
-        arena.temperature = loop.evaluation_temperature
-    if len(arena.policies) > 1:
-        raise ArenaError(
-            f"arena {arena.name!r} trains several policies ({', '.join(arena.policies)}), and a "
-            "member is one adapter in every role; evaluate the run instead: legos eval RUN"
-        )
+    arena = _arena(name, config)
 
     async def met(cast: Cast) -> Results:
         servers = any(who.startswith(URLS) for who in members)
@@ -202,7 +193,7 @@ def meet(
                 cast,
                 fresh,
                 [*free_seats(arena)],
-                plays=loop.evaluation_plays,
+                plays=config.loop.evaluation_plays,
                 seed=seed,
                 concurrency=config.play.concurrency,
             )
@@ -215,15 +206,7 @@ def meet(
         results = asyncio.run(reported(met(cast)))
     if people:
         names = lasting_names(every, model_of(base, adapters))
-        results = _with_people(results, arena, one.play.options, names)
-        for person in people:
-            if not any(results.table.tally(person, other).plays for other in every):
-                others = ", ".join(members)
-                raise ArenaError(
-                    f"{person} has played none of {others} in arena {name!r} with these options; "
-                    f"play: legos play {name} --against {members[0]} "
-                    f"--name {person.removeprefix(PERSON)}"
-                )
+        results = _with_people(results, arena, config.arenas[name].play, names)
     for mine, theirs in fresh:
         figures(results, mine, theirs)  # raises where all their plays failed
     if results.failure:
@@ -231,31 +214,57 @@ def meet(
     return results
 
 
+def _arena(name: str, config: RunConfig) -> Arena:
+    """The arena, without what is of training alone."""
+    one, loop = config.arenas[name], config.loop
+    play = one.play.replace(opponents={}, opponents_end={}, matchmaker=None)
+    arena = make_arena(name, ScriptedClient([]), play=play, generation=one.generation)
+    if loop.evaluation_temperature is not None:
+        arena.temperature = loop.evaluation_temperature
+    if len(arena.policies) > 1:
+        raise ArenaError(
+            f"arena {arena.name!r} trains several policies ({', '.join(arena.policies)}), and a "
+            "member is one adapter in every role; evaluate the run instead: legos eval RUN"
+        )
+    return arena
+
+
 def _with_people(
-    results: Results, arena: Arena, options: Mapping[str, Any], names: Mapping[str, str]
+    results: Results, arena: Arena, play: PlayConfig, names: Mapping[str, str]
 ) -> Results:
     """The results, and what people have earned in the plays that were kept.
 
     Args:
         results: results of the other members.
         arena: the arena.
-        options: its options, which those plays had too.
+        play: its settings, with the options that those plays had too.
         names: member -> its lasting name.
+
+    Raises:
+        ArenaError: a person has played against none of the others.
     """
     table, number = results.table, 0
-    for play in personal_plays():
-        if (play.arena, play.options) != (arena.name, options):
+    for kept in personal_plays():
+        if (kept.arena, kept.options) != (arena.name, play.options):
             continue
         for mine, theirs in permutations(names, 2):
             one, two = (
-                [role for role, name in play.members.items() if name == names[who]]
+                [role for role, name in kept.members.items() if name == names[who]]
                 for who in (mine, theirs)
             )
             people = [who.startswith(PERSON) for who in (mine, theirs)]
-            whole = one and two and len(one) + len(two) == len(play.members)
+            whole = one and two and len(one) + len(two) == len(kept.members)
             if whole and any(people) and (table.sides > 1 or len(one) == 1):
-                table.count(mine, theirs, play.episode(), one, two)
+                table.count(mine, theirs, kept.episode(), one, two)
                 number += people[0]
+    for person in (who for who in names if who.startswith(PERSON)):
+        if not any(table.tally(person, other).plays for other in names):
+            others = [who for who in names if not who.startswith(PERSON)]
+            raise ArenaError(
+                f"{person} has played none of {', '.join(others)} in arena {arena.name!r} with "
+                f"these options; play: legos play {arena.name} --against {others[0]} "
+                f"--name {person.removeprefix(PERSON)}"
+            )
     return replace(results, plays=results.plays + number)
 
 
