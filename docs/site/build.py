@@ -84,8 +84,19 @@ def with_links(text: str, place: Path) -> str:
 
 
 def with_equations(text: str) -> str:
-    """A page with its equations as MathML, which browsers show without a script."""
-    return EQUATION.sub(lambda found: f"<div>{convert(found[1], display='block')}</div>", text)
+    """A page with its equations as MathML, which browsers show without a script.
+
+    Raises:
+        ValueError: a command of an equation is not known.
+    """
+
+    def shown(found: re.Match[str]) -> str:
+        equation = convert(found[1], display="block")
+        if "\\" in equation:
+            raise ValueError(f"an equation keeps a backslash in MathML: {found[1]}")
+        return f"<div>{equation}</div>"
+
+    return EQUATION.sub(shown, text)
 
 
 def gather() -> set[str]:

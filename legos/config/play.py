@@ -24,8 +24,8 @@ class PlayConfig(Settings):
     """Plays of each task; the credit rule compares them with each other. Raise it where most groups
     have equal rewards; none: the arena's own number."""
     credit: str | None = knob(None)
-    """Rule that turns rewards into advantages: dr_grpo, grpo, rae and others (docs/reference), or
-    FILE.py:Rule; none: the arena's own."""
+    """Rule that turns rewards into advantages: dr_grpo, grpo, rae and others
+    (docs/ideas/credit.md), or FILE.py:Rule; none: the arena's own."""
     curriculum: CurriculumName | None = knob(None)
     """Which level the next task has, in arenas with levels: climb plays the easiest level that is
     not mastered, and some easier tasks; uniform plays all equally often; none: the arena's own."""
