@@ -1,8 +1,8 @@
 """Build the documentation as a site with search: ``uv run --group docs python docs/site/build.py``.
 
-Gathers the pages of ``docs``, the pages of the repository's root, the examples and the pages that
-are made from the code in ``dist/pages``, and lets Zensical make the site in ``dist/site``. A dead
-link, or a page without a place in the navigation, fails.
+Gathers the pages of ``docs``, those of the repository's root, the files that they link to and the
+pages that are made from the code in ``dist/pages``, and lets Zensical make the site in
+``dist/site``. A dead link, or a page without a place in the navigation, fails.
 """
 
 import re
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from latex2mathml.converter import convert  # pyright: ignore[reportMissingImports]
@@ -22,33 +23,42 @@ import generated  # noqa: E402
 
 PAGES = ROOT / "dist" / "pages"
 CONFIG = Path(__file__).with_name("zensical.toml")
-BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")  # pages at the repository's root
-EXAMPLES = "generated/examples.md"
+BESIDE = (Path("CHANGELOG.md"), Path("CONTRIBUTING.md"), Path("SECURITY.md"))
+FILES = Path("generated/files.md")
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
 EQUATION = re.compile(r"^```math\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def sources() -> Iterator[tuple[Path, str]]:
-    """Each page: its file in the repository, and its text."""
-    for place in sorted((ROOT / "docs").rglob("*.md")):
-        yield place.relative_to(ROOT), place.read_text(encoding="utf-8")
-    for name in BESIDE:
-        yield Path(name), (ROOT / name).read_text(encoding="utf-8")
-    yield Path("docs", EXAMPLES), examples()
+    """Each page: its place in the site, and its text."""
+    for place in written_pages():
+        text = (ROOT / place).read_text(encoding="utf-8")
+        yield on_site(place), with_equations(with_links(text, place))
+    yield FILES, files()
     for name, make in generated.PAGES.items():
-        yield Path("docs", "generated", f"{name}.md"), make()
+        yield Path("generated", f"{name}.md"), make()
 
 
-def example_files() -> list[Path]:
-    """The programs and settings of ``examples``, from the root."""
-    found = (p.relative_to(ROOT) for p in (ROOT / "examples").rglob("*"))
+def written_pages() -> list[Path]:
+    """The pages of the repository, from its root."""
+    return [*sorted(p.relative_to(ROOT) for p in (ROOT / "docs").rglob("*.md")), *BESIDE]
+
+
+@cache
+def shown_files() -> list[Path]:
+    """The examples, and every other file of code that a page links to, from the root."""
+    found = {p.relative_to(ROOT) for p in (ROOT / "examples").rglob("*")}
+    for page in written_pages():
+        for target, _ in LINK.findall((ROOT / page).read_text(encoding="utf-8")):
+            if ":" not in target:
+                found.add(((ROOT / page).parent / target).resolve().relative_to(ROOT))
     return sorted(place for place in found if place.suffix in (".py", ".toml"))
 
 
-def examples() -> str:
-    """All examples on one page."""
-    parts = ["# Examples"]
-    for place in example_files():
+def files() -> str:
+    """All these files on one page."""
+    parts = ["# Examples and other files"]
+    for place in shown_files():
         text = (ROOT / place).read_text(encoding="utf-8")
         parts.append(f"## {place}\n\n````{place.suffix[1:]}\n{text}````")
     return "\n\n".join(parts) + "\n"
@@ -72,11 +82,11 @@ def with_links(text: str, place: Path) -> str:
         if ":" in target:
             return found[0]
         inside = (ROOT / place.parent / target).resolve().relative_to(ROOT)
-        if inside in example_files():
-            return f"{up}{EXAMPLES}#{generated.anchor_of(str(inside))}"
+        if inside in shown_files():
+            return f"{up}{FILES}#{generated.anchor_of(str(inside))}"
         if str(inside) == "README.md":
             return f"{up}index.md"
-        if inside.parts[0] != "docs" and str(inside) not in BESIDE:
+        if inside.parts[0] != "docs" and inside not in BESIDE:
             raise FileNotFoundError(f"{place} links to {target}, which is no page of the site")
         return f"{up}{on_site(inside)}{anchor}"
 
@@ -105,10 +115,10 @@ def gather() -> set[str]:
     shutil.copytree(ROOT / "docs", PAGES, ignore=shutil.ignore_patterns("site", "*.md", "*.jsonl"))
     pages: set[str] = set()
     for place, text in sources():
-        file = PAGES / on_site(place)
+        file = PAGES / place
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(with_equations(with_links(text, place)), encoding="utf-8")
-        pages.add(str(on_site(place)))
+        file.write_text(text, encoding="utf-8")
+        pages.add(str(place))
     return pages
 
 
