@@ -14,13 +14,22 @@ from legos.errors import CheckpointError
 from legos.records.limits import EngineLimits
 from legos.records.names import POLICY
 from legos.run.find import find_adapter, find_run, split_place
+from legos.run.folder import RunFolder
+from legos.run.metrics import read_metrics
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
 from legos.wiring.engines import TokenEngine
 from legos.wiring.model import apply_lora, launched, load_model
 from legos.wiring.serving import base_of, put_on
 
-__all__ = ["Loaded", "loaded", "named_adapter", "report_loading", "resume_command"]
+__all__ = [
+    "Loaded",
+    "adapters_beside",
+    "loaded",
+    "named_adapter",
+    "report_loading",
+    "resume_command",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +70,24 @@ def named_adapter(text: str, *, name: str = POLICY) -> Adapter:
             if not run.adapter_versions:
                 error.add_note(f"continue the run with\n  {resume_command(run.path)}")
         raise
+
+
+def adapters_beside(run: RunFolder, version: int, policies: Sequence[str]) -> list[Adapter]:
+    """The adapters of further policies after the newest step with a version of the first.
+
+    Raises:
+        CheckpointError: the run has not trained one of them.
+        AdapterError: the run does not keep an adapter of that step.
+    """
+    if lacking := [name for name in policies if not (run.adapters / name).exists()]:
+        raise CheckpointError(
+            f"{run.path} has trained no policy {lacking[0]!r}, which the arena has; name a run of "
+            "that arena"
+        )
+    steps = [line for line in read_metrics(run.metrics) if line.get("policy_version") == version]
+    versions = steps[-1] if steps else {}  # none: before the first step, version 0 of all
+    numbers = {name: int(versions.get(f"{name}/policy_version") or 0) for name in policies}
+    return [read_adapter(run.adapters / name / f"v{numbers[name]}") for name in policies]
 
 
 def resume_command(folder: Path) -> str:

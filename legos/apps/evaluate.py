@@ -3,19 +3,16 @@
 import asyncio
 import sys
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from legos.apps.adapters import loaded, named_adapter
+from legos.apps.adapters import adapters_beside, loaded, named_adapter
 from legos.apps.seated import load_seated
 from legos.config.resolve import resolve
 from legos.errors import ConfigError
 from legos.run.find import find_run, split_place
-from legos.run.folder import RunFolder
-from legos.run.metrics import read_metrics
-from legos.weights.folder import read_adapter
 from legos.wiring.arena import make_mix, policies_of
 from legos.wiring.evaluate import evaluation_of
 from legos.wiring.options import check_options
@@ -58,7 +55,7 @@ def evaluate_run(
     check_options(config)
     first, *others = policies_of(config.arenas)
     own = named_adapter(str(run), name=first)
-    beside = map(read_adapter, _beside(folder, own.version, others))
+    beside = adapters_beside(folder, own.version, others)
     weights = own if adapter is None else named_adapter(adapter, name=first)
     with loaded(config.model, [weights, *beside], config.generation.limits()) as live:
         client = live.client()
@@ -83,13 +80,3 @@ async def reported(work: Coroutine[Any, Any, T], *, every_s: float = 10.0) -> T:
     while not (await asyncio.wait([task], timeout=every_s))[0]:
         sys.stderr.write(f"evaluating, {time.monotonic() - started:.0f} s so far\n")
     return task.result()
-
-
-def _beside(folder: RunFolder, version: int, policies: Sequence[str]) -> list[Path]:
-    """The adapter folders of other policies after the newest step with a version of the first."""
-    steps = [line for line in read_metrics(folder.metrics) if line.get("policy_version") == version]
-    versions = steps[-1] if steps else {}  # none: before the first step, version 0 of all
-    return [
-        folder.adapters / name / f"v{int(versions.get(f'{name}/policy_version') or 0)}"
-        for name in policies
-    ]

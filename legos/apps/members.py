@@ -6,46 +6,59 @@ from dataclasses import replace
 from functools import partial
 
 from legos.apps.adapters import loaded
-from legos.apps.seated import frozen_adapter, load_seated
+from legos.apps.seated import frozen_adapters, load_seated
 from legos.arena.arena import Arena
 from legos.arena.cursor import plays_from
 from legos.league.cast import Cast, is_adapter
 from legos.protocols import Seat
 from legos.records.limits import EngineLimits
-from legos.records.names import BASE
+from legos.records.names import BASE, POLICY
 from legos.weights.adapter import Adapter
 from legos.wiring.serving import base_of, put_on
 
 __all__ = ["adapters_of", "cast_of", "free_seats", "lasting_names", "model_of"]
 
 
-def adapters_of(members: Sequence[str]) -> Mapping[str, Adapter]:
-    """Member -> its adapter, for those that have one; equal weights have equal names.
-
-    Raises:
-        CheckpointError: a member is neither a bot, base or a server, nor a run or an adapter.
-        AdapterError: an adapter is damaged.
-    """
-    return {who: frozen_adapter(who) for who in members if is_adapter(who)}
-
-
-def model_of(model: str | None, adapters: Mapping[str, Adapter]) -> str:
-    """The base model of members' adapters; as ``base_of``, whose errors name the member here."""
-    return base_of(model, [replace(adapter, name=who) for who, adapter in adapters.items()])
-
-
-def lasting_names(members: Sequence[str], model: str) -> Mapping[str, str]:
-    """Member -> a name that it keeps while its run goes on: that of an adapter is by its weights.
+def adapters_of(
+    members: Sequence[str], policies: Sequence[str] = (POLICY,)
+) -> Mapping[tuple[str, str], Adapter]:
+    """Member and policy -> its adapter, for members that have one; equal weights have equal names.
 
     Args:
         members: who is named.
-        model: the base model.
+        policies: the policies of the arena.
 
     Raises:
-        LegosError: as for ``adapters_of``.
+        CheckpointError: a member is neither a bot, base or a server, nor a run or an adapter.
+        AdapterError: an adapter is damaged, or a run keeps none of a policy.
     """
-    names = {who: adapter.name for who, adapter in adapters_of(members).items()}
-    return {who: f"{BASE} of {model}" if who == BASE else names.get(who, who) for who in members}
+    return {
+        (who, policy): adapter
+        for who in members
+        if is_adapter(who)
+        for policy, adapter in frozen_adapters(who, policies).items()
+    }
+
+
+def model_of(model: str | None, adapters: Mapping[tuple[str, str], Adapter]) -> str:
+    """The base model of members' adapters; as ``base_of``, whose errors name the member here."""
+    return base_of(model, [replace(adapter, name=who) for (who, _), adapter in adapters.items()])
+
+
+def lasting_names(
+    members: Sequence[str], adapters: Mapping[tuple[str, str], Adapter], model: str
+) -> Mapping[str, str]:
+    """Member -> a name that it keeps while its run goes on: that of adapters is by their weights.
+
+    Args:
+        members: who is named.
+        adapters: ``adapters_of`` the members.
+        model: the base model.
+    """
+    names = {who: who for who in members} | {BASE: f"{BASE} of {model}"}
+    for who in dict.fromkeys(who for who, _ in adapters):
+        names[who] = "+".join(one.name for (each, _), one in adapters.items() if each == who)
+    return names
 
 
 def free_seats(arena: Arena) -> Mapping[str, Seat]:
@@ -58,7 +71,7 @@ def free_seats(arena: Arena) -> Mapping[str, Seat]:
 def cast_of(
     arena: Arena,
     members: Sequence[str],
-    adapters: Mapping[str, Adapter],
+    adapters: Mapping[tuple[str, str], Adapter],
     *,
     model: str | None,
     limits: EngineLimits,
@@ -79,7 +92,7 @@ def cast_of(
         ArenaError: an optimal player cannot be computed.
         LegosError: the model cannot be loaded.
     """
-    live = {who: adapter.name for who, adapter in adapters.items()}
+    live = {each: adapter.name for each, adapter in adapters.items()}
     cast = Cast(arena, live=live, api_key=api_key)
     seats = free_seats(arena)
     for who in members:

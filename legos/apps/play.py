@@ -173,11 +173,11 @@ def _seated(
     """Within the block, the players of the roles can be asked; with the lasting name of each."""
     people = {role: Person(role, terminal) for role, one in who.items() if one == ME}
     members = [one for one in who.values() if one != ME]
-    adapters = adapters_of(members)
+    adapters = adapters_of(members, arena.policies)
     model = model_of(players.model, adapters)
     _state_rules(arena, settings, model)
 
-    lasting = {ME: f"{PERSON}{players.name}", **lasting_names(members, model)}
+    lasting = {ME: f"{PERSON}{players.name}", **lasting_names(members, adapters, model)}
     names = {role: lasting[one] for role, one in who.items()}
 
     def change(seat: Seat, _: int) -> Seat:

@@ -1,23 +1,23 @@
 """Adapters of other runs that the seats of an arena name, such as ``duel-1@10``."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from legos.apps.adapters import named_adapter
+from legos.apps.adapters import adapters_beside, named_adapter
 from legos.arena.arena import Arena
 from legos.arena.cursor import plays_from
 from legos.arena.matchmaker import ArenaSeats, SeatOverride, renamed
 from legos.config.schema import RunConfig
 from legos.errors import CheckpointError, ConfigError, did_you_mean
 from legos.league.cast import BOTS, is_adapter
-from legos.league.matchmaker import DRAWS, LeagueSeats
+from legos.league.matchmaker import DRAWS, EXPLOITER, LeagueSeats
 from legos.records.names import BASE
-from legos.run.find import find_adapter, split_place
+from legos.run.find import find_adapter, find_run, split_place
 from legos.run.folder import CONFIG, RUNS
 from legos.weights.adapter import Adapter
 
-__all__ = ["check_opponents_exist", "frozen_adapter", "load_seated"]
+__all__ = ["check_opponents_exist", "frozen_adapter", "frozen_adapters", "load_seated"]
 
 PLAYS = 16  # plays of an arena whose seats are looked at
 
@@ -65,10 +65,13 @@ def load_seated(arenas: Iterable[Arena], load: Callable[[Adapter], object]) -> M
         if type(arena).seats is Arena.seats and type(arena.matchmaker) is ArenaSeats:
             continue  # the policy sits everywhere
         if isinstance(league := arena.matchmaker, LeagueSeats):
+            policies = [name for name in arena.policies if name != EXPLOITER]
             for name in league.named:
-                adapter = frozen_adapter(name)
-                load(adapter)
-                league.cast.live[name] = loaded[name] = adapter.name
+                for policy, adapter in frozen_adapters(name, policies).items():
+                    load(adapter)
+                    league.cast.live[name, policy] = adapter.name
+                    if len(policies) == 1:
+                        loaded[name] = adapter.name
             continue
         live: dict[str, str] = {}  # as seats name an adapter -> as the engine does
         for task, seed in plays_from(arena, arena.seed, PLAYS, held_out=False):
@@ -89,6 +92,21 @@ def frozen_adapter(text: str) -> Adapter:
     """What ``named_adapter`` reads, under a name of its weights: equal weights, equal name."""
     adapter = named_adapter(text)
     return replace(adapter, name=f"seat-{adapter.digest[:12]}")
+
+
+def frozen_adapters(text: str, policies: Sequence[str]) -> Mapping[str, Adapter]:
+    """Policy -> its adapter of the step that a user names; of one policy, ``frozen_adapter``.
+
+    Raises:
+        CheckpointError: the run or the adapter is not found.
+        AdapterError: an adapter is damaged, or the run keeps none of a policy.
+    """
+    first = frozen_adapter(text)
+    others: list[Adapter] = []
+    if len(policies) > 1:
+        others = adapters_beside(find_run(split_place(text)[0]), first.version, policies[1:])
+    named = [first, *(replace(one, name=f"seat-{one.digest[:12]}") for one in others)]
+    return dict(zip(policies, named, strict=True))
 
 
 def _found(text: str) -> Adapter | None:

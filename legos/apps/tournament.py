@@ -187,7 +187,8 @@ def meet(
     async def met(cast: Cast) -> Results:
         servers = any(who.startswith(URLS) for who in members)
         try:
-            if exact and not servers and not people and cast.tree is not None:
+            alone = len(arena.policies) == 1
+            if exact and alone and not servers and not people and cast.tree is not None:
                 return await exact_results(cast, cast.tree, members)
             return await played_results(
                 cast,
@@ -200,12 +201,12 @@ def meet(
         finally:
             await cast.aclose()
 
-    adapters, limits = adapters_of(members), config.generation.limits()
+    adapters, limits = adapters_of(members, arena.policies), config.generation.limits()
     base = model or config.model
     with cast_of(arena, members, adapters, model=base, limits=limits, api_key=api_key) as cast:
         results = asyncio.run(reported(met(cast)))
     if people:
-        names = lasting_names(every, model_of(base, adapters))
+        names = lasting_names(every, adapters, model_of(base, adapters))
         results = _with_people(results, arena, config.arenas[name].play, names)
     for mine, theirs in fresh:
         figures(results, mine, theirs)  # raises where all their plays failed
@@ -221,11 +222,6 @@ def _arena(name: str, config: RunConfig) -> Arena:
     arena = make_arena(name, ScriptedClient([]), play=play, generation=one.generation)
     if loop.evaluation_temperature is not None:
         arena.temperature = loop.evaluation_temperature
-    if len(arena.policies) > 1:
-        raise ArenaError(
-            f"arena {arena.name!r} trains several policies ({', '.join(arena.policies)}), and a "
-            "member is one adapter in every role; evaluate the run instead: legos eval RUN"
-        )
     return arena
 
 

@@ -32,12 +32,16 @@ class Cast:
 
     Attributes:
         arena: the arena.
-        live: name of a member -> name in the engine of the adapter that answers for it; a member
-            that is not listed answers with the adapter of its own name.
+        live: member and policy of the seat -> name in the engine of the adapter that answers there
+            for the member; where none is listed, the one with the member's own name.
     """
 
     def __init__(
-        self, arena: Arena, *, live: Mapping[str, str] | None = None, api_key: str | None = None
+        self,
+        arena: Arena,
+        *,
+        live: Mapping[tuple[str, str], str] | None = None,
+        api_key: str | None = None,
     ) -> None:
         """Make a cast of an arena.
 
@@ -81,7 +85,7 @@ class Cast:
                 client = OpenAIClient(url, api_key=self._api_key, model=model or None)
                 self._servers[who] = client
             return self._servers[who], model or POLICY
-        return default.client, self.live.get(who, who)
+        return default.client, self.live.get((who, default.policy or POLICY), who)
 
     @cached_property
     def tree(self) -> GameTree | None:

@@ -96,7 +96,8 @@ async def _policy(cast: Cast, tree: GameTree, who: str) -> Policy:
     if who == OPTIMAL:
         return cast.best
     scorer: Scorer = cast.arena.client  # pyright: ignore[reportAssignmentType]
-    adapters = dict.fromkeys(cast.arena.roles, cast.live.get(who, who))
+    live = cast.live.get((who, cast.arena.policies[0]), who)
+    adapters = dict.fromkeys(cast.arena.roles, live)
     return (await scored_policy(tree, cast.arena, scorer, adapters))[0]
 
 

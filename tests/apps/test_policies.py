@@ -7,14 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from short_runs import Told
 from stored_plays import TIMES
 
+from legos.apps.members import adapters_of, free_seats
 from legos.cli.process import main
+from legos.fakes import ScriptedClient
+from legos.league.cast import Cast
 from legos.loop.evaluation import flat_metrics
 from legos.run.checkpoint import newest_whole, read_state
 from legos.run.metrics import read_metrics, read_steps
 from legos.weights.folder import read_adapter
 from legos.weights.policy_state import read_policy_state
+from legos.wiring.arena import make_arena
 
 ARENA = """
 from dataclasses import replace
@@ -141,3 +146,24 @@ def test_policies_flow_next_to_each_other_with_lag(arena: str, tmp_path: Path) -
         assert line["tokens_generated"] == sum(line[f"tokens_{use}"] or 0 for use in uses)
     assert [line["step"] for line in read_metrics(run / "evaluations.jsonl")] == [0, 2, 4]
     assert (run / "adapters" / "solver" / "v2").is_dir()  # of the evaluation after step 2
+
+
+def test_members_of_a_tournament_have_an_adapter_for_each_policy(
+    run: Path, arena: str, told: Told
+) -> None:
+    names = ("proposer", "solver")
+    new, old = f"{run}@4", f"{run}@2"
+    made = make_arena(arena, ScriptedClient([]))
+    found = adapters_of([new, old, "base"], made.policies)
+    live = {each: adapter.name for each, adapter in found.items()}
+    seats = free_seats(made)
+    for who, version in ((new, 4), (old, 2)):
+        for name, parent in zip(names, ("adapters", "adapters/solver"), strict=True):
+            kept = read_adapter(run / parent / f"v{version}")
+            assert found[who, name].digest == kept.digest
+            seat = Cast(made, live=live).seat(who, seats[name])
+            assert seat.adapter == f"seat-{kept.digest[:12]}"
+    table = told("tournament", new, old, "base", "--plays", "4")
+    assert (table["plays"], table["failed"]) == (12, 0)
+    against = told("eval", str(run), "--against", old, "--loop.evaluation-plays", "4")["against"]
+    assert against[old]["roles"].keys() == {*names}

@@ -250,7 +250,7 @@ def test_failed_plays_are_counted_and_members_that_never_met_are_named(
         (["nim", "random", "--play.options.largst", "4"], "takes no option 'largst'"),
         (["base", "random", "--arena", "sums"], "arena 'sums' cannot meet: it seats one player"),
         (["base", "random", "--arena", "nmi"], "no arena is called 'nmi'; did you mean 'nim'?"),
-        (["base", "random", "--arena", "fails.py:Pairs"], "trains several policies (one, two)"),
+        (["nim", "random", "--arena", "fails.py:Pairs"], "runs/nim has trained no policy 'two'"),
         (["optimal", "random", "--arena", "fails.py:Fails"], "no optimal player of arena 'fails'"),
         (["nim", "http://"], "base_url 'http:"),
     ],

@@ -32,6 +32,7 @@ from legos.league.tournament import Meeting, all_pairs, exact_results, played_re
 from legos.play.table import Table
 from legos.records.episode import Task
 from legos.records.limits import EngineLimits
+from legos.records.names import POLICY
 from legos.weights.adapter import Adapter
 from legos.wiring.arena import make_arena
 from legos.wiring.model import apply_lora, load_model
@@ -129,8 +130,8 @@ def _adapters(model: str, number: int) -> Sequence[Adapter]:
     return found
 
 
-def _live(adapters: Sequence[Adapter]) -> dict[str, str]:
-    return {adapter.name: adapter.name for adapter in adapters}
+def _live(adapters: Sequence[Adapter]) -> dict[tuple[str, str], str]:
+    return {(adapter.name, POLICY): adapter.name for adapter in adapters}
 
 
 def _played_s(
@@ -154,7 +155,7 @@ def _exact_s(arena: str, number: int) -> float:
         cast = Cast(make_arena(arena, live.client()), live=_live(adapters))
         started = perf_counter()
         assert cast.tree is not None
-        table = asyncio.run(exact_results(cast, cast.tree, list(cast.live))).table
+        table = asyncio.run(exact_results(cast, cast.tree, [who for who, _ in cast.live])).table
         assert len(table.members) == number
         return perf_counter() - started
 

@@ -202,7 +202,7 @@ def test_each_adapter_is_scored_once() -> None:
             return [[last, first] if adapter == "bold" else [first, last] for _, _ in prompts]
 
     client = Scoring()
-    cast = Cast(GameArena(Kuhn(), client), live={"timid": "engine-1"})
+    cast = Cast(GameArena(Kuhn(), client), live={("timid", "policy"): "engine-1"})
     assert cast.tree is not None
     members = ["timid", "bold", "random"]
     table = asyncio.run(exact_results(cast, cast.tree, members)).table
