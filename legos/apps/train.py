@@ -4,6 +4,7 @@ import asyncio
 import math
 import os
 import socket
+import sys
 import time
 from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -338,7 +339,6 @@ def _served(config: RunConfig, trainer: Trainer) -> "ServedRun | None":
 
 
 def _print(*lines: str) -> None:
-    """Print lines without highlighting or wrapping."""
-    console = Console()
-    for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    """Print lines; while the console shows its table, they stand above it."""
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()

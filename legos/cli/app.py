@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import TextIO
 
 from cyclopts import App, CycloptsError
 from cyclopts.exceptions import UnknownOptionError, UnusedCliTokensError
@@ -72,6 +73,15 @@ def make_app(*, brief: bool) -> App:
 app = make_app(brief=True)
 
 
+class _Log(logging.StreamHandler[TextIO]):
+    """Writes to what is standard error now: a table on the terminal takes its place."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        self.setStream(sys.stderr)
+        super().emit(record)
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run one command.
 
@@ -82,7 +92,7 @@ def run(arguments: Sequence[str]) -> int:
         Exit code: 0 success, 2 refused or failed with a message, or the command's own.
     """
     debug = _DEBUG in arguments
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", handlers=[_Log()])
     if debug:
         logging.getLogger("legos").setLevel(logging.DEBUG)
     if (here := str(Path.cwd())) not in sys.path:
