@@ -27,6 +27,7 @@ async function draw({ again = false } = {}) {
   const { view, parameters } = route();
   const found = VIEWS[view] ?? overview;
   if (current?.view !== found) {
+    current?.state.stop?.abort(); // what the view before still waits for
     current = { view: found, state: {} };
     document.title = `${found.title} · legos`;
     show(main, h("div.loading", {}, "reading…"));
