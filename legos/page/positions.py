@@ -155,6 +155,8 @@ async def _position(
                 "said": [],
             }
     arena, task, seed = await asyncio.to_thread(_task, start, place)
+    if place.seat not in (None, *arena.roles):
+        raise Problem(404, f"{arena.name} has no role {place.seat!r}")
     ask: dict[str, Ask] = {}
     if place.seat is not None:
         ask = {r: partial(_ask, checkpoints, place) for r in arena.roles if r != place.seat}

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from chromium import CHROMIUM, chromium, served
 from made_runs import add_lines, add_play, made_run, step_line
-from short_runs import NIM
+from short_runs import FEW, NIM
 
 pytestmark = [pytest.mark.optional, pytest.mark.slow]
 
 LEAGUE = (
+    *NIM,
     *("--play.opponents", "self=0.4", "--play.opponents", "past=0.4"),
     *("--play.opponents", "random=0.2", "--league.snapshot-every", "2", "--loop.plays-kept", "1"),
 )
@@ -23,11 +24,13 @@ HOSTILE = "<img src=x onerror=\"document.title='taken'\"><b>bold</b>"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs of nim, one of a league, one of a chat model (countdown), and one with bad steps."""
+    """Runs of nim, kuhn, a league and a chat model, and one with bad steps."""
     place = tmp_path_factory.mktemp("page") / "runs"
-    for name, seed, more in (("nim-0", 0, ()), ("nim-1", 1, ()), ("league-1", 1, LEAGUE)):
+    kuhn = (*FEW, "--arena", "kuhn")
+    runs = (("nim-0", 0, NIM), ("nim-1", 1, NIM), ("kuhn-0", 0, kuhn), ("league-1", 1, LEAGUE))
+    for name, seed, options in runs:
         length = ("--steps", "6", "--seed", f"{seed}", "--out", f"{place}/{name}")
-        command = ("train", *NIM, *length, *more)
+        command = ("train", *options, *length)
         subprocess.run([sys.executable, "-m", "legos", *command], check=True, capture_output=True)
     shutil.copytree(Path(__file__).parent / "countdown_run", place / "countdown-1")
     folder = made_run(place / "bad", steps=40, model="nobody/has-this-model")
@@ -95,7 +98,9 @@ def texts(page: Any, selector: str) -> list[str]:
 
 def test_the_overview_shows_each_run_and_leads_to_its_curves(page: Any) -> None:
     page.goto("/")
-    assert {"nim-0", "nim-1", "league-1", "countdown-1", "bad"} == set(texts(page, ".card .name"))
+    assert {"nim-0", "nim-1", "kuhn-0", "league-1", "countdown-1", "bad"} == set(
+        texts(page, ".card .name")
+    )
     card = page.locator(".card", has_text="nim-0")
     assert "exploitability" in card.inner_text()
     assert "step 6 of 6" in card.inner_text()
@@ -175,6 +180,28 @@ def test_a_play_of_nim_shows_stones_values_and_tokens(page: Any) -> None:
         assert name in shown
 
 
+def test_a_play_of_kuhn_shows_cards_and_a_person_sees_one_alone(
+    browser: Any, modelled: str
+) -> None:
+    page = browser.new_page(base_url=modelled)
+    page.set_default_timeout(120_000)
+    page.goto("/#/plays?run=kuhn-0&sort=turns")
+    page.click("table.plays tbody tr >> nth=0")
+    page.wait_for_selector("table.exact tbody tr.chosen")
+    assert page.locator(".own-card").count() == len(texts(page, ".turn"))
+    page.goto("/#/positions?run=kuhn-0&seat=second")
+    while not page.locator(".ending").count():
+        until(page, f"{count('[data-move]')} + {count('.ending')} > 0")
+        if page.locator("[data-move]").count():
+            assert all(who == "second" for who in texts(page, ".who b"))
+            answered = page.locator(".dialogue .turn").count()
+            page.click("[data-move] >> nth=0")
+            until(page, f"{count('.dialogue .turn')} > {answered}")
+    shown = [text.strip() for text in page.locator(".rank").all_text_contents()]
+    assert len(set(shown)) == 2
+    page.close()
+
+
 def test_hostile_text_is_shown_as_text(page: Any) -> None:
     page.goto("/#/plays?run=bad")
     assert HOSTILE in page.inner_text("table.plays tbody")
@@ -225,6 +252,7 @@ AXE = """(async () => (await axe.run()).violations.map(
   (each) => `${each.id}: ${each.nodes.map((node) => node.html).join(" ").slice(0, 300)}`))()"""
 VIEWS = (
     *("overview", "plays?run=nim-0", "plays?run=nim-0&play=3", "plays?run=countdown-1&play=2"),
+    *("plays?run=kuhn-0&play=3", "positions?run=kuhn-0&seat=second", "policy?run=kuhn-0"),
     *("curves?run=nim-0", "health?run=bad", "policy?run=nim-0", "league?run=league-1"),
     *("timeline?run=nim-0", "positions?run=nim-0&play=3", "positions?run=countdown-1&play=9"),
 )

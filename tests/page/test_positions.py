@@ -150,6 +150,7 @@ def test_what_cannot_be_asked_is_named(page: TestClient, runs: Path) -> None:
     assert status == 404
     assert "no turn 99" in message
     assert refused("positions", run="nowhere")[0] == 404
+    assert refused("positions", run="nim", seat="third") == (404, "nim has no role 'third'")
     question = post(page, "positions", run="nim")["question"]
     asked = {name: value for name, value in question.items() if name != "role"}
     status, message = refused("answers", checkpoint="nim@v77", **asked)
