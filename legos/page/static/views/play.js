@@ -123,7 +123,7 @@ function oneTurn(state, turn, current) {
   const picture = board(turn);
   const moves = exact?.turns?.[turn.id];
   const facts = [
-    plural(turn.tokens ?? turn.token_ids.length, "token"),
+    turn.tokens ?? turn.token_ids.length ? plural(turn.tokens ?? turn.token_ids.length, "token") : null,
     turn.answered_at > turn.asked_at ? `${number(turn.answered_at - turn.asked_at)} s` : null,
     turn.versions.length ? `version ${[...new Set(turn.versions)].join(", ")}` : null,
     turn.trained?.advantage !== undefined && turn.trained?.advantage !== null ? `advantage ${signed(turn.trained.advantage)}` : null,
