@@ -4,6 +4,7 @@ import logging
 import random
 import reprlib
 from collections.abc import Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from itertools import accumulate
 from typing import Any
@@ -73,6 +74,7 @@ class Arena(Playable):
         self.seed = seed
         self.cursor = TaskCursor(self)
         self.stores = Stores()
+        self._seats: tuple[tuple[object, ...], dict[str, Seat]] = (), {}  # what they are made of
 
     def seats(self, task: Task) -> Mapping[str, Seat]:
         """The default seat of each role; the first policy sits in every seat.
@@ -86,12 +88,13 @@ class Arena(Playable):
             raise ArenaError(
                 f"arena {self.name!r} has no client; make it with {type(self).__name__}(client)"
             )
-        first = self.policies[0]
-        sampling = Sampling(temperature=self.temperature, max_tokens=self.max_tokens)
-        return {
-            role: Seat(role=role, client=self.client, name=first, adapter=first, sampling=sampling)
-            for role in self.roles
-        }
+        first, temperature, longest = self.policies[0], self.temperature, self.max_tokens
+        made_of = self.client, first, temperature, longest, *self.roles
+        if made_of != self._seats[0]:  # the same in almost every play
+            sampling = Sampling(temperature=temperature, max_tokens=longest)
+            seat = partial(Seat, client=self.client, name=first, adapter=first, sampling=sampling)
+            self._seats = made_of, {role: seat(role=role) for role in self.roles}
+        return dict(self._seats[1])
 
     def seated(self, task: Task, seed: int) -> Mapping[str, Seat]:
         """The seats of one play, chosen by the matchmaker.

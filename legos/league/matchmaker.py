@@ -1,10 +1,10 @@
 """The matchmaker of a league: opponents by shares, from the policy's own past and from outside."""
 
 from bisect import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, permutations
-from typing import Any, TypeVar
+from typing import Any
 
 from legos.arena.matchmaker import ArenaSeats
 from legos.league.cast import Cast, is_adapter
@@ -12,7 +12,7 @@ from legos.league.payoffs import PayoffTable
 from legos.league.pool import Pool, Snapshot
 from legos.protocols import Matchmaker, Seat, Seating
 from legos.records.episode import Episode, Task
-from legos.records.seeds import mix
+from legos.records.seeds import absorb
 
 __all__ = ["DRAWS", "EXPLOITER", "EXPLOITERS", "LeagueSeats"]
 
@@ -21,7 +21,6 @@ DRAWS = (SELF, "past", "recent", "hard", "even", EXPLOITER, EXPLOITERS)
 """Opponents that the league finds itself; any other name is that of a member (``Cast``)."""
 _STREAM = 0x1EA6E  # random stream of a task from which its seats are drawn
 _MASK = (1 << 21) - 1  # bits of one draw
-T = TypeVar("T")
 
 
 class LeagueSeats(Matchmaker):
@@ -81,11 +80,15 @@ class LeagueSeats(Matchmaker):
         self.progress = 0.0
         self.cast = cast
         self._ends = shares if ends is None else ends
-        self._shares, self._recent, self._seed = shares, recent, seed
+        self._shares, self._recent = shares, recent
+        self._stream = absorb(absorb(0, seed), _STREAM)
         self._names = list(dict.fromkeys([*shares, *self._ends]))
         self._met: dict[str, tuple[int, float]] = {}  # opponent -> plays, sum of scores, of a step
         self._tokens = 0  # that opponents sampled since the step before
-        self._scores: tuple[object, list[float]] = None, []  # of which pool and step; by snapshot
+        self._step: object = None  # progress and pool for which the following are made
+        self._bounds: dict[tuple[str, str], list[float]] = {}  # of an opponent, for a policy
+        self._scores: dict[str, list[float]] = {}  # of a policy against its snapshots
+        self._rivals: dict[tuple[str, str], tuple[Seat, Seat]] = {}  # by member and role
         self._seated: dict[int | None, Mapping[str, Seat]] = {}  # by first_play, of plays under way
 
     @property
@@ -119,16 +122,18 @@ class LeagueSeats(Matchmaker):
         trained = [role for role, seat in seats.items() if seat.policy is not None]
         if len(seats) < 2 or not trained:
             return seats
-        bits = mix(self._seed, _STREAM, number)  # 63 random bits, 21 for each draw
-        draws = [(bits >> shift & _MASK) / (_MASK + 1) for shift in (0, 21, 42)]
-        opponent = _drawn_from(self._names, self._weights_now(), draws[0])
+        bits = absorb(self._stream, number) >> 1  # 63 random bits, 21 for each draw
+        if self._step != (at := (self.progress, self.pool.added)):
+            self._step, self._bounds, self._scores, self._rivals = at, {}, {}, {}
+        opponent = self._names[self._place("", "", self._weights_now, _draw(bits))]
         if opponent == SELF:
             return seats
-        learner = trained[int(draws[1] * len(trained))]
+        learner = trained[int(_draw(bits >> 21) * len(trained))]
+        draw = _draw(bits >> 42)
         return {
             role: seat
             if role == learner or seat.policy is None
-            else self._rival(opponent, seat, draws[2])
+            else self._rival(opponent, seat, draw)
             for role, seat in seats.items()
         }
 
@@ -137,28 +142,43 @@ class LeagueSeats(Matchmaker):
         pairs = ((self._shares.get(n, 0.0), self._ends.get(n, 0.0)) for n in self._names)
         return [start + self.progress * (end - start) for start, end in pairs]
 
+    def _place(
+        self, opponent: str, policy: str, weights: Callable[[], Sequence[float]], draw: float
+    ) -> int:
+        """The place of a draw in [0, 1) on a line that weights divide, which a step makes once."""
+        bounds = self._bounds.get((opponent, policy))
+        if bounds is None:
+            bounds = self._bounds[opponent, policy] = list(accumulate(weights()))
+        return min(bisect(bounds, draw * bounds[-1]), len(bounds) - 1)
+
     def _rival(self, opponent: str, seat: Seat, draw: float) -> Seat:
         """The seat of an opponent in the place of a policy; the draw is in [0, 1)."""
         if opponent == EXPLOITER:
             return replace(seat, name=EXPLOITER, adapter=EXPLOITER)
         if opponent not in DRAWS:
             return self.cast.seat(opponent, seat)
-        snapshots = self.pool.of(EXPLOITER if opponent == EXPLOITERS else seat.policy or "")
+        policy = EXPLOITER if opponent == EXPLOITERS else seat.policy or ""
+        snapshots = self.pool.of(policy)
         if not snapshots:
             return seat
         if opponent == "recent":
             snapshots = snapshots[-self._recent :]
-        drawn = _drawn_from(snapshots, self._weights(opponent, snapshots), draw)
-        return replace(seat, name=drawn.name, adapter=drawn.live, trainable=False)
+        place = self._place(opponent, policy, lambda: self._weights(opponent, snapshots), draw)
+        drawn = snapshots[place]
+        instead, rival = self._rivals.get((drawn.name, seat.role), (None, seat))
+        if instead is not seat:
+            rival = replace(seat, name=drawn.name, adapter=drawn.live, trainable=False)
+            self._rivals[drawn.name, seat.role] = seat, rival
+        return rival
 
     def _weights(self, opponent: str, snapshots: Sequence[Snapshot]) -> list[float]:
         """How often each snapshot is drawn."""
         if opponent not in ("hard", "even"):
             return [1.0] * len(snapshots)
-        at = snapshots[-1].policy, self.progress, len(snapshots), snapshots[-1].step
-        if self._scores[0] != at:  # once in a step
-            self._scores = at, [self.score(snapshot) for snapshot in snapshots]
-        scores = self._scores[1]
+        policy = snapshots[0].policy
+        if policy not in self._scores:
+            self._scores[policy] = [self.score(snapshot) for snapshot in snapshots]
+        scores = self._scores[policy]
         found = [(1 - x) ** 2 if opponent == "hard" else x * (1 - x) for x in scores]
         return found if sum(found) > 0 else [1.0] * len(snapshots)
 
@@ -251,10 +271,9 @@ class LeagueSeats(Matchmaker):
         self.progress = state["progress"]
         self._met = {name: (plays, points) for name, (plays, points) in state["met"].items()}
         self._tokens = state.get("tokens", 0)  # which older checkpoints lack
-        self._scores = None, []
+        self._step = None
 
 
-def _drawn_from(items: Sequence[T], weights: Sequence[float], draw: float) -> T:
-    """The item at a place of the line that the weights divide; the draw is in [0, 1)."""
-    bounds = list(accumulate(weights))
-    return items[min(bisect(bounds, draw * bounds[-1]), len(items) - 1)]
+def _draw(bits: int) -> float:
+    """The lowest of some random bits as a number in [0, 1)."""
+    return (bits & _MASK) / (_MASK + 1)

@@ -1,12 +1,12 @@
 """Pay-offs between members, from which ratings, opponents and tournaments are computed."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from math import nan
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, structs
 
 from legos.errors import ArenaError
 from legos.games.exact import GameTree, Policy
@@ -17,8 +17,7 @@ from legos.records.episode import Episode
 __all__ = ["PayoffTable", "Tally", "exact_payoffs"]
 
 
-@dataclass(frozen=True, slots=True)
-class Tally:
+class Tally(Struct, frozen=True):
     """Results of plays from one side; fractions where they are probabilities."""
 
     wins: float = 0.0  # plays with more reward than the other side
@@ -119,7 +118,8 @@ class PayoffTable:
     def put(self, mine: str, theirs: str, role: str, plays: Tally) -> None:
         """Count plays whose results are known together, from the side of ``mine``."""
         cell = self._cells.setdefault((mine, theirs), {})
-        cell[role] = cell.get(role, Tally()) + plays
+        before = cell.get(role)
+        cell[role] = plays if before is None else before + plays
 
     def tally(self, mine: str, theirs: str, role: str | None = None) -> Tally:
         """Results of a member against another, in one role or in all; empty if they never met."""
@@ -174,7 +174,7 @@ class PayoffTable:
                 members[mine],
                 members[theirs],
                 roles.index(role),
-                *(getattr(t, n) for n in Tally.__slots__),
+                *structs.astuple(t),
             ]
             for (mine, theirs), cell in cells.items()
             for role, t in cell.items()

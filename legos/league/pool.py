@@ -41,6 +41,7 @@ class Pool:
     Attributes:
         size: maximum number of snapshots of each policy.
         leaving: those that have left and are still in the engines, with the step at which they did.
+        added: number of snapshots added since it was made.
     """
 
     def __init__(self, size: int) -> None:
@@ -48,6 +49,7 @@ class Pool:
         self.size = size
         self._of: dict[str, list[Snapshot]] = {}
         self.leaving: list[tuple[Snapshot, int]] = []
+        self.added = 0
 
     def of(self, policy: str) -> list[Snapshot]:
         """The snapshots of a policy, oldest first."""
@@ -99,6 +101,7 @@ class Pool:
             **figures,
         )
         found.insert(place, snapshot)
+        self.added += 1
         while len(found) > self.size:  # several, where a resumed run keeps fewer
             gone = found.pop(_least_missed(found, strength))
             self.leaving.append((gone, found[-1].step))

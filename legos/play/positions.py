@@ -17,6 +17,7 @@ from legos.records.message import Completion, Message, Prompt, Sampling
 __all__ = ["Ask", "Position", "Positions", "Question"]
 
 MAX_POSITIONS = 4096  # positions kept for one game
+MAX_SEATS = 16  # players whose question is kept for one position: a league's, and the policy's
 Done = Callable[[Completion | Exception], Any]
 
 
@@ -90,17 +91,20 @@ class Question:
         self.prompt = prompt
         self.messages = (Message("user", prompt),)
         self.legal = legal
-        self._asked: Ask | None = None
+        self._asked: dict[str, Ask] = {}  # by the player in the seat
 
     def ask(self, state: SeatState) -> Ask:
-        """The question to a seat without a conversation; that of the last equal seat is kept.
+        """The question to a seat without a conversation; of equal seats it is made once.
 
         Raises:
             RequestError: the request cannot be served.
         """
-        ask = self._asked
-        if ask is None or ask.seat != state.seat:
-            ask = self._asked = Ask(state.seat, self.messages, state.sampling(self.legal))
+        seat = state.seat
+        ask = self._asked.get(seat.name)
+        if ask is None or (ask.seat is not seat and ask.seat != seat):
+            if len(self._asked) >= MAX_SEATS:
+                self._asked.clear()
+            ask = self._asked[seat.name] = Ask(seat, self.messages, state.sampling(self.legal))
         return ask
 
 

@@ -3,7 +3,9 @@
 import asyncio
 import gc
 from collections.abc import Mapping, Sequence
+from dataclasses import replace as changed
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from arenas.nim import Nim
 from legos.arena.arena import GameArena
 from legos.arena.endings import Draw, Void
 from legos.arena.game import Game
+from legos.arena.matchmaker import ArenaSeats
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.clients.engine import EngineClient
 from legos.credit import GRPOCredit
@@ -24,7 +27,7 @@ from legos.fakes import Asked, ScriptedClient
 from legos.play.positions import Ask
 from legos.play.step import play_all
 from legos.play.table import Table
-from legos.protocols import Client, Deliver, Seat
+from legos.protocols import Client, Deliver, Seat, Seating
 from legos.records.episode import Episode, Task
 from legos.records.message import Completion, Sampling
 from legos.records.request import Request
@@ -320,6 +323,32 @@ def test_an_engine_gets_the_questions_of_all_plays_in_one_submission(
     episodes = run(GameArena(Count, client), plays(50), 50)
     assert {e.rewards["player"] for e in episodes} == {1.0}
     assert submissions == [50, 50, 50]
+
+
+@pytest.mark.parametrize("players", [1, 3])
+def test_a_question_is_prepared_once_for_each_player(
+    tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch, players: int
+) -> None:
+    """Also where players take turns in a seat, as the snapshots of a league do."""
+    prepared: list[str] = []
+    prepare, taken = EngineClient.prepare, count()
+
+    def counted(self: EngineClient, *given: Any, adapter: str) -> Any:
+        prepared.append(adapter)
+        return prepare(self, *given, adapter=adapter)
+
+    monkeypatch.setattr(EngineClient, "prepare", counted)
+
+    class Taking(ArenaSeats):
+        def seats(self, arena: Seating, task: Task, seed: int) -> Mapping[str, Seat]:
+            name = f"policy@{next(taken) % players}"
+            (seat,) = super().seats(arena, task, seed).values()
+            return {seat.role: changed(seat, name=name, adapter=name, trainable=False)}
+
+    client = EngineClient(FakeEngine(lambda request: tokenizer.encode("on")), tokenizer)
+    episodes = run(GameArena(Count, client, matchmaker=Taking()), plays(12), 4)
+    assert {e.rewards["player"] for e in episodes} == {1.0}
+    assert sorted(prepared) == sorted([f"policy@{n}" for n in range(players)] * 3)
 
 
 def test_a_question_of_a_cancelled_play_is_cancelled_in_the_engine(
