@@ -27,7 +27,7 @@ from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = ["RemoteEngine", "RemoteServer"]
 
-CLOSE_S = 0.5  # maximum time to unload the adapters at the end; a next run unloads what is left
+CLOSE_S = 0.5  # maximum time to unload the adapters at the end, and then to close connections
 MOVE_TOKENS = 4  # maximum length of answers whose requests wait for those that come next
 LISTED_MOVES = 256  # requests of one list of them
 MOVE_LISTS = 2  # lists of them that a server has at once
@@ -198,11 +198,11 @@ class RemoteEngine:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            with suppress(TimeoutError):  # a server that hangs keeps its adapters
-                async with asyncio.timeout(CLOSE_S):
-                    if self._loader is not None:
-                        await self._loader.aclose()
-            await all_done([server.aclose() for server in self._pool.servers])
+            closing = [] if self._loader is None else [self._loader.aclose()]
+            for some in (closing, [server.aclose() for server in self._pool.servers]):
+                with suppress(TimeoutError):  # a server that hangs keeps its adapters
+                    async with asyncio.timeout(CLOSE_S):
+                        await all_done(some)
             self._loop.call_soon(self._loop.stop)  # after the last results
 
         asyncio.run_coroutine_threadsafe(end(), self._loop)

@@ -209,7 +209,8 @@ class MlxEngine:
                 self._worker.call(self._end).result(CLOSE_S)
             except TimeoutError:
                 self._give_up()
-            self._worker.close()
+            else:
+                self._worker.close()
 
     def _tokens_drawn(self, adapter: str) -> int:
         inside = (m for m in self._inside if adapter_name(m.request.adapter) == adapter)

@@ -97,9 +97,9 @@ def test_any_thread_may_call_the_engine_and_the_model_under_load(
 def test_a_step_that_never_ends_is_given_up(
     tiny_models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The requests that wait for it are answered, and the process goes on."""
-    for module in (worker, engine_module):
-        monkeypatch.setattr(module, "CLOSE_S", 0.05)
+    """The requests that wait for it are answered at once, and the thread is waited for once."""
+    monkeypatch.setattr(engine_module, "CLOSE_S", 0.05)
+    monkeypatch.setattr(worker, "CLOSE_S", 30.0)
     model = load_model(tiny_models["llama"])
     engine: Any = model.make_engine()
     began, release = threading.Event(), threading.Event()
@@ -113,10 +113,30 @@ def test_a_step_that_never_ends_is_given_up(
     assert began.wait(10.0)
     assert engine.stats()["computing"]
     engine.submit([(0, Request(prompt_ids=(5,), max_tokens=2))], answers.extend)
+    started = time.monotonic()
     engine.close()
+    assert time.monotonic() - started < 15.0
     ((number, error),) = answers
     assert number == 0
     assert isinstance(error, EngineError)
     release.set()
     running.result(10.0)
     model.close()
+
+
+def test_a_model_whose_call_never_ends_is_given_up(
+    tiny_models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for a later call gets an error."""
+    monkeypatch.setattr(worker, "CLOSE_S", 0.05)
+    model: Any = load_model(tiny_models["llama"])
+    began, release = threading.Event(), threading.Event()
+    model.worker.call(lambda: (began.set(), release.wait()))
+    assert began.wait(10.0)
+    later = model.worker.call(abs, -1)
+    model.close()
+    with pytest.raises(EngineError, match="was closed before this call"):
+        later.result(10.0)
+    release.set()
+    model.worker._thread.join(10.0)
+    assert not model.worker._thread.is_alive()
