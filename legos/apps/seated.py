@@ -1,6 +1,8 @@
 """Adapters of other runs that the seats of an arena name, such as ``duel-1@10``."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -8,38 +10,53 @@ from legos.apps.adapters import adapters_beside, named_adapter
 from legos.arena.arena import Arena
 from legos.arena.cursor import plays_from
 from legos.arena.matchmaker import ArenaSeats, SeatOverride, renamed
+from legos.config.resolve import resolve
 from legos.config.schema import RunConfig
 from legos.errors import CheckpointError, ConfigError, did_you_mean
 from legos.league.cast import BOTS, is_adapter
 from legos.league.matchmaker import DRAWS, EXPLOITER, LeagueSeats
 from legos.records.names import BASE
-from legos.run.find import find_adapter, find_run, split_place
+from legos.run.find import find_run, split_place
 from legos.run.folder import CONFIG, RUNS
 from legos.weights.adapter import Adapter
 
 __all__ = ["check_opponents_exist", "frozen_adapter", "frozen_adapters", "load_seated"]
 
+logger = logging.getLogger(__name__)
 PLAYS = 16  # plays of an arena whose seats are looked at
 
 
 def check_opponents_exist(config: RunConfig) -> None:
     """Check that every opponent of a run is found, before anything is loaded.
 
+    A warning names one that was trained on other arenas.
+
     Raises:
         ConfigError: one is no draw of the league, no bot, no run and no adapter.
+        AdapterError: one is damaged, or was trained on another model.
     """
-    for one in config.arenas.values():
+    for arena, one in config.arenas.items():
         for name in {**one.play.opponents, **one.play.opponents_end}:
             if name in DRAWS or not is_adapter(name):
                 continue
             try:
-                find_adapter(name)
+                adapter = named_adapter(name, name=name)
             except CheckpointError as error:
                 runs = [path.parent.name for path in RUNS.glob(f"*/{CONFIG}")]
                 hint = did_you_mean(split_place(name)[0], (*DRAWS, *BOTS, BASE, *runs))
                 raise ConfigError(
                     f"play.opponents names {name!r}, which is no opponent: {error}{hint}"
                 ) from error
+            adapter.check_base(config.model)
+            with suppress(CheckpointError):  # an adapter folder
+                own = resolve(run=find_run(split_place(name)[0]).settings).config.arenas
+                if arena not in own:
+                    logger.warning(
+                        "opponent %s was trained on %s, and plays %s here",
+                        name,
+                        "+".join(own),
+                        arena,
+                    )
 
 
 def load_seated(arenas: Iterable[Arena], load: Callable[[Adapter], object]) -> Mapping[str, str]:

@@ -37,6 +37,7 @@ from legos.run.folder import FAILS_AGAIN, RUNS, RunFolder
 from legos.run.run import Run
 from legos.stalls import STALL_AFTER_S, LoopWatch
 from legos.track import ConsoleTracker
+from legos.weights.adapter import Adapter
 from legos.wiring.arena import make_mix
 from legos.wiring.evaluate import evaluation_of
 from legos.wiring.model import has_followers
@@ -137,7 +138,12 @@ def _train(
     with closing(made) as trainer:
         client = trainer.client()
         mix = make_mix(config, client)
-        seated = load_seated(mix.arenas.values(), trainer.generation.load_adapter)
+
+        def load(adapter: Adapter) -> None:
+            adapter.check_base(config.model)
+            trainer.generation.load_adapter(adapter)
+
+        seated = load_seated(mix.arenas.values(), load)
         served = _served(config, trainer)
         with (
             ThreadPoolExecutor(max_workers=1) as writer,

@@ -2,6 +2,7 @@
 
 import io
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -284,3 +285,19 @@ def test_a_member_of_another_model_is_named(capsys: pytest.CaptureFixture[str]) 
             message
         )
         assert "on 'other/model'; give --model builtin" in message
+
+
+def test_opponents_of_another_arena_or_model_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    run = ("--arena", "kuhn", *FEW, "--steps", "1", "--play.opponents", "self=0.5")
+    assert main(["train", *run, "--play.opponents", "nim@1=0.5", "--dry-run"]) == 0
+    assert "nim@1 was trained on nim, and plays kuhn here" in caplog.text
+    other = tmp_path / "other"
+    shutil.copytree("runs/nim/adapters/v1", other)
+    settings = other / "adapter_config.json"
+    settings.write_text(settings.read_text().replace('"builtin"', '"other/model"'))
+    out = ("--out", str(tmp_path / "run"))
+    assert main(["train", *run, *out, "--play.opponents", f"{other}=0.5"]) == 2
+    message = capsys.readouterr().err
+    assert "was trained on model 'other/model' and cannot be put on 'builtin'" in message

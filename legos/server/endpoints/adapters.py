@@ -174,8 +174,9 @@ class _Loads:
         if len({*self._service.engine.adapters(), *self._coming, name}) > most:
             raise Problem(
                 409,
-                f"{most} adapters are live, which is all that --max-adapters allows; drop one "
-                "with DELETE /adapters/NAME, or load this one under the name of another",
+                f"{most} adapters are live, which is all that --max-adapters allows; raise it, "
+                "drop one with DELETE /adapters/NAME, load this one under the name of another, or "
+                "keep fewer snapshots in the league of a run (league.snapshots)",
                 code="too_many_adapters",
                 headers={"x-should-retry": "false", "connection": "close"},
             )
