@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, closing, contextmanager, nullcontext
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -138,12 +139,7 @@ def _train(
     with closing(made) as trainer:
         client = trainer.client()
         mix = make_mix(config, client)
-
-        def load(adapter: Adapter) -> None:
-            adapter.check_base(config.model)
-            trainer.generation.load_adapter(adapter)
-
-        seated = load_seated(mix.arenas.values(), load)
+        seated = load_seated(mix.arenas.values(), partial(_load, trainer, config.model))
         served = _served(config, trainer)
         with (
             ThreadPoolExecutor(max_workers=1) as writer,
@@ -332,6 +328,16 @@ def _go(
         quiet_collector()
         share_cores(2)  # play and training
         asyncio.run(go(*out))
+
+
+def _load(trainer: Trainer, model: str, adapter: Adapter) -> None:
+    """Make the adapter of an opponent live.
+
+    Raises:
+        AdapterError: it was trained on another model, or does not fit.
+    """
+    adapter.check_base(model)
+    trainer.generation.load_adapter(adapter)
 
 
 def _served(config: RunConfig, trainer: Trainer) -> "ServedRun | None":
