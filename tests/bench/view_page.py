@@ -17,6 +17,7 @@ __all__ = ["page_figures"]
 EVERY_MS = 3000  # between two looks at the files, as in app.js
 ROWS = "table.plays tbody tr"
 VIEWS = ("overview", "plays", "curves", "timeline")
+EACH = 25  # updates for which a view is shown
 PAINTS = 5
 
 
@@ -58,7 +59,7 @@ def _paint_s(browser: Any, url: str, run: str) -> float:
 def _growth_mb(
     browser: Any, url: str, folder: RunFolder, server: psutil.Process, updates: int
 ) -> tuple[float, float]:
-    """By how many MB server and browser have grown, after a quarter of the updates to warm up."""
+    """By how many MB server and browser have grown, after each view was shown for a while."""
     page = browser.new_page()
     page.set_default_timeout(120_000)
     page.clock.install()
@@ -70,11 +71,11 @@ def _growth_mb(
         return server.memory_info().rss / 1e6, heap / 1e6
 
     before = (0.0, 0.0)
-    for step, turn in enumerate(range(-(updates // 4), updates)):
+    for step, turn in enumerate(range(-EACH * len(VIEWS), updates)):
         if turn == 0:
             before = used()
-        if step % 25 == 0:
-            page.goto(f"{url}/#/{VIEWS[step // 25 % len(VIEWS)]}?run={folder.path.name}")
+        if step % EACH == 0:
+            page.goto(f"{url}/#/{VIEWS[step // EACH % len(VIEWS)]}?run={folder.path.name}")
         add_lines(folder.metrics, [step_line(1000 + step)])
         add_play(folder, 1000 + step, f"answer {step}")
         with page.expect_response(lambda response: "/api/" in response.url):
