@@ -91,7 +91,7 @@ def test_word_problems_after_imitation_of_the_mark(seed: str, model: str, tmp_pa
     first, last = evaluated(tmp_path / "run", *train, *data, *strict, *steps)
     assert first[FORMAT] <= 0.8
     assert last[FORMAT] >= 0.85
-    assert last["eval/strict"] >= first["eval/strict"] + 0.05
+    assert last["eval/metric_strict"] >= first["eval/metric_strict"] + 0.05
 
 
 @pytest.mark.parametrize("seed", ["0", "1", "2"])
@@ -101,5 +101,5 @@ def test_chains_of_calls_after_imitation(seed: str, model: str, tmp_path: Path) 
     train = imitated(model, tmp_path, "zorplex", "--plays", "64", *easy, step="16")
     sizes = ("--generation.max-tokens", "24", "--play.tasks-per-step", "6", "--steps", "16")
     first, last = evaluated(tmp_path / "run", *train, *easy, *sizes, "--seed", seed)
-    assert first["eval/success"] <= 0.3
-    assert last["eval/success"] >= first["eval/success"] + 0.2
+    assert first["eval/metric_success"] <= 0.3
+    assert last["eval/metric_success"] >= first["eval/metric_success"] + 0.2
