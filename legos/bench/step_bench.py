@@ -36,6 +36,7 @@ class StepBench:
             settings: settings of ``BackendConfig``.
         """
         apply_lora(model, rank=8, layers=1000, head=False)
+        self._model = model
         self._backend = model.make_backend(BackendConfig(**settings))
         self._baseline = baseline
 
@@ -54,6 +55,10 @@ class StepBench:
             self._backend.optim_step(Update(learning_rate=1e-6)).result()
 
         return self._measured(step)
+
+    def forward(self, rows: Sequence[Split]) -> Cost:
+        """One forward pass of each row alone, all of its logits included."""
+        return self._measured(lambda: [self._model(tokens) for tokens, _ in rows])
 
     def bare(self, blocks: Sequence[Sequence[Split]], *, pad_to: int = 0) -> Cost:
         """One bare update, its padding done before the clock starts."""

@@ -105,9 +105,9 @@ def test_the_state_comes_back_exactly_through_json() -> None:
 def test_the_exact_table_of_32_members(game: Game) -> None:
     tree = GameTree(game)
     members = random_members(tree, 32)
-    start = time.perf_counter()
+    start = time.thread_time()
     table = exact_payoffs(tree, members)
-    seconds = time.perf_counter() - start
+    seconds = time.thread_time() - start
     assert seconds < 5.0  # about 0.3 s
     assert table.exact
     first, second = game.roles
