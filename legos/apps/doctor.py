@@ -24,6 +24,10 @@ from legos.wiring.device import find_device, tried_architectures
 __all__ = ["SMALL", "Report", "examine", "try_architectures"]
 
 SMALL = "small"  # a model with random weights
+ASKED = """
+legos is tested without a Mac, so these lines show what its tests cannot. Please send all of them,
+from the first, in one issue, with what this prints:
+uv run legos doctor --models && uv run legos bench"""
 _ENVIRONMENT = ("LD_PRELOAD", "OPENBLAS_NUM_THREADS", "HF_HOME", "MLX_")  # beginnings of names
 _COLUMNS = {"architecture": 21, "trains": 9, "checkpointing": 13, "serves": 6}
 
@@ -51,7 +55,8 @@ class Report:
         if self.model is None:
             return ""
         passed = f"{sum(check.passed for check in self.checks)} of {len(self.checks)} pass"
-        return "\n".join(["", f"self-test on {self.model}", *map(_line, self.checks), passed, ""])
+        lines = ["", f"self-test on {self.model}", *map(_line, self.checks), passed]
+        return "\n".join([*lines, ASKED if self.facts["mac"] else "", ""])
 
 
 def examine(*, self_test: bool = False, model: str = SMALL) -> Report:

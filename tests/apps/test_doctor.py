@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from legos.apps.doctor import examine
+from legos.apps.doctor import Report, examine
 from legos.checks import device
 from legos.checks.device import Check, SelfTest
 from legos.cli.process import main
@@ -37,6 +37,14 @@ def test_facts_alone_are_quick_and_healthy(capsys: pytest.CaptureFixture[str]) -
         assert f"\n{name} " in f"\n{told}"
     assert "valid (model builtin, arena nim)" in told
     assert "self-test" not in told
+
+
+@pytest.mark.parametrize("mac", [{}, {"chip": "Apple M5"}])
+def test_the_report_of_a_mac_asks_for_what_no_test_shows(mac: Mapping[str, str]) -> None:
+    check = Check(name="parity", passed=True, metrics={"tokens": 256.0}, reason="")
+    told = Report(facts={"mac": mac}, model="a model", checks=[check]).text()
+    assert "1 of 1 pass" in told
+    assert told.rstrip().endswith("uv run legos doctor --models && uv run legos bench") == bool(mac)
 
 
 @pytest.mark.slow
