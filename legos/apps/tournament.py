@@ -251,7 +251,9 @@ def _with_people(
             people = [who.startswith(PERSON) for who in (mine, theirs)]
             whole = one and two and len(one) + len(two) == len(kept.members)
             if whole and any(people) and (table.sides > 1 or len(one) == 1):
-                table.count(mine, theirs, kept.episode(), one, two)
+                episode = kept.episode()
+                returns = episode.mean_return(one), episode.mean_return(two)
+                table.count(mine, theirs, episode, one, returns)
                 number += people[0]
     for person in (who for who in names if who.startswith(PERSON)):
         if not any(table.tally(person, other).plays for other in names):

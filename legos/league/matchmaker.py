@@ -208,17 +208,18 @@ class LeagueSeats(Matchmaker):
         roles: dict[tuple[str, bool], list[str]] = {}  # player, whether it is trained -> its roles
         for rollout in episode.rollouts:
             roles.setdefault((rollout.seat, rollout.policy is not None), []).append(rollout.role)
+        returns = {side: episode.mean_return(played) for side, played in roles.items()}
         for mine, other in permutations(roles, 2):
             if not mine[1]:
                 continue
-            earned, lost = (episode.mean_return(roles[side]) for side in (mine, other))
+            earned, lost = returns[mine], returns[other]
             self.unit = max(self.unit, abs(earned), abs(lost))
             self._count(other[0], earned, lost)
             a, b = self._member(mine[0]), self._member(other[0])
             if self.pool.of(mine[0]) and self.pool.of(other[0]) if other[1] else a != b:
-                self.table.count(a, b, episode, roles[mine], roles[other])
+                self.table.count(a, b, episode, roles[mine], (earned, lost))
                 if not other[1]:
-                    self.table.count(b, a, episode, roles[other], roles[mine])
+                    self.table.count(b, a, episode, roles[other], (lost, earned))
 
     def _member(self, seat: str) -> str:
         """Who a seat counts as in the table: a trained policy as its newest snapshot."""

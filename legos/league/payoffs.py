@@ -99,21 +99,25 @@ class PayoffTable:
         self.put(mine, theirs, role, Tally(won, share - won - lost, lost, *earned, share * forfeit))
 
     def count(
-        self, mine: str, theirs: str, episode: Episode, roles: Sequence[str], others: Sequence[str]
+        self,
+        mine: str,
+        theirs: str,
+        episode: Episode,
+        roles: Sequence[str],
+        returns: tuple[float, float],
     ) -> None:
-        """Count a play from the side of a member; several roles have their mean return.
+        """Count a play from the side of a member.
 
         Args:
             mine: the member that the play is counted for.
             theirs: whom it met.
             episode: the play, which ended.
             roles: the roles of ``mine``, each of which gets an equal part of the play.
-            others: the roles of ``theirs``.
+            returns: the mean return of these roles, and that of the roles of ``theirs``.
         """
-        reward, other = episode.mean_return(roles), episode.mean_return(others)
         for role in roles:
             gave_up, share = episode.forfeited(role), 1 / len(roles)
-            self.add(mine, theirs, role, reward, other, forfeit=gave_up, share=share)
+            self.add(mine, theirs, role, *returns, forfeit=gave_up, share=share)
 
     def put(self, mine: str, theirs: str, role: str, plays: Tally) -> None:
         """Count plays whose results are known together, from the side of ``mine``."""

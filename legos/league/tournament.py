@@ -207,9 +207,10 @@ def _seated(cast: Cast, seating: _Seating, roles: Sequence[str]) -> Arena:
 def _count(table: PayoffTable, episode: Episode, seating: _Seating, roles: Sequence[str]) -> None:
     """Count a play from the side of each of two members, or of the one with one role."""
     others = [role for role in roles if role != seating.role]
-    table.count(seating.mine, seating.theirs, episode, [seating.role], others)
+    mine, theirs = episode.mean_return([seating.role]), episode.mean_return(others)
+    table.count(seating.mine, seating.theirs, episode, [seating.role], (mine, theirs))
     if len(roles) == PAIR and seating.mine != seating.theirs:
-        table.count(seating.theirs, seating.mine, episode, others, [seating.role])
+        table.count(seating.theirs, seating.mine, episode, others, (theirs, mine))
 
 
 def mean_interval(tally: Tally, *, z: float = 1.96) -> tuple[float, float]:
