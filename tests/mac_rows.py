@@ -84,7 +84,7 @@ def table_lines(name: str, config: Mapping[str, Any]) -> Iterator[str]:
 
 def preset_line(gb: int) -> str:
     """The line of a preset in the table of presets."""
-    file = f"examples/presets/mac-{gb}gb.toml"
+    file = f"legos/apps/templates/presets/mac-{gb}gb.toml"
     model = tomllib.loads((Path(__file__).parents[1] / file).read_text())["model"]
     title = model.rpartition("/")[2].removesuffix("-4bit")
     name = title.replace("-", " ")

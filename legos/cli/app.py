@@ -19,6 +19,7 @@ from legos.cli.exploit import exploit
 from legos.cli.export import export
 from legos.cli.help import EVERYTHING, BriefHelp
 from legos.cli.imitate import imitate
+from legos.cli.init import init
 from legos.cli.league import league
 from legos.cli.output import results_alone
 from legos.cli.play import play
@@ -65,8 +66,9 @@ def make_app(*, brief: bool) -> App:
     app.command(evaluate, name="eval")
     league_of = (tournament, exploit, league)
     shown = (watch, view, report, runs, export)
-    for command in (imitate, serve, chat, play, *league_of, *shown, doctor, bench, arenas):
+    for command in (init, imitate, serve, chat, play, *league_of, *shown, doctor, bench, arenas):
         app.command(command)
+    app.register_install_completion_command(help="Complete words of the shell you are in.")
     return app
 
 

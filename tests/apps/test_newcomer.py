@@ -11,17 +11,10 @@ from short_runs import FEW
 from legos.cli.process import main
 from legos.run.metrics import read_steps
 
-EDITS = {  # the starter is matching pennies
-    'MOVES = ("heads", "tails")': 'MOVES = ("rock", "paper", "scissors")',
-    "Both say heads or tails at the same time; the first wins if they agree, else the second.": (
-        "Both show rock, paper or scissors at the same time."
-    ),
-    "        won = 1.0 if first == second else -1.0\n": (
-        "        ahead = (MOVES.index(first) - MOVES.index(second)) % 3\n"
-        "        won = (0.0, 1.0, -1.0)[ahead]\n"
-    ),
+EDITS = {  # the starter is a race to ten by steps of one and two
+    "END = 10": "END = 7",
+    '("1", "2") if state[0] < END - 1 else ("1",)': '("1", "2", "3")[: END - state[0]]',
 }
-TEST_EDITS = {'("heads", "heads"), ("heads", "tails")': '("rock", "paper"), ("rock", "rock")'}
 
 
 def edit(path: Path, edits: dict[str, str]) -> None:
@@ -36,33 +29,32 @@ def test_a_new_game_is_written_checked_trained_and_played(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["arenas", "new", "rps"]) == 0
+    assert main(["arenas", "new", "race"]) == 0
     told = capsys.readouterr().out
-    assert told.startswith("wrote rps.py and test_rps.py; change the rules, and try\n")
-    for command in ("arenas check rps.py:Rps", "play rps.py:Rps --against random"):
+    assert told.startswith("wrote race.py and test_race.py; change the rules, and try\n")
+    for command in ("arenas check race.py:Race", "play race.py:Race --against random"):
         assert f"  uv run legos {command}\n" in told
-    edit(Path("rps.py"), EDITS)
-    edit(Path("test_rps.py"), TEST_EDITS)
+    edit(Path("race.py"), EDITS)
 
-    assert main(["arenas", "check", "rps.py:Rps"]) == 0
+    assert main(["arenas", "check", "race.py:Race"]) == 0
     checked = capsys.readouterr().out
     assert "FAILED" not in checked
-    assert "value 0, uniform_exploitability 0, optimal_vs_random_win 0.333" in checked
+    assert "value 0.714286, " in checked  # of 7 starts only 3, four steps from the end, is lost
 
-    assert main(["train", "--arena", "rps.py:Rps", "--out", "run", "--steps", "3", *FEW]) == 0
+    assert main(["train", "--arena", "race.py:Race", "--out", "run", "--steps", "3", *FEW]) == 0
     assert [line["step"] for line in read_steps(Path("run/metrics.jsonl"))] == [1, 2, 3]
     capsys.readouterr()
 
-    monkeypatch.setattr(sys, "stdin", io.StringIO("lizard\nRock\n"))
-    arguments = ["play", "rps.py:Rps", "--against", "run", "--play.illegal", "random"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("lizard\n" + "1\n" * 7))
+    arguments = ["play", "race.py:Race", "--against", "run", "--play.illegal", "random"]
     assert main(arguments) == 0
     told = capsys.readouterr().out
-    assert "'lizard' is not one of: rock, paper, scissors" in told
-    assert "second (run) said: " in told
-    assert "\nrewards: first " in told
+    assert "'lizard' is not one of: 1, " in told
+    assert "(run) said: " in told
+    assert "\nrewards: ann " in told
 
     assert main(["watch", "run", "--last", "1"]) == 0
-    assert "rps, task rps/'start' (first: policy, second: policy)" in capsys.readouterr().out
+    assert "(ann: policy, bob: policy)" in capsys.readouterr().out
 
 
 def test_the_test_of_a_starter_passes(tmp_path: Path) -> None:
@@ -71,12 +63,10 @@ def test_the_test_of_a_starter_passes(tmp_path: Path) -> None:
     assert "class TwoWords(Game):" in (tmp_path / "two_words.py").read_text()
     tests = runpy.run_path(str(tmp_path / "test_two_words.py"))
     tests["test_scripted_players_find_nothing_wrong"]()
-    [mark] = tests["test_one_wins_what_the_other_loses"].pytestmark
-    for moves in mark.args[1]:
-        tests["test_one_wins_what_the_other_loses"](moves)
+    tests["test_whoever_moves_last_wins"]()
 
 
-@pytest.mark.parametrize("name", ["Rps", "1st", "class", "a-b", "dir/game", ""])
+@pytest.mark.parametrize("name", ["Race", "1st", "class", "a-b", "dir/game", ""])
 def test_a_name_that_is_no_module_is_refused(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,7 +76,7 @@ def test_a_name_that_is_no_module_is_refused(
 
 
 def test_no_file_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "test_rps.py").write_text("mine")
-    assert main(["arenas", "new", "rps", "--to", str(tmp_path)]) == 2
-    assert "test_rps.py exists already" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["test_rps.py"]
+    (tmp_path / "test_race.py").write_text("mine")
+    assert main(["arenas", "new", "race", "--to", str(tmp_path)]) == 2
+    assert "test_race.py exists already" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["test_race.py"]

@@ -99,5 +99,5 @@ def test_what_macs_of_each_size_give(gb: int, usable: float) -> None:
 @pytest.mark.parametrize("gb", MACS_GB)
 def test_the_presets_of_the_docs_fit_and_are_settings(gb: int) -> None:
     assert preset_line(gb) in Path("docs/run/mac.md").read_text().splitlines()
-    found = resolve(files=[Path(f"examples/presets/mac-{gb}gb.toml")])
+    found = resolve(files=[Path(f"legos/apps/templates/presets/mac-{gb}gb.toml")])
     assert found.config.training.gradient_checkpointing

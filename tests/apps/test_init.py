@@ -1,0 +1,88 @@
+"""``legos init`` writes a project whose test passes and that trains."""
+
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from launched import finished
+
+from legos import installed
+from legos.cli.process import main
+from legos.config.resolve import read_config
+from legos.run.metrics import read_steps
+
+PYTHON = (sys.executable, "-m")
+
+
+@pytest.mark.slow
+def test_a_project_passes_its_test_and_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "two_words"]) == 0
+    command = capsys.readouterr().out.splitlines()[-1]
+    assert command == "  cd two_words && uv run legos train --config settings.toml"
+    monkeypatch.chdir("two_words")
+    finished((*PYTHON, "pytest", "-q", "-p", "no:cacheprovider"))
+    few = ("--steps", "3", "--play.tasks-per-step", "8")
+    finished((*PYTHON, *command.partition("uv run ")[2].split(), *few))
+    steps = read_steps(Path("runs/twowords-1/metrics.jsonl"))  # as its README says
+    assert [line["step"] for line in steps] == [1, 2, 3]
+
+
+def test_a_preset_names_the_model(tmp_path: Path) -> None:
+    assert main(["init", "mine", "--to", str(tmp_path), "--preset", "mac-16gb"]) == 0
+    settings = read_config(tmp_path / "settings.toml")
+    assert (settings.arena, settings.model) == ("mine.py:Mine", "Qwen/Qwen3-1.7B")
+    assert settings.training.gradient_checkpointing
+
+
+@pytest.mark.parametrize("clone", [None, Path("/a b/c")])
+def test_a_project_needs_the_legos_that_wrote_it(
+    clone: Path | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = installed.Requirement("legos-rl" if clone else "legos-rl>=0.1.0", clone)
+    monkeypatch.setattr("legos.apps.starter.requirement", lambda: needed)
+    assert main(["init", "mine", "--to", str(tmp_path)]) == 0
+    written = tomllib.loads((tmp_path / "pyproject.toml").read_text())
+    assert written["project"]["dependencies"] == [needed.dependency]
+    readme = (tmp_path / "README.md").read_text()
+    if clone is None:
+        assert "tool" not in written
+        assert 'pip install "legos-rl>=0.1.0" pytest' in readme
+    else:
+        assert written["tool"]["uv"]["sources"] == {
+            "legos-rl": {"path": "/a b/c", "editable": True}
+        }
+        assert 'pip install -e "/a b/c" pytest' in readme
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["mine", "--preset", "mac-16"], "no preset 'mac-16'; did you mean 'mac-16gb'?"),
+        (["json"], "json.py would hide the module 'json'; give another name"),
+        (["größe"], "'größe' cannot be the name of a project; begin and end with a to z"),
+        (["My-Game"], "give a Python name in lower case, such as rock_paper"),
+    ],
+)
+def test_what_no_project_is_written_for(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_shell_completes_commands(tmp_path: Path) -> None:
+    install = (*PYTHON, "legos", "--install-completion", "--shell", "bash")
+    told = finished(("env", f"HOME={tmp_path}", *install))
+    [script] = tmp_path.rglob("legos")
+    assert f"{script}" in told
+    assert "tournament" in script.read_text()
