@@ -46,6 +46,11 @@ _ALSO_CALLED = {  # what other programs call a setting -> the last part of its o
     "lr": "learning-rate",
     "rank": "lora-rank",
 }
+_KEY = "--api-key"
+_NO_KEY = (
+    f"{_KEY} does not exist: every user of this machine can read a command line; write the key "
+    "into a file and give --api-key-file FILE, or set LEGOS_API_KEY"
+)
 
 
 def make_app(*, brief: bool) -> App:
@@ -135,6 +140,8 @@ def _check_encoding(arguments: Sequence[str]) -> None:
 
 def _unknown_option(error: UnknownOptionError) -> str:
     word = error.token.keyword or error.token.value
+    if word == _KEY:
+        return _NO_KEY
     last = word.lstrip("-").rpartition(".")[2].replace("_", "-")
     known = (name for argument in error.argument_collection for name in argument.names)
     wanted = (last, _ALSO_CALLED.get(last))

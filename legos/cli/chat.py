@@ -23,7 +23,7 @@ def chat(
         url: Address of a server, such as http://localhost:8000/v1.
         model: A model folder, a name on the hub, or "builtin"; by default the model that the
             adapter was trained on. With --url, the name of the model on the server.
-        api_key: API key of the server.
+        api_key: File with the API key of the server.
         adapter: RUN, RUN@STEP, RUN@best, an adapter folder, or base. With --url, the name of an
             adapter on the server, such as policy, policy@12 or base.
         system: System message at the start of the conversation.

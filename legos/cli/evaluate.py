@@ -34,7 +34,7 @@ def evaluate(
         against: Who has the other seats, in place of the policy itself: random, optimal, base, a
             RUN, RUN@STEP, an adapter folder, or the address of a server; may be repeated. Every
             seat is evaluated.
-        api_key: API key of the servers.
+        api_key: File with the API key of the servers.
         json: Print one JSON object.
         play: Settings of the arena.
         loop: Settings of evaluation plays.

@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast, get_args
 
 from cyclopts import Group, Parameter, Token
@@ -41,8 +42,31 @@ __all__ = [
 
 Several = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 """An option that may be repeated."""
-Key = Annotated[str | None, Parameter(env_var="LEGOS_API_KEY", show_env_var=True)]
-"""The API key of a server."""
+
+
+def _key(_: Any, tokens: Sequence[Token]) -> str:
+    """The API key: the text of the named file, or of the variable of the environment.
+
+    Raises:
+        ValueError: the file cannot be read, or holds no key.
+    """
+    [token] = tokens
+    if token.source == "env":
+        return token.value
+    try:
+        key = Path(token.value).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeError) as error:
+        raise ValueError(f"{error}; give a file of text that holds the key alone") from None
+    if not key or len(key.split()) > 1:
+        raise ValueError(f"{token.value} holds {len(key.split())} words; expected the key alone")
+    return key
+
+
+Key = Annotated[
+    str | None,
+    Parameter(name="--api-key-file", env_var="LEGOS_API_KEY", show_env_var=True, converter=_key),
+]
+"""The API key of a server; not an option itself, because all users see a command line."""
 
 
 def _options(prefix: str, group: type[Settings], *names: str) -> Any:

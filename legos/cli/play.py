@@ -41,7 +41,7 @@ def play(
             of a tournament.
         model: A model folder, a name on the hub, or "builtin"; by default the model that the
             adapters were trained on.
-        api_key: API key of the servers.
+        api_key: File with the API key of the servers.
         plays: Number of plays.
         seed: Seed of the tasks and plays; the same seed gives the same ones.
         temperature: Sampling temperature of models.

@@ -32,7 +32,7 @@ def serve(
             name as NAME=RUN; may be repeated.
         host: Address to listen on; addresses other than loopback need an API key.
         port: Port to listen on; 0: a free port.
-        api_key: Key that every request must send as a bearer token.
+        api_key: File with the key that every request must send as a bearer token.
         max_batch: Completions decoded in one batch.
         memory_limit_gib: Memory that the engine may use in all; by default most of the machine's.
         max_queue: Completions that may wait; further requests get status 429.

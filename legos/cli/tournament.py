@@ -44,7 +44,7 @@ def tournament(
         temperature: Sampling temperature of models; by default that of the run's evaluations.
         snapshots: Number of adapters of RUN@all, spread over its steps.
         model: A model folder, a name on the hub, or "builtin"; by default that of the run.
-        api_key: API key of the servers.
+        api_key: File with the API key of the servers.
         json: Print one JSON object.
         play: Settings of the arena.
     """

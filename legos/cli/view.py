@@ -22,7 +22,7 @@ def view(
         run: Run folders, names of runs in runs/, or folders of runs; by default all of runs/.
         host: Address to listen on; addresses other than loopback need an API key.
         port: Port to listen on; 0: a free port.
-        api_key: Key that the page asks for.
+        api_key: File with the key that the page asks for.
         model: Model folder, name on the hub, or "builtin", which answers in Positions, with and
             without adapters of the runs; by default no model is loaded.
         open: Open the page in the browser.

@@ -54,7 +54,7 @@ def _check_key(request: Request, key: bytes) -> None:
     if not hmac.compare_digest(bearer_key(request.scope), key):
         raise Problem(
             401,
-            "the key is missing or wrong; it is what --api-key or LEGOS_API_KEY was set to "
+            "the key is missing or wrong; it is what --api-key-file or LEGOS_API_KEY named "
             "where `legos view` was started",
             code="invalid_api_key",
             headers={"www-authenticate": "Bearer"},

@@ -216,7 +216,7 @@ def check_host(scope: Scope, allowed: Collection[str]) -> None:
             403,
             f"the Host header names {host.decode('latin-1')[:100]!r}, and this server answers "
             f"to {', '.join(allowed)} only; use one of these in the address, or start the "
-            "server with --host and --api-key for others to reach it",
+            "server with --host and --api-key-file for others to reach it",
         )
 
 

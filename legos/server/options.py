@@ -53,8 +53,8 @@ class ServerOptions:
         local = host in LOOPBACK
         if not local and api_key is None:
             raise ConfigError(
-                f"host {host!r} can be reached by others; set --api-key or LEGOS_API_KEY, or "
-                "listen on 127.0.0.1"
+                f"host {host!r} can be reached by others; give --api-key-file or set "
+                "LEGOS_API_KEY, or listen on 127.0.0.1"
             )
         hosts = (*LOOPBACK, "[::1]") if local else ()
         return cls(api_key=api_key, allowed_hosts=hosts, **options)  # pyright: ignore[reportArgumentType]

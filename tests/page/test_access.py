@@ -26,7 +26,7 @@ def test_runs_are_behind_the_key_and_the_program_is_not(runs: Path) -> None:
 
 
 def test_an_address_that_others_reach_needs_a_key() -> None:
-    with pytest.raises(ConfigError, match="set --api-key"):
+    with pytest.raises(ConfigError, match="give --api-key-file"):
         ServerOptions.for_host("0.0.0.0", api_key=None)
 
 

@@ -289,8 +289,10 @@ def test_a_run_that_is_moved_while_it_is_shown_is_reported(page: Any, runs: Path
     assert "2 steps" in page.inner_text("main")
 
 
-def test_a_page_for_others_asks_for_its_key(browser: Any, runs: Path) -> None:
-    with served(runs / "bad", "--host", "0.0.0.0", "--api-key", "s3cret") as (url, _):
+def test_a_page_for_others_asks_for_its_key(browser: Any, runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("s3cret\n")
+    key_file = ("--api-key-file", str(tmp_path / "key"))
+    with served(runs / "bad", "--host", "0.0.0.0", *key_file) as (url, _):
         page = browser.new_page()
         page.goto(url.replace("0.0.0.0", "127.0.0.1"))
         for key in ("wrong", "s3cret"):

@@ -215,6 +215,7 @@ def table(head: str) -> dict[str, list[str]]:
 def test_the_page_has_the_defaults_of_the_options() -> None:
     rows = table("| option | default | effect |")
     given = {name: p.default for name, p in inspect.signature(serve).parameters.items()}
+    given["api_key_file"] = given.pop("api_key")
     own = ServerOptions()
     assert given["max_batch"] == own.max_running
     assert given["max_queue"] == own.max_queue

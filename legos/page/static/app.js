@@ -87,7 +87,7 @@ function askForKey() {
     },
     h("h2", {}, "Key"),
     h("p", {}, "This page is served to others than this machine, so it asks for the key that ",
-      h("code", {}, "legos view --api-key"), " was started with."),
+      h("code", {}, "legos view --api-key-file"), " was started with."),
     h("label", { for: "key" }, "Key"),
     field,
     h("button.primary", {}, "Show the runs"),
