@@ -46,7 +46,9 @@ __all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 def __getattr__(name: str) -> Any:
     """Import a public name's home when it is first asked for, so that ``import legos`` is quick."""
     if name not in _HOMES:
-        raise AttributeError(f"module 'legos' has no attribute {name!r}")
+        near = import_module("difflib").get_close_matches(name, _HOMES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise AttributeError(f"module 'legos' has no attribute {name!r}{hint}")
     return getattr(import_module(_HOMES[name]), name)
 
 

@@ -27,8 +27,10 @@ the tree. A message names the object, the value, what was expected, and the next
 """
 
 import difflib
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import FrameType
 
 __all__ = [
     "AdapterError",
@@ -52,8 +54,13 @@ __all__ = [
     "Stopped",
     "TrainerError",
     "did_you_mean",
+    "own_line",
+    "story_of",
     "text_of",
 ]
+
+HOME = Path(__file__).parent  # where the kit's own code is
+DEEPEST = 12  # lines of an error in a user's code that are shown
 
 
 class LegosError(Exception):
@@ -157,3 +164,22 @@ def text_of(value: object, form: Callable[[object], str] = str) -> str:
         return form(value)
     except Exception:  # whatever its own code raises
         return f"<{type(value).__name__} without a text>"
+
+
+def story_of(error: BaseException) -> str:
+    """What a user's code raised, after its lines from the first one outside the kit on."""
+    frames = [*traceback.walk_tb(error.__traceback__)]
+    first = next((at for at, frame in enumerate(frames) if _is_own(frame)), 0)
+    lines = traceback.StackSummary.extract(iter(frames[first:][-DEEPEST:])).format()
+    inner = map(story_of, error.exceptions) if isinstance(error, BaseExceptionGroup) else ()
+    return "".join([*lines, *traceback.format_exception_only(error), *inner])
+
+
+def own_line(error: BaseException) -> str:
+    """The innermost line outside the kit's code in an error's traceback."""
+    own = [frame for frame in traceback.walk_tb(error.__traceback__) if _is_own(frame)]
+    return "".join(traceback.StackSummary.extract(iter(own[-1:])).format())
+
+
+def _is_own(frame: tuple[FrameType, int]) -> bool:
+    return not Path(frame[0].f_code.co_filename).is_relative_to(HOME)

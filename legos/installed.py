@@ -41,7 +41,7 @@ def requirement() -> Requirement:
         return Requirement(NAME, Path(__file__).parents[1])
     origin: dict[str, Any] = json.loads(found.read_text("direct_url.json") or "{}")  # PEP 610
     if origin.get("dir_info", {}).get("editable"):
-        return Requirement(NAME, Path(unquote(urlsplit(origin["url"]).path)))
+        return Requirement(NAME, Path(unquote(urlsplit(f"{origin['url']}").path)))
     if not origin:
         return Requirement(f"{NAME}>={found.version}", None)
     url, version = origin["url"], origin.get("vcs_info", {})

@@ -9,7 +9,8 @@ from legos.apps.adapters import loaded
 from legos.apps.seated import frozen_adapters, load_seated
 from legos.arena.arena import Arena
 from legos.arena.cursor import plays_from
-from legos.league.cast import Cast, is_adapter
+from legos.errors import CheckpointError
+from legos.league.cast import BOTS, Cast, is_adapter
 from legos.protocols import Seat
 from legos.records.limits import EngineLimits
 from legos.records.names import BASE, POLICY
@@ -32,12 +33,16 @@ def adapters_of(
         CheckpointError: a member is neither a bot, base or a server, nor a run or an adapter.
         AdapterError: an adapter is damaged, or a run keeps none of a policy.
     """
-    return {
-        (who, policy): adapter
-        for who in members
-        if is_adapter(who)
-        for policy, adapter in frozen_adapters(who, policies).items()
-    }
+    try:
+        return {
+            (who, policy): adapter
+            for who in members
+            if is_adapter(who)
+            for policy, adapter in frozen_adapters(who, policies).items()
+        }
+    except CheckpointError as error:
+        others = ", ".join((*BOTS, BASE))
+        raise CheckpointError(f"{error}; other players are {others} and http://...") from error
 
 
 def model_of(model: str | None, adapters: Mapping[tuple[str, str], Adapter]) -> str:

@@ -56,6 +56,8 @@ def write_project(name: str, folder: Path, preset: str) -> None:
         raise ConfigError(f"there is no preset {preset!r}{did_you_mean(preset, presets)}")
     if not name.isascii() or name.strip("_") != name:
         raise ConfigError(f"{name!r} cannot be the name of a project; begin and end with a to z")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} exists and is not empty; give another name, or --to a new one")
     path = json.dumps(f"{clone}")
     sources = f"\n[tool.uv.sources]\n{NAME} = {{ path = {path}, editable = true }}\n"
     given |= {

@@ -195,8 +195,8 @@ class GameArena(Arena):
         Raises:
             ArenaError: the game's roles are not a list of names.
         """
+        self.game = game() if isinstance(game, type) else game  # which has the arena's name
         super().__init__(client, **settings)
-        self.game = game() if isinstance(game, type) else game
         check_names(self.game.roles, f"roles of game {self.game.name!r}")
         self.roles = tuple(self.game.roles)
         self.forfeit_reward = self.game.forfeit_reward

@@ -2,7 +2,6 @@
 
 import inspect
 import random
-import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeGuard, cast, get_args
@@ -10,7 +9,7 @@ from typing import Any, TypeGuard, cast, get_args
 from legos.arena.answer import Reply
 from legos.arena.game import Utility
 from legos.arena.playable import IllegalMove, Playable
-from legos.errors import ArenaError, LegosError, did_you_mean
+from legos.errors import ArenaError, LegosError, did_you_mean, story_of
 from legos.protocols import Seat
 from legos.records.episode import Task
 from legos.records.message import Message
@@ -142,8 +141,7 @@ def checked_tasks(arena: Playable, rng: random.Random, *, held_out: bool = False
     except LegosError:
         raise
     except Exception as error:  # the arena's own code may raise anything
-        story = "".join(traceback.format_exception(error, limit=-4))
-        raise ArenaError(f"{source} failed:\n{story}") from error
+        raise ArenaError(f"{source} failed:\n{story_of(error)}") from error
 
 
 def _iterable(given: Any, source: str) -> Iterable[Any]:

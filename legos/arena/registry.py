@@ -9,6 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 
+import legos
 from legos.arena.arena import Arena, GameArena
 from legos.arena.game import Game
 from legos.builtin import BUILTIN, is_builtin
@@ -49,11 +50,14 @@ def find_arena(name: str) -> type:
     place, colon, class_name = name.rpartition(":")
     if colon:
         return _class_of(load_module(place), class_name, place)
-    if name.endswith(".py"):
-        found = ", ".join(_arenas_in(_load_file(Path(name)))) or "none"
-        raise ArenaError(f"{name!r} names a file; add its class as {name}:Class (it has {found})")
     installed = _installed(GROUP)
     if name not in installed:
+        file = Path(name if name.endswith(".py") else f"{name}.py")
+        if name.endswith(".py") or file.is_file():
+            found = ", ".join(_arenas_in(_load_file(file))) or "none"
+            raise ArenaError(
+                f"{name!r} names a file; add its class as {file}:Class (it has {found})"
+            )
         hint = f"{did_you_mean(name, installed)}; one of your own is FILE.py:Class"
         raise ArenaError(f"no arena is called {name!r}{hint}")
     return _load_installed(installed[name])
@@ -172,7 +176,12 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         code = "" if error.code is None else repr(error.code)
         return f"it ends the process (sys.exit({code})); call that in main() alone"
-    return f"{type(error).__name__}: {error}"
+    hint = ""
+    if isinstance(error, ModuleNotFoundError):
+        hint = f"; install it into the environment of {sys.executable}, or mend the import"
+    elif isinstance(error, ImportError) and error.name == "legos":
+        hint = did_you_mean(f"{error}".split("'")[1], legos.__all__)
+    return f"{type(error).__name__}: {error}{hint}"
 
 
 def _class_of(module: ModuleType, class_name: str, place: str) -> type:
@@ -182,7 +191,10 @@ def _class_of(module: ModuleType, class_name: str, place: str) -> type:
         hint = did_you_mean(class_name, arenas) if arenas else "; it defines no arena"
         raise ArenaError(f"{place} has no class {class_name!r}{hint}")
     if not _is_arena(found):
-        raise ArenaError(f"{class_name!r} in {place} is not a subclass of Arena or Game")
+        raise ArenaError(
+            f"{class_name!r} in {place} is not a subclass of Arena or Game; write "
+            f"class {class_name}(Game) or class {class_name}(Arena)"
+        )
     return found
 
 

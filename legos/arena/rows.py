@@ -43,6 +43,8 @@ def read_tasks(
     """
     path = Path(source)
     read = READERS.get(path.suffix.lower())
+    if read is None and path.suffix.startswith(".json"):
+        raise ArenaError(f"there is no file {path}; endings of files are {', '.join(READERS)}")
     if read is None and path.is_file():
         raise ArenaError(f"{path} is not a file of rows; expected {', '.join(READERS)}")
     rows = _hub(str(source), split) if read is None else read(path)
@@ -70,7 +72,7 @@ def read_tasks(
             )
         tasks.append(Task(id=place, data=row, group_size=size))
     if not tasks:
-        raise ArenaError(f"{source} has no rows")
+        raise ArenaError(f"{source} has no rows; expected one JSON object a line")
     return tasks
 
 

@@ -1,7 +1,6 @@
 """Check the rules of a game: information sets, reference numbers, and the optimal player."""
 
 import random
-import traceback
 from collections.abc import Mapping, Sequence
 from math import isclose
 from statistics import fmean
@@ -17,7 +16,7 @@ from legos.checks.players import (
     played,
     slack,
 )
-from legos.errors import ArenaError, GameSizeError
+from legos.errors import ArenaError, GameSizeError, story_of
 from legos.fakes.client import Asked
 from legos.games.bots import optimal_move
 from legos.games.exact import (
@@ -69,9 +68,8 @@ def game_findings(
     if tree is None:
         try:
             return [_views(arena.game, plays)]
-        except Exception:  # the game's own code may raise anything
-            story = "".join(traceback.format_exc(limit=-4))
-            return [finding("views", False, "", f"a random play fails:\n{story}")]
+        except Exception as error:  # the game's own code may raise anything
+            return [finding("views", False, "", f"a random play fails:\n{story_of(error)}")]
     best = optimal_policy(tree)
     known = _computed(tree, best)
     given = {name: value for name, value in arena.game.reference().items() if name in known}

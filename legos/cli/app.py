@@ -5,10 +5,15 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO, cast
 
 from cyclopts import App, CycloptsError
-from cyclopts.exceptions import UnknownOptionError, UnusedCliTokensError
+from cyclopts.exceptions import (
+    CoercionError,
+    MissingArgumentError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
 from legos.cli.arenas import arenas
 from legos.cli.bench import bench
@@ -51,6 +56,7 @@ _NO_KEY = (
     f"{_KEY} does not exist: every user of this machine can read a command line; write the key "
     "into a file and give --api-key-file FILE, or set LEGOS_API_KEY"
 )
+_USUAL = {"chat": "--adapter", "serve": "--adapter", "train": "--arena"}  # of a word without one
 
 
 def make_app(*, brief: bool) -> App:
@@ -73,7 +79,8 @@ def make_app(*, brief: bool) -> App:
     shown = (watch, view, report, runs, export)
     for command in (init, imitate, serve, chat, play, *league_of, *shown, doctor, bench, arenas):
         app.command(command)
-    app.register_install_completion_command(help="Complete words of the shell you are in.")
+    untyped = cast("Any", app)
+    untyped.register_install_completion_command(help="Complete words of the shell you are in.")
     return app
 
 
@@ -152,6 +159,8 @@ def _unknown_option(error: UnknownOptionError) -> str:
 def _message(error: Exception, arguments: Sequence[str]) -> str:
     if isinstance(error, UnknownOptionError):
         return _unknown_option(error)
+    if isinstance(error, CoercionError | MissingArgumentError) and "Choose from" not in f"{error}":
+        return f"{error} See `legos {' '.join(error.command_chain or ())} --help`."
     if not isinstance(error, UnusedCliTokensError) or not error.unused_tokens:
         return f"{error}"
     word = error.unused_tokens[0]
@@ -162,5 +171,5 @@ def _message(error: Exception, arguments: Sequence[str]) -> str:
         return f"{before} takes no value: it is on where it is given; leave {word!r} out"
     return (
         f"{word!r} is not expected here; options have names, for instance "
-        "`legos train --arena nim`; --help lists them"
+        f"`legos {arguments[0]} {_USUAL.get(arguments[0], '--seed')} {word}`; --help lists them"
     )

@@ -168,7 +168,10 @@ def _read_layer(path: Path, *, whole: bool = False) -> _Layer:
         text = path.read_text(encoding="utf-8")
         values = dict(_flatten(tomllib.loads(uncommented(text) if whole else text)))
     except OSError as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
+        raise ConfigError(
+            f"cannot read the configuration {path}: {error.strerror}; `legos train --dry-run > "
+            f"{path.name}` writes one"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     return _Layer(source=source, values=_checked(values, source))

@@ -1,7 +1,6 @@
 """Turn episodes into samples: assign credit per turn, and count every token."""
 
 import logging
-import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +9,7 @@ from msgspec.structs import replace
 from legos.credit.groups import group_names
 from legos.credit.means import step_metrics, with_children
 from legos.credit.merging import samples_of_rollout
-from legos.errors import ArenaError, LegosError, RecordError
+from legos.errors import ArenaError, LegosError, RecordError, story_of
 from legos.protocols import CreditAssigner
 from legos.records.episode import Episode, Rollout
 from legos.records.group import Group
@@ -100,8 +99,7 @@ def _assigned(
     except LegosError:
         raise
     except Exception as error:  # a user's rule may raise anything
-        story = "".join(traceback.format_exception(error, limit=-4))
-        raise ArenaError(f"credit rule {rule} failed:\n{story}") from error
+        raise ArenaError(f"credit rule {rule} failed:\n{story_of(error)}") from error
     if len(assigned) != len(played):
         raise ArenaError(
             f"credit rule {rule} gave {len(assigned)} mappings for {len(played)} plays; "

@@ -9,7 +9,6 @@ decision points, P slots (a decision point and one of its moves; a policy is one
 slot), R roles.
 """
 
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isclose
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from legos.arena.checks import check_names, checked_choices, checked_rewards
 from legos.arena.game import Game, State
-from legos.errors import ArenaError, GameSizeError, LegosError
+from legos.errors import ArenaError, GameSizeError, LegosError, story_of
 from legos.games.layers import IntArray, layered, node_on_cycle
 from legos.records.numbers import shown
 
@@ -98,9 +97,8 @@ def write_out(game: Game, *, max_states: int) -> GameGraph:
     except LegosError:
         raise
     except Exception as error:  # the game's own code may raise anything
-        story = "".join(traceback.format_exception(error, limit=-4))
         raise ArenaError(
-            f"game {game.name!r} failed while its states were written out:\n{story}"
+            f"game {game.name!r} failed while its states were written out:\n{story_of(error)}"
         ) from error
     num_nodes = len(walk.states)
     points = tuple(point for _, point in walk.points.values())

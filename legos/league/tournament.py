@@ -65,8 +65,8 @@ def all_pairs(members: Sequence[str]) -> list[Meeting]:
     different = list(dict.fromkeys(members))
     if len(different) < PAIR:
         raise ArenaError(
-            f"a tournament of {', '.join(different) or 'nobody'} has nobody to meet; name at least "
-            f"two different members, such as {RANDOM}"
+            f"a tournament needs two different members and has {', '.join(different) or 'none'}; "
+            f"name another one, such as a run or {RANDOM}"
         )
     return list(combinations(different, 2))
 

@@ -16,7 +16,7 @@ from contextlib import closing, nullcontext
 from typing import Any
 
 from legos.arena.arena import Arena
-from legos.errors import Stopped, TrainerError
+from legos.errors import ConfigError, Stopped, TrainerError
 from legos.loop.batcher import Batcher
 from legos.loop.buffer import Buffer
 from legos.loop.concurrency import ConcurrencyLimit, EngineStats
@@ -70,11 +70,14 @@ async def training_loop(
 
     Raises:
         Stopped: ``batcher.end`` was called with it.
-        ConfigError: two arenas have the same name.
+        ConfigError: two arenas have the same name, or no play may go on.
         TrainerError: an arena names a policy that the trainer does not train.
         Exception: the error of the trainer, or of the player outside of single plays.
     """
     mix = mix_of(arena)
+    for name, value in (("episode", episode_concurrency), ("step", step_concurrency)):
+        if value < 1:
+            raise ConfigError(f"{name}_concurrency is {value}; expected at least 1")
     _check_policies(mix, trainer)
     trainer.num_steps, trainer.mixed = num_steps, len(mix.arenas) > 1
     given = batcher

@@ -78,9 +78,11 @@ def mix_of(arena: "Arena | Mix | Sequence[Arena]") -> Mix:
     """A mix of one arena, of several with equal shares, or the mix itself.
 
     Raises:
-        ConfigError: there is no arena, or two have the same name.
+        ConfigError: there is no arena, two have the same name, or it is a name.
     """
     if isinstance(arena, Mix):
         return arena
+    if isinstance(arena, str):
+        raise ConfigError(f"arena is {arena!r}, a name; expected make_arena({arena!r}, client)")
     arenas = [arena] if isinstance(arena, Arena) else list(arena)
     return Mix(dict.fromkeys(arenas, 1.0 / max(len(arenas), 1)))

@@ -1,8 +1,6 @@
 """Turn the end of a play into its episode: rewards, a regular early end, or a failure."""
 
-import traceback
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, cast
 
 from legos.arena.checks import checked_rewards
@@ -17,14 +15,14 @@ from legos.errors import (
     PlayTimeoutError,
     RewardError,
     did_you_mean,
+    own_line,
+    story_of,
     text_of,
 )
 from legos.play.play_state import PlayState
 from legos.records.episode import Episode, Failure, Task
 
 __all__ = ["episode_after", "episode_of", "rewards_of"]
-
-HOME = Path(__file__).parents[1]  # where the kit's own code is
 
 
 def rewards_of(play: PlayState, returned: Any, source: str) -> dict[str, float]:
@@ -96,7 +94,7 @@ def episode_after(
         raise ending from None
     if isinstance(ending, ArenaError) and not isinstance(ending, RewardError):
         where = f"in a play of task {task.id!r} of arena {arena.name!r}"
-        ending.add_note(f"{where}\n{_own_line(raised)}".rstrip())
+        ending.add_note(f"{where}\n{own_line(raised)}".rstrip())
         raise ending from None
     if play is None:
         play = PlayState(arena, task, {}, seed=seed)
@@ -129,21 +127,11 @@ def _regular_rewards(
 def _story(error: Exception) -> str:
     """A failure as text; for an error of the kit, with the line of the arena that caused it."""
     if isinstance(error, LegosError):
-        return f"{type(error).__name__}: {text_of(error)}\n{_own_line(error)}"
-    story = "".join(traceback.format_exception(error, limit=-4))
+        return f"{type(error).__name__}: {text_of(error)}\n{own_line(error)}"
+    story = story_of(error)
     if "coroutine" in text_of(error):
         story += "is `await` missing? Write reply = await t.ask(...)\n"
     return story
-
-
-def _own_line(error: Exception) -> str:
-    """The innermost line outside the kit's code in an error's traceback."""
-    own = [
-        (frame, line)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if not Path(frame.f_code.co_filename).is_relative_to(HOME)
-    ]
-    return "".join(traceback.StackSummary.extract(iter(own[-1:])).format())
 
 
 def _cause(error: Exception) -> Exception:

@@ -106,8 +106,8 @@ def required_credit(arena: Playable, credit: CreditAssigner | None) -> CreditAss
         )
     if not isinstance(credit, CreditAssigner):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ArenaError(
-            f"the credit rule of arena {arena.name!r} is {credit!r:.80}; make its class a subclass "
-            "of legos.protocols.CreditAssigner"
+            f"the credit rule of arena {arena.name!r} is {credit!r:.80}; expected one such as "
+            "GRPOCredit(), or of a subclass of legos.protocols.CreditAssigner"
         )
     return credit
 

@@ -34,6 +34,11 @@ def resolve_folder(model: str, *, refused: Mapping[str, str] | None = None) -> P
             hub does not respond.
     """
     folder = Path(model).expanduser()
+    if folder.is_file():
+        raise ModelError(
+            f"model {model!r} is a file; give the folder with config.json, tokenizer.json and "
+            "model*.safetensors, which the hub has beside a .gguf of the same model"
+        )
     if not folder.is_dir():
         if model.startswith((".", "/", "~")) or model.count("/") != 1:
             raise ModelError(

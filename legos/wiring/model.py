@@ -7,12 +7,13 @@ from pathlib import Path
 
 from legos.builtin import BUILTIN, builtin_path
 from legos.device import Device, ModelHandle
-from legos.errors import ConfigError
+from legos.errors import ConfigError, ModelError
 from legos.weights.adapter import LoraShape
 from legos.wiring.device import find_device, mlx_device, torch_device
 
 __all__ = [
     "apply_lora",
+    "check_loaded",
     "disable_lora",
     "follow",
     "has_followers",
@@ -69,9 +70,13 @@ def apply_lora(
         seed: seed of the first matrix of each pair; the second is zero.
 
     Raises:
-        ModelError: the model has LoRA already.
+        ModelError: the model has LoRA already, or is a name.
         AdapterError: there is no module to adapt.
+        ConfigError: the rank or the number of layers is not positive.
     """
+    check_loaded(model)
+    if rank < 1 or layers < 1:
+        raise ConfigError(f"rank is {rank} and layers is {layers}; expected at least 1 of each")
     shape = model.lora_shape(
         rank=rank,
         alpha=alpha,
@@ -80,6 +85,16 @@ def apply_lora(
     )
     model.add_lora(shape, seed=seed)
     return shape
+
+
+def check_loaded(model: object) -> None:
+    """Refuse the name of a model in place of the model.
+
+    Raises:
+        ModelError: it is a name.
+    """
+    if isinstance(model, str | Path):
+        raise ModelError(f"model is {model!r}, a name; expected a model: load_model({model!r})")
 
 
 def disable_lora(model: ModelHandle) -> AbstractContextManager[None]:

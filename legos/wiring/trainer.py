@@ -15,6 +15,7 @@ from legos.errors import AdapterError, ConfigError
 from legos.loop.trainer import PolicyTrainer
 from legos.records.limits import EngineLimits, TrainingSize
 from legos.records.names import POLICY
+from legos.records.numbers import shown
 from legos.records.step import BackendConfig
 from legos.remote.legos_server import LegosServer
 from legos.remote.publish.engine import ManyPublishers
@@ -27,7 +28,7 @@ from legos.wiring.arena import policies_of
 from legos.wiring.device import find_device
 from legos.wiring.elsewhere import elsewhere, engine_at
 from legos.wiring.engines import MakeEngine, TokenEngine
-from legos.wiring.model import apply_lora, model_place
+from legos.wiring.model import apply_lora, check_loaded, model_place
 from legos.wiring.references import reference_servers
 from legos.wiring.serving import both_named
 
@@ -91,7 +92,10 @@ class Trainer(PolicyTrainer):
                 another model, or one of ``kl_server`` cannot score its tokens.
             EngineError: the server does not answer.
         """
-        config = config or TrainingConfig()
+        check_loaded(model)
+        config = TrainingConfig() if config is None else config
+        if not isinstance(config, TrainingConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"config is {shown(config)}; expected TrainingConfig(...)")
         if start is not None:
             with both_named(start, str(model.folder)):
                 if model.lora is None:

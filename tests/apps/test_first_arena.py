@@ -201,7 +201,7 @@ def test_answers_that_are_never_legal_where_equal_rewards_are_left_out(
         (
             "def play(self, state, move): return {}[move]",
             "",
-            "game 'mine' failed while its states were written out:\nTraceback",
+            "game 'mine' failed while its states were written out:\n  File ",
         ),
         (
             "def starts(self): return [0, 1]",

@@ -232,7 +232,7 @@ def test_the_interval_of_a_mean_covers_it_and_keeps_a_width() -> None:
 
 @pytest.mark.parametrize(
     ("members", "message"),
-    [((), "a tournament of nobody"), (("random", "random"), "tournament of random has nobody to")],
+    [((), "two different members and has none;"), (("random", "random"), "and has random; name")],
 )
 def test_one_member_has_nobody_to_meet(members: Sequence[str], message: str) -> None:
     with pytest.raises(ArenaError, match=message):
