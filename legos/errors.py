@@ -31,6 +31,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
+from typing import cast
 
 __all__ = [
     "AdapterError",
@@ -171,7 +172,9 @@ def story_of(error: BaseException) -> str:
     frames = [*traceback.walk_tb(error.__traceback__)]
     first = next((at for at, frame in enumerate(frames) if _is_own(frame)), 0)
     lines = traceback.StackSummary.extract(iter(frames[first:][-DEEPEST:])).format()
-    inner = map(story_of, error.exceptions) if isinstance(error, BaseExceptionGroup) else ()
+    is_group = isinstance(error, BaseExceptionGroup)
+    group = cast("BaseExceptionGroup[BaseException]", error) if is_group else None
+    inner = map(story_of, group.exceptions if group else ())
     return "".join([*lines, *traceback.format_exception_only(error), *inner])
 
 

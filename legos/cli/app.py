@@ -15,33 +15,36 @@ from cyclopts.exceptions import (
     UnusedCliTokensError,
 )
 
-from legos.cli.arenas import arenas
-from legos.cli.bench import bench
-from legos.cli.chat import chat
-from legos.cli.doctor import doctor
-from legos.cli.evaluate import evaluate
-from legos.cli.exploit import exploit
-from legos.cli.export import export
 from legos.cli.help import EVERYTHING, BriefHelp
-from legos.cli.imitate import imitate
-from legos.cli.init import init
-from legos.cli.league import league
 from legos.cli.output import results_alone
-from legos.cli.play import play
-from legos.cli.report import report
-from legos.cli.runs import runs
-from legos.cli.serve import serve
-from legos.cli.tournament import tournament
-from legos.cli.train import train
-from legos.cli.view import view
-from legos.cli.watch import watch
 from legos.errors import ConfigError, LegosError
 from legos.installed import own_version
 
-__all__ = ["app", "make_app", "run"]
+__all__ = ["make_app", "run"]
 
 OK, REFUSED = 0, 2
 _DEBUG, _JSON = "--debug", "--json"
+_MORE = f"{EVERYTHING} lists every setting."
+_COMMANDS = {  # name -> first sentence of its help, for which its module need not be imported
+    "train": "Train a model by self-play; without options, the built-in model on nim.",
+    "eval": "Evaluate the newest adapter of a run, exactly where the game allows it.",
+    "init": "Write a project: an arena, its test, settings and a README.",
+    "imitate": "Train a model to give the answers of a file, or the best answers of a run.",
+    "serve": "Serve a model and its adapters over an OpenAI-compatible HTTP interface.",
+    "chat": "Chat with a model in the terminal, in this process or on a server.",
+    "play": "Play an arena in the terminal: you, bots, models and servers in any seat.",
+    "tournament": "Let every member meet every other one in every seat, and rate them.",
+    "exploit": "Train a policy against an adapter that stays as it is, and report what it earns.",
+    "league": "Show who plays against the policy of a run, and who of them is stronger.",
+    "watch": "Show the plays of a run as it writes them, or replay one.",
+    "view": "Show runs on a local page: their curves, their plays, and what is wrong.",
+    "report": "Write one HTML file with the curves, plays and settings of runs.",
+    "runs": "List runs, or show one.",
+    "export": "Write the newest adapter of a run in the format of another program.",
+    "doctor": "Report facts about this machine, and check that its device computes correctly.",
+    "bench": "Measure how fast a model is on this machine, beside mlx-lm alone: a table to post.",
+    "arenas": "List the arenas that are known by name, check or begin one.",
+}
 _ALSO_CALLED = {  # what other programs call a setting -> the last part of its option
     "alpha": "lora-alpha",
     "batch-size": "tasks-per-step",
@@ -59,8 +62,14 @@ _NO_KEY = (
 _USUAL = {"chat": "--adapter", "serve": "--adapter", "train": "--arena"}  # of a word without one
 
 
-def make_app(*, brief: bool) -> App:
-    """The program; with ``brief``, the help of ``train`` shows only the usual options."""
+def make_app(*, brief: bool, summaries: bool = False) -> App:
+    """The program, which imports a command when it is asked for.
+
+    Args:
+        brief: whether the help of ``train`` shows only the usual options.
+        summaries: whether the help of a command is its first sentence, and no command is imported
+            for the list of all.
+    """
     app = App(
         name="legos",
         help="Train language models by self-play, with LoRA, on one machine.",
@@ -69,22 +78,15 @@ def make_app(*, brief: bool) -> App:
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
-    app.command(
-        train,
-        help_formatter=BriefHelp() if brief else None,
-        help_epilogue=f"{EVERYTHING} lists every setting." if brief else None,
-    )
-    app.command(evaluate, name="eval")
-    league_of = (tournament, exploit, league)
-    shown = (watch, view, report, runs, export)
-    for command in (init, imitate, serve, chat, play, *league_of, *shown, doctor, bench, arenas):
-        app.command(command)
+    for name, summary in _COMMANDS.items():
+        module = "evaluate" if name == "eval" else name
+        settings: dict[str, Any] = {"help": summary} if summaries else {}
+        if name == "train" and brief:
+            settings |= {"help_formatter": BriefHelp(), "help_epilogue": _MORE}
+        app.command(f"legos.cli.{module}:{module}", name=name, **settings)
     untyped = cast("Any", app)
     untyped.register_install_completion_command(help="Complete words of the shell you are in.")
     return app
-
-
-app = make_app(brief=True)
 
 
 class _Log(logging.StreamHandler[TextIO]):
@@ -111,7 +113,8 @@ def run(arguments: Sequence[str]) -> int:
         logging.getLogger("legos").setLevel(logging.DEBUG)
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)  # --arena module:Class finds modules as python -m does
-    program = make_app(brief=False) if EVERYTHING in arguments else app
+    named = bool(arguments) and arguments[0] in _COMMANDS
+    program = make_app(brief=EVERYTHING not in arguments, summaries=not named)
     try:
         _check_encoding(arguments)
         with results_alone() if _JSON in arguments else nullcontext():

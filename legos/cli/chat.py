@@ -17,7 +17,7 @@ def chat(
     max_tokens: int | None = None,
     seed: int | None = None,
 ) -> int:
-    """Chat with a model in the terminal: one in this process or, with --url, one on a server.
+    """Chat with a model in the terminal, in this process or on a server.
 
     Args:
         url: Address of a server, such as http://localhost:8000/v1.

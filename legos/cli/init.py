@@ -8,7 +8,7 @@ __all__ = ["init"]
 
 
 def init(name: str, /, *, preset: str = "builtin", to: Path | None = None) -> None:
-    """Write a project: an arena to change into one's own, its test, settings, a README.
+    """Write a project: an arena, its test, settings and a README.
 
     For example:
 

@@ -15,7 +15,7 @@ def report(
     images: Literal["png", "svg"] | None = None,
     json: Flag = False,
 ) -> None:
-    """Write one HTML file with the curves, evaluations, sample plays and settings of runs.
+    """Write one HTML file with the curves, plays and settings of runs.
 
     Args:
         run: Run folders, names of runs in runs/, or folders of runs.

@@ -14,7 +14,7 @@ def view(
     model: str | None = None,
     open: Flag = False,
 ) -> None:
-    """Show runs on a local page: whether they get better, what they play, and what is wrong.
+    """Show runs on a local page: their curves, their plays, and what is wrong.
 
     The page reads run folders only, also of runs that are running, and changes nothing in them.
 

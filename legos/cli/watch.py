@@ -10,7 +10,7 @@ __all__ = ["watch"]
 def watch(
     run: str, /, *, episode: int | None = None, last: int = 3, thinking: Flag = False
 ) -> None:
-    """Show the newest plays of a run and every further one that it writes, or replay one play.
+    """Show the plays of a run as it writes them, or replay one.
 
     Args:
         run: Run folder, or its name in runs/.
