@@ -9,9 +9,9 @@ Each row has a question and an answer; the arena holds a tenth of them out. With
 answer in a box is rewarded.
 """
 
+import argparse
 import json
 import random
-import sys
 from itertools import product
 from pathlib import Path
 
@@ -37,5 +37,7 @@ def rows(rng: random.Random, number: int) -> list[dict[str, str]]:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
     lines = (json.dumps(row) for row in rows(random.Random(0), 2000))
-    Path(sys.argv[1]).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    parser.parse_args().file.write_text("\n".join(lines) + "\n", encoding="utf-8")
