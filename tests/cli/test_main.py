@@ -14,7 +14,6 @@ from typing import Any, get_args
 
 import pytest
 
-from legos.cli.app import make_app
 from legos.cli.help import USUAL
 from legos.cli.process import main
 from legos.cli.train import train as train_command
@@ -128,23 +127,6 @@ def test_help_is_fast_and_loads_no_device_library() -> None:
     )
     # Against the libraries that it needs, which are as slow on a busy machine: about four times.
     assert processor_seconds(code) < 12 * processor_seconds("import cyclopts, pydantic, rich")
-
-
-def test_the_list_of_commands_imports_none_of_them() -> None:
-    code = (
-        "import sys; from legos.cli.process import main; main(['--help']);"
-        "heavy = {'numpy', 'pydantic', 'legos.config', 'mlx'} & set(sys.modules);"
-        "assert not heavy, heavy"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-
-
-def test_the_list_of_commands_has_the_first_sentence_of_each() -> None:
-    listed = make_app(brief=True, summaries=True)
-    for name, command in make_app(brief=True).resolved_commands().items():
-        if not name.startswith("-"):
-            first = command.help.partition("\n\n")[0]
-            assert listed[name].help == " ".join(first.split())
 
 
 def test_train_passes_options_with_their_sources(trained: Trained, tmp_path: Path) -> None:
