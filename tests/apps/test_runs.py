@@ -131,13 +131,6 @@ def test_a_run_that_cannot_be_read_does_not_hide_the_others(
     assert "no run in" in capsys.readouterr().out
 
 
-def test_a_run_of_an_older_version_is_shown(tmp_path: Path) -> None:
-    text = resolve(overrides={"loop.steps": 7}).toml()
-    text = text.replace("[loop]\n", "[loop]\nkeep_batches = true  # command line\n")
-    (tmp_path / "config.toml").write_text(f"{text}# x  # a note\n")
-    assert describe_run(str(tmp_path))["settings"]["loop.steps"] == "7 (command line)"
-
-
 def test_one_run_is_shown_with_all_that_it_keeps(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

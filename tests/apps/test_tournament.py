@@ -241,7 +241,7 @@ def test_failed_plays_are_counted_and_members_that_never_met_are_named(
             ["random", "optimal"],
             "no run is among random, optimal, whose arena could be played; giv",
         ),
-        (["nim"], "a tournament of nim has nobody to meet; name at least two different members"),
+        (["nim"], "a tournament needs two different members and has nim; name another one"),
         (["nim", "nobody"], "nobody holds no run and no adapter"),
         (["nim", "nim@7"], "keeps no adapter of step 7; it has those of steps 0, 1, 2"),
         (["random", "nobody"], "nobody holds no run and no adapter"),

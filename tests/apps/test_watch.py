@@ -271,10 +271,3 @@ def test_turns_have_the_times_of_question_and_answer(run: RunFolder) -> None:
         turn = seat.turns[0]
         assert before - 0.01 <= turn.asked_at <= turn.answered_at - 0.04
         assert turn.answered_at <= time.time() + 0.01
-
-
-def test_a_removed_option_is_refused_by_name(
-    run: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["watch", str(run.path), "--episode", "1", "--again"]) == 2
-    assert "--again was removed" in capsys.readouterr().err

@@ -79,5 +79,5 @@ def test_a_credit_rule_must_be_one(tmp_path: Path) -> None:
     client = ScriptedClient(lambda asked: asked.sampling.choices[0])
     arena = make_arena("nim", client)
     arena.credit_assigner = object()  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(ArenaError, match=r"make its class a subclass of .*CreditAssigner"):
+    with pytest.raises(ArenaError, match=r"or of a subclass of .*CreditAssigner"):
         asyncio.run(arena.step())
