@@ -4,7 +4,6 @@ Later layers win: the defaults, the settings for the built-in model, the arena's
 settings, what ``loop.deterministic`` implies, TOML files in order, and the command line.
 """
 
-import logging
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,7 +32,6 @@ __all__ = [
     "settings_of",
 ]
 
-logger = logging.getLogger(__name__)
 Recommend = Callable[[str, str], Mapping[str, object]]
 """(arena name, model name) -> dotted setting -> value that the arena recommends."""
 
