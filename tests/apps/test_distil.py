@@ -15,7 +15,7 @@ from legos.run.metrics import read_steps
 EXAMPLE = Path(__file__).parents[2] / "examples" / "distil.py"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_student_comes_close_to_its_teacher_without_rewards(tmp_path: Path) -> None:
     taught, teacher, run = tmp_path / "taught", tmp_path / "teacher", tmp_path / "run"
     fast = ("--training.learning-rate", "1e-2", "--training.warmup-steps", "0")

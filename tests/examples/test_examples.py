@@ -52,7 +52,7 @@ def test_a_missing_package_is_named_without_a_traceback(
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_self_play_leaves_the_reference_as_it_was() -> None:
     told = run("self_play.py", "--steps", "12")
     assert "skipped" not in told  # all steps are applied, from the first on
@@ -60,7 +60,7 @@ def test_self_play_leaves_the_reference_as_it_was() -> None:
     assert "the reference is unchanged: True" in told
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_three_arenas_share_the_tokens() -> None:
     told = run("orchestrator.py", "--steps", "10")
     shares = dict(re.findall(r"(\w+): \d+ tokens, ([\d.]+) of all", told))
@@ -71,7 +71,7 @@ def test_three_arenas_share_the_tokens() -> None:
     assert "optimal_move_rate 0." in told
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_notebook_runs_without_a_browser() -> None:
     told = run("async_notebook.py", "--steps", "4")
     in_turns, overlap = (dict(re.findall(r"'([^']+)': '([^']+)'", x)) for x in told.splitlines())
@@ -94,7 +94,7 @@ def test_maths_in_gsm8ks_form_as_a_program(tmp_path: Path) -> None:
     assert (tmp_path / "saved" / "step-2" / "optimiser.safetensors").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_program_runs_against_a_server() -> None:
     serve = (sys.executable, "-m", "legos", "serve", "--port", "0")
     with subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from math import exp
@@ -17,6 +15,7 @@ from starlette.testclient import TestClient
 
 from legos import open_run
 from legos.apps.adapters import loaded
+from legos.cli.process import main
 from legos.page import checkpoints as live_adapters
 from legos.page.app import make_page
 from legos.page.checkpoints import Checkpoints
@@ -32,8 +31,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("positions") / "runs"
     for name, options in (("nim", NIM), ("kuhn", ("--play.tasks-per-step", "8"))):
         kept = ("--loop.plays-kept", "1", "--loop.checkpoint-every", "1", "--steps", "3")
-        command = ("train", "--arena", name, *options, *kept, "--out", f"{place}/{name}")
-        subprocess.run([sys.executable, "-m", "legos", *command], check=True, capture_output=True)
+        assert not main(["train", "--arena", name, *options, *kept, "--out", f"{place}/{name}"])
     shutil.copytree(Path(__file__).parent / "countdown_run", place / "countdown")
     return place
 

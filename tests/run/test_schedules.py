@@ -27,7 +27,7 @@ from schedules import STOP_S, play_schedule, seconds_to_stop
 from slow_parts import DEVICE_S
 
 SCHEDULES, STOPS, PART = 10_000, 1000, 250  # PART: of the schedules, or of the stops, in a test
-OFTEN = 1000  # schedules of the slow tests
+OFTEN = 500  # schedules of the slow tests
 SHARED_MEMORY = Path("/dev/shm")  # on Linux a file system without a disk, 5 times as fast
 
 
