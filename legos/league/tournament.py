@@ -1,13 +1,14 @@
 """Let members of a league meet: exactly where the game can be enumerated, otherwise by plays."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import combinations, product
 from math import sqrt
 
 import numpy as np
+from msgspec import structs
 
 from legos.arena.arena import Arena
 from legos.arena.cursor import plays_from
@@ -142,7 +143,9 @@ async def played_results(
         try:
             async with asyncio.TaskGroup() as group:
                 running = [
-                    group.create_task(play_each(context, _seated(cast, each, roles), each.plays))
+                    group.create_task(
+                        _results_of(play_each(context, _seated(cast, each, roles), each.plays))
+                    )
                     for each in seatings
                 ]
         except BaseExceptionGroup as errors:
@@ -202,6 +205,14 @@ def _seated(cast: Cast, seating: _Seating, roles: Sequence[str]) -> Arena:
     arena = copy(cast.arena)
     arena.matchmaker = SeatOverride(change, arena.matchmaker)
     return arena
+
+
+async def _results_of(plays: Awaitable[Sequence[Episode]]) -> list[Episode]:
+    """Plays without what was said in them, which a tournament would keep; rewards are returns."""
+    return [
+        structs.replace(each, rollouts=(), children=(), rewards=each.returns)
+        for each in await plays
+    ]
 
 
 def _count(table: PayoffTable, episode: Episode, seating: _Seating, roles: Sequence[str]) -> None:
