@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.command import Compared, Ratio, run
-from bench.train_bench import program
+from bench.train_bench import program, with_blas
 from chat_model import write_chat_model
 
 from legos.arena.registry import find_arena
@@ -145,7 +145,7 @@ def _theirs(python: Path, model: Path, out: Path, steps: int) -> tuple[str, _Run
         input=json.dumps(order),
         stdout=subprocess.PIPE,
         text=True,
-        env=OFFLINE,
+        env=with_blas(OFFLINE),
     )
     if done.returncode:
         raise TrainerError(f"{python} ended with code {done.returncode} (its message is above)")
