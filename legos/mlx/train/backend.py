@@ -45,7 +45,6 @@ def gradients_of(
         ceiling_bytes=config.memory_limit_bytes,
         group=group,
         held_bytes=held_bytes,
-        pass_limit_s=config.pass_limit_s,
         report=config.report,
     )
 

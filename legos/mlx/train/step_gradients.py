@@ -1,7 +1,6 @@
 """Loss, sums and LoRA gradients of one optimiser step; shared prefixes are computed once."""
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -28,7 +27,6 @@ from legos.mlx.model.machine import usable_bytes
 from legos.mlx.train.gradient_check import check_gradients
 from legos.mlx.train.linear_attention.layers import compute_in_chunks
 from legos.mlx.train.memory import MemoryPlan, usual_tokens
-from legos.mlx.train.pace import LEAST, PassPace
 from legos.mlx.train.passes import PassGradients, Policy, Runner, do_nothing
 from legos.mlx.train.prefix_sharing.plan import Pass, plan_passes
 from legos.mlx.train.prefix_sharing.trie import Trie, token_trie
@@ -44,6 +42,7 @@ LONGER = 1.25  # memory is planned again for rows longer than the planned ones b
 RELEASED = 0.9  # and where less than this share of the planned bytes is held
 NO_LIMIT = 2**31 - 1  # tokens that always fit
 RECOVERY = 32  # steps after a fault until a pass may be twice as large
+LEAST = 64  # tokens; smaller passes only take longer in all
 T = TypeVar("T")
 
 
@@ -71,9 +70,7 @@ class StepGradients:
         group: MlxProcesses | None = None,
         ceiling_bytes: int | None = None,
         held_bytes: Callable[[], int] = mx.get_active_memory,
-        pass_limit_s: float | None = None,
         report: Callable[[str], None] | None = None,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Find out how the model can be run.
 
@@ -90,10 +87,7 @@ class StepGradients:
                 rows that do not fit alone are left out. None: most of the machine's memory.
             held_bytes: returns the bytes that are allocated while neither a step of this class nor
                 one of an engine is computed.
-            pass_limit_s: seconds that a pass may take, by the speed of those before it; a longer
-                row is a pass of its own. None: no limit.
             report: receives the memory plan as one line, where it changes; None: it is logged.
-            clock: returns a time in seconds.
 
         Raises:
             TrainerError: the model cannot be trained; see ``check_gradients``.
@@ -113,7 +107,6 @@ class StepGradients:
         self._ceiling_bytes = usable_bytes() if ceiling_bytes is None else ceiling_bytes
         tokens = max_tokens or usual_tokens(self._sizes, self._size, self._ceiling_bytes)
         self._tokens = AdaptiveLimit(tokens, least=LEAST, recovery=RECOVERY)
-        self._pace = PassPace(pass_limit_s, clock)
         self._held_bytes = held_bytes
         self._report = report or logger.info
         self._told: tuple[int, int | None] | None = None  # tokens of a pass, limit of a row
@@ -190,16 +183,9 @@ class StepGradients:
             if not self._group.smallest(not stop()):
                 raise Stopped
 
-        def begin() -> None:
-            agreed()
-            self._pace.begin()
-
         check = agreed if self._group.size == 1 else do_nothing
         mx.reset_peak_memory()
-        self._pace.longest_s = 0.0
-        found = work.of_passes(
-            passes, before_pass=begin, after_pass=self._pace.end, before_prefix=check
-        )
+        found = work.of_passes(passes, before_pass=agreed, before_prefix=check)
         if len(passes) < rounds:
             agreed()  # with the processes that have one more pass
         peak = mx.get_peak_memory()
@@ -211,7 +197,6 @@ class StepGradients:
             gradients=dict(tree_flatten(found.gradients)),
             row_limit=self.row_limit,
             peak_bytes=peak,
-            pass_s=self._pace.longest_s,
         )
 
     def _adapt(self, peak_bytes: int) -> None:
@@ -277,7 +262,7 @@ class StepGradients:
     def _own(self, trie: Trie, plan: MemoryPlan) -> tuple[list[Pass], int]:
         """The passes that this process computes, and the largest number of a process."""
         rank, size = self._group.rank, self._group.size
-        tokens = self._pace.max_tokens(plan.max_tokens(self._tokens.value))
+        tokens = plan.max_tokens(self._tokens.value)
         keys = min(plan.max_keys(tokens), NO_LIMIT)
         if size > 1:
             tokens = self._group.smallest(min(tokens, -(-trie.num_tokens // size)))
@@ -299,6 +284,7 @@ def _sum_of(found: StepResult, group: MlxProcesses) -> StepResult:
         gradients=gradients,
         logprobs=logprobs,
         entropies=entropies,
+        pass_s=found.pass_s,
     )
 
 
