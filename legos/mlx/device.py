@@ -28,7 +28,7 @@ from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, without_lora
 from legos.mlx.model.machine import bound_memory, choose_device, device_facts
 from legos.mlx.model.tools import tool_format
 from legos.mlx.model.worker import InlineWorker, ThreadWorker, Worker
-from legos.mlx.train.backend import gradients_of, mlx_backend
+from legos.mlx.train.backend import mlx_backend
 from legos.mlx.train.processes import MlxProcesses, process_group
 from legos.mlx.train.step_gradients import StepGradients
 from legos.records.limits import EngineLimits, TrainingSize
@@ -109,7 +109,7 @@ class MlxDevice:
 
         def begin(shape: LoraShape, config: BackendConfig) -> StepGradients:
             add_lora(tree, shape, seed=0)
-            return gradients_of(tree, replace(config, report=logger.info), group=others)
+            return StepGradients(tree, replace(config, report=logger.info), group=others)
 
         follow(others, begin)
 

@@ -34,6 +34,7 @@ from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.train.step_gradients import StepGradients
 from legos.records.names import BASE
 from legos.records.request import Request
+from legos.records.step import BackendConfig
 
 __all__ = ["FAMILIES", "family_row"]
 
@@ -79,7 +80,7 @@ def _word(check: Callable[[], object]) -> str:
 
 def _trainer(tree: Any) -> StepGradients:
     add_lora(tree, lora_shape(tree, rank=2, alpha=4.0, num_layers=8, head=False), seed=0)
-    return StepGradients(tree, max_tokens=64)
+    return StepGradients(tree, BackendConfig(micro_batch_tokens=64))
 
 
 def _in_4_bits(name: str) -> tuple[Any, Any]:

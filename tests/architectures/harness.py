@@ -34,6 +34,7 @@ from legos.records.names import BASE
 from legos.records.packing import StepSamples
 from legos.records.request import Request
 from legos.records.sample import Sample
+from legos.records.step import BackendConfig
 from legos.weights.adapter import Adapter
 
 __all__ = ["check_architecture"]
@@ -209,12 +210,14 @@ class _Check:
             tree = small_model(name, dtype=TYPES[kind])
             add_lora(tree, self.references.shape, seed=0)
             set_lora_arrays(tree, self._trained.arrays)
-            step = StepGradients(tree, max_tokens=64)
+            step = StepGradients(tree, BackendConfig(micro_batch_tokens=64))
         except (AdapterError, ModelError, TrainerError) as error:
             raise _RefusedError(f"{error}") from error
         self._compare(kind, "", step)
         try:
-            step = StepGradients(tree, max_tokens=64, checkpointing=True)
+            step = StepGradients(
+                tree, BackendConfig(micro_batch_tokens=64, gradient_checkpointing=True)
+            )
         except TrainerError as error:
             self._refused("gradient checkpointing", kind, error)
             return False

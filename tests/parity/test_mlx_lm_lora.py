@@ -19,6 +19,7 @@ from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
 from legos.mlx.train.step_gradients import StepGradients
 from legos.records.packing import StepSamples
+from legos.records.step import BackendConfig
 
 pytestmark = [pytest.mark.optional, pytest.mark.filterwarnings("ignore")]
 
@@ -42,7 +43,9 @@ def test_one_step_has_the_gradients_of_mlx_lm_lora(tmp_path: Path) -> None:
         for (tokens, prompt), advantage in zip(ROWS, ADVANTAGES, strict=True)
     ]
     step = StepSamples(samples=samples, weights=normalisation_weights(samples, "token"))
-    found = StepGradients(model, max_tokens=16).of_step(step, Objective(loss="reinforce"), {})
+    found = StepGradients(model, BackendConfig(micro_batch_tokens=16)).of_step(
+        step, Objective(loss="reinforce"), {}
+    )
     ours = dict(tree_flatten(found.gradients))
     assert set(ours) == set(theirs)
     for name, gradient in ours.items():

@@ -26,6 +26,7 @@ from legos.mlx.train.step_gradients import StepGradients
 from legos.records.batch import Batch
 from legos.records.packing import StepSamples, step_rows
 from legos.records.sample import Sample
+from legos.records.step import BackendConfig
 from legos.weights.reference import Lora
 
 VOCAB = 40
@@ -192,7 +193,9 @@ def test_a_step_has_the_gradients_of_its_samples_one_by_one(
     expected_loss, expected_sums, expected = plain(tree, samples, OBJECTIVES[objective], average)
     expected_logprobs = chosen(tree, samples)
     for max_tokens, max_places in ((60, None), (60, 7), (10_000, 7)):
-        gradients = StepGradients(tree, max_tokens=max_tokens, max_places=max_places)
+        gradients = StepGradients(
+            tree, BackendConfig(micro_batch_tokens=max_tokens), max_places=max_places
+        )
         assert gradients.shares
         found = gradients.of_step(
             whole(samples), OBJECTIVES[objective], others(OBJECTIVES[objective], average)
@@ -245,7 +248,9 @@ def check_exact(tree: Any, *, shares: bool = True, samples: Sequence[Sample] | N
 
     def check(*limits: int) -> None:
         for max_tokens in limits if shares else (1000,):
-            gradients = StepGradients(tree, max_tokens=max_tokens, max_places=13)
+            gradients = StepGradients(
+                tree, BackendConfig(micro_batch_tokens=max_tokens), max_places=13
+            )
             assert gradients.shares == shares
             found = gradients.of_step(whole(samples), Objective(), {}).gradients
             assert distance(found, expected) < 2e-6

@@ -16,6 +16,7 @@ from legos.mlx.model.forward import WAY_OUT, CausalModel
 from legos.mlx.model.load import REFUSED
 from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.train.step_gradients import StepGradients
+from legos.records.step import BackendConfig
 
 __all__ = ["architectures", "try_architecture"]
 
@@ -48,7 +49,8 @@ def try_architecture(name: str) -> dict[str, str]:
     def trainer(*, checkpointing: bool) -> None:
         tree = small_model(name)
         add_lora(tree, lora_shape(tree, rank=2, alpha=4.0, num_layers=8, head=False), seed=0)
-        StepGradients(tree, max_tokens=64, checkpointing=checkpointing)
+        config = BackendConfig(micro_batch_tokens=64, gradient_checkpointing=checkpointing)
+        StepGradients(tree, config)
 
     def engine() -> None:
         tree = small_model(name)

@@ -23,6 +23,7 @@ from legos.mlx.model.machine import memory_facts, peak_bytes
 from legos.mlx.train.step_gradients import StepGradients
 from legos.records.packing import StepSamples
 from legos.records.sample import Sample
+from legos.records.step import BackendConfig
 from legos.weights.adapter import Adapter
 from legos.weights.folder import WEIGHTS_FILE
 
@@ -109,7 +110,8 @@ class MlxChecks:
         add_lora(tree, adapter.shape, seed=0)
         set_adapter(tree, adapter)
         longest = max(len(sample.token_ids) for sample in samples)
-        step = StepGradients(tree, max_tokens=4 * longest, checkpointing=checkpoint)
+        config = BackendConfig(micro_batch_tokens=4 * longest, gradient_checkpointing=checkpoint)
+        step = StepGradients(tree, config)
         step.shares = step.shares and share
         whole = StepSamples(samples=samples, weights=normalisation_weights(samples, "token"))
         found = dict(tree_flatten(step.of_step(whole, Objective(), {}).gradients))

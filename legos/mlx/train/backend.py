@@ -1,4 +1,4 @@
-"""The backend of a module tree with LoRA, and its gradients by the settings of a run."""
+"""The backend of a module tree with LoRA."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,37 +16,7 @@ from legos.records.names import POLICY
 from legos.records.step import BackendConfig
 from legos.weights.adapter import Adapter, LoraShape
 
-__all__ = ["gradients_of", "mlx_backend"]
-
-
-def gradients_of(
-    model: nn.Module,
-    config: BackendConfig,
-    *,
-    group: MlxProcesses | None = None,
-    held_bytes: Callable[[], int] = mx.get_active_memory,
-) -> StepGradients:
-    """What computes the gradients of a tree with LoRA.
-
-    Args:
-        model: the tree.
-        config: settings of the backend.
-        group: processes that share the work of every step; each must get the same steps.
-        held_bytes: returns the bytes that are allocated between steps.
-
-    Raises:
-        TrainerError: the model cannot be trained.
-    """
-    return StepGradients(
-        model,
-        max_tokens=config.micro_batch_tokens,
-        checkpointing=config.gradient_checkpointing,
-        num_vocabulary=config.num_vocabulary,
-        ceiling_bytes=config.memory_limit_bytes,
-        group=group,
-        held_bytes=held_bytes,
-        report=config.report,
-    )
+__all__ = ["mlx_backend"]
 
 
 def mlx_backend(
@@ -75,7 +45,7 @@ def mlx_backend(
         AdapterError: the reference adapter does not exist, or does not fit.
     """
     config = config or BackendConfig()
-    make = partial(gradients_of, model, config, group=group, held_bytes=held_bytes)
+    make = partial(StepGradients, model, config, group=group, held_bytes=held_bytes)
     arrays = worker.call(lora_arrays, model).result()
     first = Adapter(name=POLICY, version=0, shape=shape, arrays=arrays)
     return LoraBackend(worker.call, make, first, config, leader=leader)

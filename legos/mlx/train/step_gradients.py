@@ -33,7 +33,7 @@ from legos.mlx.train.prefix_sharing.trie import Trie, token_trie
 from legos.mlx.train.processes import MlxProcesses
 from legos.records.limits import TrainingSize
 from legos.records.packing import StepSamples, step_rows
-from legos.records.step import Stop, never
+from legos.records.step import BackendConfig, Stop, never
 
 __all__ = ["StepGradients"]
 
@@ -62,53 +62,45 @@ class StepGradients:
     def __init__(
         self,
         model: nn.Module,
+        config: BackendConfig | None = None,
         *,
-        max_tokens: int | None = None,
         max_places: int | None = None,
-        checkpointing: bool = False,
-        num_vocabulary: int | None = None,
         group: MlxProcesses | None = None,
-        ceiling_bytes: int | None = None,
         held_bytes: Callable[[], int] = mx.get_active_memory,
-        report: Callable[[str], None] | None = None,
     ) -> None:
         """Find out how the model can be run.
 
         Args:
             model: the module tree with LoRA.
-            max_tokens: padded tokens of one forward and backward pass, shared ones counted once;
-                None: see ``usual_tokens``.
+            config: settings of the backend; None: the defaults. Without ``micro_batch_tokens``,
+                see ``usual_tokens``. Below ``memory_limit_bytes``, passes get smaller, and rows
+                that do not fit alone are left out.
             max_places: logit positions whose logits are in memory at once; None: see
                 ``chunk_positions``.
-            checkpointing: whether to compute layers again in the backward pass, to save memory.
-            num_vocabulary: token ids below it can be sampled; None: all of the head.
             group: processes that share the work of the same steps; None: this process only.
-            ceiling_bytes: limit of allocated bytes; passes get smaller than ``max_tokens``, and
-                rows that do not fit alone are left out. None: most of the machine's memory.
             held_bytes: returns the bytes that are allocated while neither a step of this class nor
                 one of an engine is computed.
-            report: receives the memory plan as one line, where it changes; None: it is logged.
 
         Raises:
             TrainerError: the model cannot be trained; see ``check_gradients``.
         """
+        config = config or BackendConfig()
+        checkpointing, ceiling = config.gradient_checkpointing, config.memory_limit_bytes
         self._model = model
         _avoid_inference_kernels(model)
-        forward = CausalModel(model, num_vocabulary)
+        forward = CausalModel(model, config.num_vocabulary)
         self.num_vocabulary = min(num_token_ids(model), forward.num_vocabulary)
         self.shares = check_gradients(model, forward, checkpointing=checkpointing)
         self.memory: MemoryPlan | None = None
         self._sizes = Sizes.of(model)
-        self._size = TrainingSize(
-            layers=len(adapted_layers(model)),
-            checkpointing=checkpointing,
-        )
+        self._size = TrainingSize(layers=len(adapted_layers(model)), checkpointing=checkpointing)
         self._group = group or MlxProcesses(None)
-        self._ceiling_bytes = usable_bytes() if ceiling_bytes is None else ceiling_bytes
-        tokens = max_tokens or usual_tokens(self._sizes, self._size, self._ceiling_bytes)
+        self._ceiling_bytes = usable_bytes() if ceiling is None else ceiling
+        tokens = config.micro_batch_tokens
+        tokens = tokens or usual_tokens(self._sizes, self._size, self._ceiling_bytes)
         self._tokens = AdaptiveLimit(tokens, least=LEAST, recovery=RECOVERY)
         self._held_bytes = held_bytes
-        self._report = report or logger.info
+        self._report = config.report or logger.info
         self._told: tuple[int, int | None] | None = None  # tokens of a pass, limit of a row
         self.row_limit: int | None = None
         num_caches = len(make_prompt_cache(model)) if self.shares else 0

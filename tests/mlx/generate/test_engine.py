@@ -19,6 +19,7 @@ from legos.records.choices import choice_tree
 from legos.records.limits import EngineLimits
 from legos.records.packing import StepSamples
 from legos.records.request import Generated, Request
+from legos.records.step import BackendConfig
 
 Floats = NDArray[np.float64]
 MODELS = ("llama", "qwen3", "wide")
@@ -233,7 +234,7 @@ def test_ids_that_the_tokenizer_lacks_are_neither_sampled_nor_counted(
         for answer in answers
     ]
     step = StepSamples(samples=samples, weights=[1.0] * len(samples))
-    gradients = StepGradients(one.tree, num_vocabulary=known)
+    gradients = StepGradients(one.tree, BackendConfig(num_vocabulary=known))
     found = gradients.of_step(step, Objective(), {}).logprobs
     sampled = [logprob for answer in answers for logprob in answer.logprobs]
     assert found == pytest.approx(np.array(sampled), abs=1e-5)

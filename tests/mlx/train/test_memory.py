@@ -38,8 +38,6 @@ from legos.records.sample import Sample
 from legos.records.step import BackendConfig
 
 KEEP = Objective()
-
-
 MIB = 1 << 20
 SIZES = Sizes(
     weights=0,
@@ -111,7 +109,7 @@ def test_a_low_ceiling_makes_passes_smaller_and_changes_nothing_else(
     found: list[dict[str, mx.array]] = []
     peaks: list[int] = []
     for ceiling in (1 << 40, mx.get_active_memory() + (16 << 20)):
-        gradients = StepGradients(tree, max_tokens=4096, ceiling_bytes=ceiling)
+        gradients = gradients_of(tree, 4096, ceiling)
         with caplog.at_level(logging.INFO):
             gradients.of_step(step, Objective(), {})  # the plan
         peaks.append(
@@ -138,7 +136,7 @@ def test_carried_prefixes_keep_no_activations_of_layers_without_lora(tmp_path: P
     step = whole([make_sample([*prompt, *rng.integers(1, 40, 60).tolist()]) for _ in range(16)])
     peaks: list[int] = []
     for max_tokens in (480, 4096):  # the prompt is carried to two passes; or is part of one
-        gradients = StepGradients(tree, max_tokens=max_tokens)
+        gradients = gradients_of(tree, max_tokens)
         peaks.append(peak_bytes(lambda g=gradients: g.of_step(step, Objective(), {})))
     assert peaks[0] < peaks[1]
 
@@ -150,7 +148,7 @@ def test_logits_that_cannot_be_sampled_take_memory_too(tmp_path: Path) -> None:
     step = whole([make_sample(row, positions=range(9, 90)) for row in rows])
     peaks = []
     for known in (None, 100):
-        gradients = StepGradients(lora_tree(folder), num_vocabulary=known)
+        gradients = gradients_of(lora_tree(folder), num_vocabulary=known)
         peaks.append(peak_bytes(lambda g=gradients: g.of_step(step, KEEP, {})))
     assert peaks[1] <= 1.1 * peaks[0]
 
@@ -169,9 +167,7 @@ def test_copies_of_a_long_prompt_for_many_short_answers_stay_below_the_ceiling(
     ]
     found: list[StepResult] = []
     for ceiling in (1 << 40, mx.get_active_memory() + room):
-        gradients = StepGradients(
-            tree, max_tokens=512, checkpointing=checkpointing, ceiling_bytes=ceiling
-        )
+        gradients = gradients_of(tree, 512, ceiling, gradient_checkpointing=checkpointing)
         before = mx.get_active_memory()
         found.append(gradients.of_step(whole(samples), KEEP, {}))
         assert gradients.row_limit is None
@@ -180,6 +176,13 @@ def test_copies_of_a_long_prompt_for_many_short_answers_stay_below_the_ceiling(
     assert found[1].logprobs == pytest.approx(found[0].logprobs, abs=1e-5)
     for name, array in found[0].gradients.items():
         assert np.array(found[1].gradients[name]) == pytest.approx(np.array(array), abs=1e-6)
+
+
+def gradients_of(
+    tree: Any, tokens: int | None = None, limit: int | None = None, **settings: Any
+) -> StepGradients:
+    config = BackendConfig(micro_batch_tokens=tokens, memory_limit_bytes=limit, **settings)
+    return StepGradients(tree, config)
 
 
 def whole(samples: Sequence[Sample]) -> StepSamples:
@@ -205,13 +208,9 @@ def test_rows_that_do_not_fit_alone_are_left_out_and_counted(
     step = whole(samples)
     told: list[str] = []
     held = mx.get_active_memory()
-    gradients = StepGradients(
-        tree,
-        max_tokens=4096,
-        ceiling_bytes=held + (40 << 20),
-        held_bytes=lambda: held,
-        report=told.append,
-    )
+    limits = {"micro_batch_tokens": 4096, "memory_limit_bytes": held + (40 << 20)}
+    config = BackendConfig(**limits, report=told.append)
+    gradients = StepGradients(tree, config, held_bytes=lambda: held)
     peak = peak_bytes(lambda: gradients.of_step(step, KEEP, {}))
     assert peak < 40 << 20
     assert 512 < (gradients.row_limit or 0) < 2900
@@ -222,7 +221,7 @@ def test_rows_that_do_not_fit_alone_are_left_out_and_counted(
     short = step.no_longer_than(100)
     assert short == StepSamples(samples=samples[::2], weights=step.weights[::2])
     # What the others weighed is not shared out among those that are left.
-    expected = StepGradients(tree, max_tokens=4096).of_step(short, KEEP, {})
+    expected = gradients_of(tree, 4096).of_step(short, KEEP, {})
     assert found.loss == pytest.approx(expected.loss, abs=1e-7)
     assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
     assert found.entropies == pytest.approx(expected.entropies, abs=1e-5)
@@ -239,7 +238,7 @@ def test_a_row_that_does_not_fit_is_left_out_of_its_group(tiny_models: Mapping[s
         for number, sample in enumerate(random_samples_of([60, 3000, 80, 2900]))
     ]
     ceiling = mx.get_active_memory() + (40 << 20)
-    few, many = (StepGradients(tree, max_tokens=4096, ceiling_bytes=c) for c in (ceiling, None))
+    few, many = (gradients_of(tree, 4096, c) for c in (ceiling, None))
 
     def groups(gradients: StepGradients, step: StepSamples) -> StepResult:
         return of_groups(gradients, lambda s: gradients.of_step(s, objective, {}), step, objective)
@@ -270,10 +269,10 @@ def test_a_row_longer_than_the_budget_is_a_pass_of_its_own(
 ) -> None:
     tree = lora_tree(tiny_models["llama"])
     samples = random_samples_of([300, 20, 20, 700])
-    split = StepGradients(tree, max_tokens=64)
+    split = gradients_of(tree, 64)
     found = split.of_step(whole(samples), KEEP, {})
     assert split.row_limit is None
-    together = StepGradients(tree, max_tokens=4096).of_step(whole(samples), KEEP, {})
+    together = gradients_of(tree, 4096).of_step(whole(samples), KEEP, {})
     assert found.loss == pytest.approx(together.loss, abs=1e-7)
     assert found.sums == pytest.approx(together.sums, rel=1e-5)
     assert found.logprobs == pytest.approx(together.logprobs, abs=1e-5)
@@ -284,7 +283,7 @@ def test_a_row_longer_than_the_budget_is_a_pass_of_its_own(
 def test_a_step_of_which_nothing_fits_tells_what_to_do(tiny_models: Mapping[str, Path]) -> None:
     tree = lora_tree(tiny_models["llama"])
     step = whole(random_samples_of([60]))
-    gradients = StepGradients(tree, max_tokens=64, ceiling_bytes=1)
+    gradients = gradients_of(tree, 64, 1)
     with pytest.raises(TrainerError, match=r"no sample of this step fits into memory: .*higher"):
         gradients.of_step(step, KEEP, {})
 
@@ -298,7 +297,7 @@ def test_a_peak_that_an_engine_may_have_caused_leaves_no_sample_out(
     step = whole(random_samples_of([60] * 30 + [3000]))
     told: list[str] = []
     ceiling = mx.get_active_memory() + (60 << 20)
-    gradients = StepGradients(tree, max_tokens=4096, ceiling_bytes=ceiling, report=told.append)
+    gradients = gradients_of(tree, 4096, ceiling, report=told.append)
     gradients.of_step(step, KEEP, {})
     limit = gradients.row_limit
     assert limit is not None

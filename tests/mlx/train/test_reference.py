@@ -141,7 +141,9 @@ def test_another_adapter_is_the_reference_on_every_path(
     sums, expected = by_hand(policy, other, samples, chosen)
     for max_tokens in (60, 10_000):  # 60: the prompts are carried to several passes
         for max_places in (5, None):  # 5: the head runs in chunks
-            step = StepGradients(policy, max_tokens=max_tokens, max_places=max_places)
+            step = StepGradients(
+                policy, BackendConfig(micro_batch_tokens=max_tokens), max_places=max_places
+            )
             assert step.shares
             found = step.of_step(whole(samples), chosen, {"reference": reference})
             assert found.sums == pytest.approx(sums, rel=1e-4, abs=1e-4)
@@ -158,7 +160,7 @@ def test_experts_states_and_layers_computed_again(tmp_path: Path, architecture: 
     samples = some_samples(np.random.default_rng(0), legal=False)
     sums, expected = by_hand(policy, other, samples, OBJECTIVES["k2"])
     rematerialise_layers(policy)
-    step = StepGradients(policy, max_tokens=1000, max_places=5)
+    step = StepGradients(policy, BackendConfig(micro_batch_tokens=1000), max_places=5)
     found = step.of_step(whole(samples), OBJECTIVES["k2"], {"reference": reference})
     assert found.sums == pytest.approx(sums, rel=1e-4, abs=1e-4)
     assert gap(dict(tree_flatten(found.gradients)), expected) < 5e-6

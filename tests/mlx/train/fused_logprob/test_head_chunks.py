@@ -13,6 +13,7 @@ from legos.mlx.model.forecast import chunk_positions
 from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.train.step_gradients import StepGradients
 from legos.records.packing import StepSamples
+from legos.records.step import BackendConfig
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,9 @@ def test_a_gpu_reads_the_head_less_often(monkeypatch: pytest.MonkeyPatch) -> Non
     calls: list[int] = []
     for gpu in (False, True):
         monkeypatch.setattr(forecast, "on_gpu", lambda gpu=gpu: gpu)
-        steps = StepGradients(tree, max_tokens=1000, ceiling_bytes=20 << 30)
+        steps = StepGradients(
+            tree, BackendConfig(micro_batch_tokens=1000, memory_limit_bytes=20 << 30)
+        )
         head, sizes = steps._runner.forward.head, list[int]()
 
         def counted(hidden: mx.array, head: Any = head, sizes: list[int] = sizes) -> mx.array:
