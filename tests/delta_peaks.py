@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx_lm.models import kimi_linear, qwen3_5
 
 from legos.mlx.model.machine import peak_bytes
-from legos.mlx.train.linear_attention.layers import compute_in_chunks
+from legos.mlx.train.linear_attention.delta_rule import compute_in_chunks
 
 __all__ = ["memory_vs_loop"]
 

@@ -8,7 +8,6 @@ B rows, G prefixes, n rows of one prefix at most, P tokens of the longest one, H
 query heads for each of them, D size of a head.
 """
 
-from functools import cache as cached
 from typing import Any
 
 import mlx.core as mx
@@ -16,20 +15,14 @@ import mlx.nn as nn
 from mlx_lm.models.base import scaled_dot_product_attention
 
 from legos.mlx.generate.slot_cache import Shared, SlotCache
-from legos.mlx.model.retyped import calling
+from legos.mlx.model.retyped import replace_calls
 
 __all__ = ["attend_to_prefixes"]
 
 
 def attend_to_prefixes(model: nn.Module) -> None:
     """Make the layers of a tree attend to prefixes where their cache has some."""
-    for _, module in model.named_modules():
-        module.__class__ = _attending(type(module))
-
-
-@cached
-def _attending(kind: type[nn.Module]) -> type[nn.Module]:
-    return calling(kind, {scaled_dot_product_attention: _attention}, "Shared")
+    replace_calls(model, scaled_dot_product_attention, _attention)
 
 
 def _attention(  # noqa: PLR0917 (as mlx-lm's models call it)

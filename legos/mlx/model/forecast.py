@@ -33,7 +33,7 @@ from legos.mlx.model.faults import raise_fault
 from legos.mlx.model.load import num_token_ids
 from legos.mlx.model.lora import LINEAR, SWITCH, pair_shapes
 from legos.mlx.model.machine import NEGLIGIBLE, cache_sizes, num_bytes, on_gpu
-from legos.mlx.model.retyped import called
+from legos.mlx.model.retyped import calls
 from legos.records.limits import EngineLimits, TrainingSize
 
 __all__ = [
@@ -292,8 +292,8 @@ def _segments(tree: nn.Module, leaves: Sequence[Any]) -> tuple[int, int, int]:
     states = [a for leaf in leaves if isinstance(leaf, ArraysCache) for a in leaf.cache]
     shapes = [array.shape for array in states if array is not None and array.ndim == 4]
     modules = [module for _, module in tree.named_modules()]
-    rules = [m for m in modules if called(type(m), (gated_delta_update,))]
-    if not shapes or not (rules or any(called(type(m), (ssm_update,)) for m in modules)):
+    rules = [m for m in modules if calls(type(m), gated_delta_update)]
+    if not shapes or not (rules or any(calls(type(m), ssm_update) for m in modules)):
         return 1, 0, 0
     _, heads, size, keys = max(shapes, key=math.prod)
     if not rules:

@@ -1,13 +1,13 @@
-"""Change what one module of a tree computes, and not the class that other trees use."""
+"""Change what the modules of one tree compute, and not the classes that other trees use."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from types import FunctionType
 from typing import Any
 
 import mlx.nn as nn
 
-__all__ = ["become", "called", "calling"]
+__all__ = ["become", "calls", "replace_calls"]
 
 
 def become(module: nn.Module, mixin: type[nn.Module]) -> None:
@@ -20,42 +20,43 @@ def _subclass(mixin: type[nn.Module], kind: type[nn.Module]) -> type[nn.Module]:
     return type(f"{mixin.__name__}{kind.__name__}", (mixin, kind), {})
 
 
-def calling(
-    kind: type[nn.Module], functions: Mapping[Callable[..., Any], Callable[..., Any]], name: str
-) -> type[nn.Module]:
-    """A subclass whose methods call some functions instead of others.
+def replace_calls(model: nn.Module, function: Callable[..., Any], ours: Callable[..., Any]) -> None:
+    """Make the modules of a tree call our function wherever their methods call another one.
 
-    The module that defines the class, whose global names its methods read, stays as it is.
+    The modules of Python that define the classes, whose global names methods read, stay as they
+    are, and so do other trees.
 
     Args:
-        kind: the class.
-        functions: global function that methods call -> the one that they call instead.
-        name: appended to the name of the class.
-
-    Returns:
-        The class itself where no method calls such a function.
+        model: the tree.
+        function: global function that methods call.
+        ours: what they call instead.
     """
+    for _, module in model.named_modules():
+        module.__class__ = _calling(type(module), function, ours)
+
+
+@cache
+def _calling(
+    kind: type[nn.Module], function: Callable[..., Any], ours: Callable[..., Any]
+) -> type[nn.Module]:
+    """A subclass whose methods call our function; the class itself where none calls the other."""
     methods: dict[str, Any] = {}
     for key in dir(kind):
         method = getattr(kind, key)
-        if isinstance(method, FunctionType) and (names := _called(method, functions)):
-            ours = {name: functions[function] for name, function in names.items()}
-            methods[key] = _with_globals(method, ours)
-    return type(f"{kind.__name__}{name}", (kind,), methods) if methods else kind
+        if isinstance(method, FunctionType) and (names := _names(method, function)):
+            methods[key] = _with_globals(method, dict.fromkeys(names, ours))
+    return type(f"{kind.__name__}_{ours.__name__}", (kind,), methods) if methods else kind
 
 
-def called(kind: type[nn.Module], functions: Collection[Callable[..., Any]]) -> bool:
-    """Whether a method of a class, or of a class that it is derived from, calls such a function."""
+def calls(kind: type[nn.Module], function: Callable[..., Any]) -> bool:
+    """Whether a method of a class, or of a class that it is derived from, calls a function."""
     methods = (method for base in kind.__mro__ for method in vars(base).values())
-    return any(isinstance(m, FunctionType) and bool(_called(m, functions)) for m in methods)
+    return any(isinstance(m, FunctionType) and bool(_names(m, function)) for m in methods)
 
 
-def _called(
-    method: FunctionType, functions: Collection[Callable[..., Any]]
-) -> dict[str, Callable[..., Any]]:
-    """Global name -> function, for each of some functions that a method calls."""
-    found = {name: method.__globals__.get(name) for name in method.__code__.co_names}
-    return {n: f for n, f in found.items() if isinstance(f, FunctionType) and f in functions}
+def _names(method: FunctionType, function: Callable[..., Any]) -> list[str]:
+    """The global names by which a method calls a function."""
+    return [n for n in method.__code__.co_names if method.__globals__.get(n) is function]
 
 
 def _with_globals(method: FunctionType, names: Mapping[str, Any]) -> FunctionType:

@@ -25,7 +25,7 @@ from legos.mlx.model.load import num_token_ids
 from legos.mlx.model.lora import adapted_layers, other_lora, set_lora_arrays
 from legos.mlx.model.machine import usable_bytes
 from legos.mlx.train.gradient_check import check_gradients
-from legos.mlx.train.linear_attention.layers import compute_in_chunks
+from legos.mlx.train.linear_attention.delta_rule import compute_in_chunks
 from legos.mlx.train.memory import MemoryPlan, usual_tokens
 from legos.mlx.train.passes import PassGradients, Policy, Runner, do_nothing
 from legos.mlx.train.prefix_sharing.plan import Pass, plan_passes

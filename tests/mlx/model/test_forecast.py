@@ -31,7 +31,7 @@ from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.model.machine import num_bytes
 from legos.mlx.model.worker import InlineWorker
 from legos.mlx.train.backend import mlx_backend
-from legos.mlx.train.linear_attention.layers import compute_in_chunks
+from legos.mlx.train.linear_attention.delta_rule import compute_in_chunks
 from legos.records.limits import EngineLimits, TrainingSize
 from legos.records.request import Request, Result
 from legos.records.step import BackendConfig, Update

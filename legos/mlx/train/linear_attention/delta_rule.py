@@ -26,13 +26,20 @@ from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.models.gated_delta import gated_delta_update
 
 from legos.mlx.model.forecast import CHUNK, SEGMENT, VECTOR_CHUNK, VECTOR_SEGMENT
+from legos.mlx.model.retyped import replace_calls
 
-__all__ = ["gated_delta_rule"]
+__all__ = ["compute_in_chunks", "gated_delta_rule"]
 
 _Run = Callable[..., tuple[mx.array, mx.array]]
 """Computes a segment from the state before it, the weights of the gates, and q, k, v, a and b."""
+
+
+def compute_in_chunks(model: nn.Module) -> None:
+    """Make the layers of a tree compute the rule as here, and not in mlx-lm's loop over tokens."""
+    replace_calls(model, gated_delta_update, gated_delta_rule)
 
 
 def gated_delta_rule(  # noqa: PLR0917 (mlx-lm calls it by position)

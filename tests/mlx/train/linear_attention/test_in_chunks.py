@@ -1,6 +1,5 @@
 """Layers of a trainer's tree compute in chunks; no other tree and no module of mlx-lm changes."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -10,9 +9,8 @@ from mlx_lm.models import gated_delta, kimi_linear, qwen3_5
 from mlx_lm.models.ssm import ssm_update
 
 from legos.mlx.checks.small_models import small_model
-from legos.mlx.train.linear_attention import layers
-from legos.mlx.train.linear_attention.delta_rule import gated_delta_rule
-from legos.mlx.train.linear_attention.layers import compute_in_chunks
+from legos.mlx.model.retyped import replace_calls
+from legos.mlx.train.linear_attention.delta_rule import compute_in_chunks, gated_delta_rule
 
 WITH_RULE = (
     "bailing_moe_v3", "kimi_k3", "kimi_linear", "olmo_hybrid", "qwen3_5", "qwen3_5_moe",
@@ -21,7 +19,7 @@ WITH_RULE = (
 
 
 def changed(tree: Any) -> list[Any]:
-    return [m for _, m in tree.named_modules() if type(m).__name__.endswith("InChunks")]
+    return [m for _, m in tree.named_modules() if type(m).__name__.endswith("_gated_delta_rule")]
 
 
 @pytest.mark.parametrize("architecture", WITH_RULE)
@@ -55,16 +53,7 @@ def test_a_tree_without_such_layers_stays_as_it_is() -> None:
     assert not changed(tree)
 
 
-@pytest.fixture
-def other_functions(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[Any, Any]]:
-    functions: dict[Any, Any] = {}
-    monkeypatch.setattr(layers, "_IN_CHUNKS", functions)
-    layers._in_chunks.cache_clear()
-    yield functions
-    layers._in_chunks.cache_clear()
-
-
-def test_another_function_comes_in_by_one_line(other_functions: dict[Any, Any]) -> None:
+def test_any_function_is_replaced_in_every_method() -> None:
     """A method other than ``__call__`` may call it."""
     calls: list[int] = []
 
@@ -72,8 +61,7 @@ def test_another_function_comes_in_by_one_line(other_functions: dict[Any, Any]) 
         calls.append(len(args))
         return ssm_update(*args, **options)
 
-    other_functions[ssm_update] = ours
     tree = small_model("falcon_h1")
-    compute_in_chunks(tree)
+    replace_calls(tree, ssm_update, ours)
     tree(mx.array([[1, 2, 3]]))
     assert calls
