@@ -1,8 +1,7 @@
 """The server's metrics in the Prometheus format."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -10,7 +9,6 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from legos.errors import EngineError
 from legos.protocols import Engine
-from legos.records.message import Generated
 
 __all__ = ["Metrics"]
 
@@ -27,8 +25,6 @@ class Metrics:
         first_token_s: seconds from the start of a streamed request to its first token.
         running: number of completions that were requested and are not finished.
         refused: number of requests rejected because of a limit, by limit.
-        swaps: number of adapters loaded, by name.
-        swap_s: seconds to load an adapter into the engine.
         loop_lag_s: seconds by which the event loop turned late, at four checks a second.
     """
 
@@ -48,22 +44,8 @@ class Metrics:
             "legos_completions_running", "Completions asked for.", registry=registry
         )
         self.refused = counter("legos_refused", "Requests refused because of a limit.", ["limit"])
-        self._prompt_tokens = counter("legos_prompt_tokens", "Prompt tokens.")
-        self._tokens = counter("legos_generated_tokens", "Sampled tokens.")
-        self.swaps = counter("legos_swaps", "Adapters loaded.", ["adapter"])
-        self.swap_s = histogram("legos_swap_seconds", "Of loading an adapter.")
         self.loop_lag_s = histogram("legos_loop_lag_seconds", "By which the event loop was late.")
         registry.register(_EngineNumbers(engine))
-
-    def count(self, prompts: Iterable[Sequence[int]], sampled: Iterable[Generated]) -> None:
-        """Count the tokens of completions and of their prompts."""
-        self._prompt_tokens.inc(sum(map(len, prompts)))
-        self._tokens.inc(sum(len(one.token_ids) for one in sampled))
-
-    def forget(self, adapter: str) -> None:
-        """Remove the metrics of an adapter that was dropped."""
-        with suppress(KeyError):  # an adapter loaded at startup has no such metric
-            self.swaps.remove(adapter)
 
     def text(self) -> bytes:
         """All metrics as text."""

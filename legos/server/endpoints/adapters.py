@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -148,12 +147,9 @@ class _Loads:
         _check_free(service, name)
         adapter.check_base(service.model)
         before = service.engine.adapters().get(name)
-        started = time.perf_counter()
         with self._counted(name):
             loaded = asyncio.wrap_future(service.engine.load_adapter(adapter))
             info = await service.attend(request.receive, loaded)
-        service.metrics.swaps.labels(name).inc()
-        service.metrics.swap_s.observe(time.perf_counter() - started)
         if before is None or before.version <= info.version:
             return asdict(info)
         warning = f"version {info.version} replaces the later version {before.version}"
@@ -195,7 +191,6 @@ class _Loads:
         _check_free(service, name)
         dropped = asyncio.wrap_future(service.engine.drop_adapter(name))
         await service.attend(request.receive, dropped)
-        service.metrics.forget(name)
         return info
 
 

@@ -36,7 +36,6 @@ def engine_router(service: Service) -> APIRouter:
                 for kind, prompt, seed in batch.rows
             ]
             results = await service.attend(request.receive, service.source.generate(asked))
-        service.metrics.count([prompt for _, prompt, _ in batch.rows], results)
         return Response(msgspec.msgpack.encode(results), media_type=MSGPACK)
 
     return router

@@ -188,7 +188,6 @@ async def respond(
     with service.admitted(len(asked.answers)):
         work = [asked.source.complete(*one, adapter=asked.adapter) for one in asked.answers]
         completions = await service.attend(request.receive, together(work))
-    service.metrics.count([one.prompt_ids for one in completions], completions)
 
     def encoded() -> bytes:
         choices = [
@@ -237,9 +236,7 @@ async def _stream_all(
                 await pass_on(index, news)
         return cast("Completion", news)
 
-    completions = await together([one(i, *each) for i, each in enumerate(asked.answers)])
-    service.metrics.count([one.prompt_ids for one in completions], completions)
-    return completions
+    return await together([one(i, *each) for i, each in enumerate(asked.answers)])
 
 
 def _usage(asked: GenerationRequest, completions: Sequence[Completion]) -> dict[str, int]:
