@@ -28,9 +28,6 @@ class AdapterFields(Schema):
     name: str | None = Field(default=None, description="Default: the file's, or policy.")
     version: int | None = Field(default=None, ge=0)
     scale: float | None = Field(default=None, description="LoRA's multiplier.")
-    rank: int | None = Field(
-        default=None, ge=1, description="Compared with the rank of the weights."
-    )
 
 
 class AdapterUpload(AdapterFields, Body):
@@ -94,8 +91,5 @@ def adapter_of(upload: AdapterUpload, weights: bytearray, service: Service) -> A
         config=upload.config,
         default_scale=service.lora_scale,
     )
-    if upload.rank not in (None, adapter.shape.rank):
-        rank = adapter.shape.rank
-        raise AdapterError(f"rank is {upload.rank}, but the weights have rank {rank}")
     _ = adapter.digest  # computed here, on a thread, so that it does not block the event loop
     return adapter

@@ -72,7 +72,7 @@ def test_all_forms_bring_the_same_adapter(
     scale = model.lora.scale
     answers = [
         post_json(http, plain, version=3),
-        post_json(http, plain, version=3, scale=scale, name="policy", rank=model.lora.rank),
+        post_json(http, plain, version=3, scale=scale, name="policy"),
         post_json(http, packed),
         post_json(http, theirs, version=3, config=dict(peft.config)),
         post_json(http, theirs, version=3, scale=scale),
