@@ -21,7 +21,7 @@ from legos.chat.tokenizer import load_tokenizer
 from legos.chat.tools import PLAIN_TOOLS
 from legos.errors import AdapterError, CheckpointError, RequestError, Stopped, TrainerError
 from legos.losses.objective import Objective
-from legos.losses.positions import Positions, chosen_logprobs, position_logprobs
+from legos.losses.positions import Positions, position_logprobs
 from legos.losses.softmax import log_softmax
 from legos.losses.total import BatchArrays
 from legos.protocols import Snapshot
@@ -333,7 +333,7 @@ def _contexts(batch: Batch) -> list[str]:
 def _chosen(batch: Batch, logits: Floats) -> Floats:
     """[S, A] log-probabilities (nats) of the chosen tokens."""
     everywhere, _ = position_logprobs(np, logits, Positions(np, batch))
-    return chosen_logprobs(everywhere, batch.logit_index, batch.target)
+    return everywhere[batch.logit_index, batch.target]
 
 
 def _by_sample(batch: Batch, logprobs: Floats) -> list[NDArray[np.float32]]:

@@ -12,7 +12,6 @@ from legos.records.batch import Batch
 __all__ = [
     "IMPOSSIBLE",
     "Positions",
-    "chosen_logprobs",
     "entropy",
     "exact_kl",
     "position_logprobs",
@@ -73,11 +72,6 @@ def position_logprobs(xp: Any, logits: Any, positions: Positions) -> tuple[Any, 
     return logits - normaliser, xp.where(positions.is_legal, legal - normaliser, IMPOSSIBLE)
 
 
-def chosen_logprobs(position_logprob: Any, logit_index: Any, target: Any) -> Any:
-    """[S, A] log-probability of each chosen token from [P, V] ``position_logprob``."""
-    return position_logprob[logit_index, target]
-
-
 def entropy(xp: Any, position_logprob: Any, legal_logprob: Any, positions: Positions) -> Any:
     """H = -sum p log p at each position, over the legal tokens where they are known.
 
@@ -114,24 +108,15 @@ def exact_kl(xp: Any, policy: tuple[Any, Any], other: tuple[Any, Any], positions
         positions: legal tokens and restriction.
 
     Returns:
-        [P] nats, >= 0 up to rounding.
+        [P] nats, >= 0 up to rounding. Values outside the support are replaced by 0 before any
+        product, which keeps gradients finite.
     """
-    legal_gap = None if policy[1] is None else policy[1] - other[1]
-    return _mean_over_support(xp, policy, (policy[0] - other[0], legal_gap), positions)
-
-
-def _mean_over_support(
-    xp: Any, policy: tuple[Any, Any], values: tuple[Any, Any], positions: Positions
-) -> Any:
-    """[P] mean of values under the policy: over [P, V] values, or [P, K] where it is restricted.
-
-    Values outside the support are replaced by 0 before any product, which keeps gradients finite.
-    """
+    gap = policy[0] - other[0]
     if not positions.any_restricted:
-        return xp.sum(xp.exp(policy[0]) * values[0], axis=1)
-    closed = positions.restricted[:, None]
-    log_p, open_values = (xp.where(closed, 0.0, each) for each in (policy[0], values[0]))
-    over_all = xp.sum(xp.exp(log_p) * open_values, axis=1)
-    log_p, legal_values = (xp.where(positions.is_legal, x, 0.0) for x in (policy[1], values[1]))
-    over_legal = xp.sum(xp.where(positions.is_legal, xp.exp(log_p) * legal_values, 0.0), axis=1)
+        return xp.sum(xp.exp(policy[0]) * gap, axis=1)
+    log_p, gap = (xp.where(positions.restricted[:, None], 0.0, each) for each in (policy[0], gap))
+    over_all = xp.sum(xp.exp(log_p) * gap, axis=1)
+    legal = positions.is_legal
+    log_p, gap = (xp.where(legal, each, 0.0) for each in (policy[1], policy[1] - other[1]))
+    over_legal = xp.sum(xp.where(legal, xp.exp(log_p) * gap, 0.0), axis=1)
     return xp.where(positions.restricted, over_legal, over_all)

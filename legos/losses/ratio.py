@@ -8,28 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from legos.errors import TrainerError
-
 __all__ = ["MAX_LOG_RATIO", "detach", "log_ratio", "sequence_log_ratio"]
 
 MAX_LOG_RATIO = 20.0
 
 
 def detach(xp: Any, array: Any) -> Any:
-    """The array without gradient; NumPy arrays are returned as they are.
-
-    Raises:
-        TrainerError: the namespace is not NumPy and has no ``stop_gradient``.
-    """
-    if xp is np:
-        return array
-    stop = getattr(xp, "stop_gradient", None)
-    if stop is None:
-        raise TrainerError(
-            f"{getattr(xp, '__name__', xp)!r} has no stop_gradient and is not numpy, so its "
-            "gradients would be wrong; teach legos.losses.ratio.detach this array namespace"
-        )
-    return stop(array)
+    """The array without gradient; NumPy arrays are returned as they are."""
+    return array if xp is np else xp.stop_gradient(array)
 
 
 def log_ratio(xp: Any, logprob: Any, anchor_logprob: Any) -> Any:

@@ -9,7 +9,7 @@ from legos.losses.kl import KlEstimator, loss_kl
 from legos.losses.metrics import SUMS, token_sums
 from legos.losses.objective import Objective
 from legos.losses.policy import LOSSES, ChosenTokens, linear
-from legos.losses.positions import Positions, chosen_logprobs, entropy, exact_kl, position_logprobs
+from legos.losses.positions import Positions, entropy, exact_kl, position_logprobs
 from legos.losses.ratio import detach, log_ratio
 from legos.records.batch import Batch
 
@@ -55,7 +55,7 @@ def token_terms(
     if not objective.entropy_coef:  # it is only reported, and keeps nothing for a backward pass
         every, legal = detach(xp, every), None if legal is None else detach(xp, legal)
     found: dict[str, Any] = {
-        "logprob": chosen_logprobs(policy[0], at, arrays.target),
+        "logprob": policy[0][at, arrays.target],
         "entropy": entropy(xp, every, legal, positions)[at],
     }
     for name, other_logits in others.items():
@@ -63,7 +63,7 @@ def token_terms(
         if objective.kl_estimator == "exact":
             found[name] = exact_kl(xp, policy, other, positions)[at]
         else:
-            found[name] = chosen_logprobs(other[0], at, arrays.target)
+            found[name] = other[0][at, arrays.target]
     return found
 
 

@@ -14,7 +14,7 @@ from total_loss import total_loss
 from legos.losses.kl import loss_kl
 from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
-from legos.losses.positions import Positions, chosen_logprobs, position_logprobs
+from legos.losses.positions import Positions, position_logprobs
 from legos.losses.total import SUMS, BatchArrays
 from legos.records.batch import Batch
 from legos.records.sample import Sample
@@ -52,7 +52,7 @@ class Case:
         }
         double = float64(self.batch)
         policy, _ = position_logprobs(np, self.logits, Positions(np, double))
-        self.frozen = chosen_logprobs(policy, double.logit_index, double.target)
+        self.frozen = policy[double.logit_index, double.target]
 
     def numpy_loss(self, logits: Floats) -> float:
         """With the policy's own log-probabilities held still where the loss detaches them."""

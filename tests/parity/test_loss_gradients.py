@@ -14,7 +14,7 @@ from total_loss import total_loss
 
 from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import KlEstimator, Objective, PolicyLoss
-from legos.losses.positions import chosen_logprobs, position_logprobs
+from legos.losses.positions import position_logprobs
 from legos.losses.total import BatchArrays
 from legos.records.batch import Batch
 
@@ -44,7 +44,7 @@ def numpy_gradient(
     found = np.zeros_like(logits)
     arrays = BatchArrays(np, float64(batch))
     policy, _ = position_logprobs(np, logits, arrays.positions)
-    frozen = chosen_logprobs(policy, arrays.logit_index, arrays.target)
+    frozen = policy[arrays.logit_index, arrays.target]
     for index in np.ndindex(*logits.shape):
         step = np.zeros_like(logits)
         step[index] = STEP
