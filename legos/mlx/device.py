@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.model.forward import all_logits
 from legos.mlx.model.fuse import logits_under, set_adapter, weights_dtype, write_checked
 from legos.mlx.model.load import REFUSED, base_arrays, load_tree, num_token_ids
-from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, without_lora
+from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, other_lora
 from legos.mlx.model.machine import bound_memory, choose_device, device_facts
 from legos.mlx.model.tools import tool_format
 from legos.mlx.model.worker import InlineWorker, ThreadWorker, Worker
@@ -180,9 +181,8 @@ class MlxModel:
 
     def lora_shape(self, *, rank: int, alpha: float, num_layers: int, head: bool) -> LoraShape:
         """See ``legos.mlx.model.lora.lora_shape``."""
-        shape: dict[str, Any] = {"rank": rank, "alpha": alpha, "num_layers": num_layers}
-        shape["head"] = head
-        return self.worker.call(lambda: lora_shape(self.tree, **shape)).result()
+        choose = partial(lora_shape, rank=rank, alpha=alpha, num_layers=num_layers, head=head)
+        return self.worker.call(choose, self.tree).result()
 
     def add_lora(self, shape: LoraShape, *, seed: int = 0) -> None:
         """Add LoRA to the model; its outputs are unchanged until the first update.
@@ -206,7 +206,7 @@ class MlxModel:
     @contextmanager
     def without_lora(self) -> Generator[None]:
         """Within the block, calls use the base model without LoRA."""
-        block = without_lora(self.tree)
+        block = other_lora(self.tree, None)
         self.worker.call(block.__enter__).result()
         try:
             yield

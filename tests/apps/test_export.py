@@ -36,9 +36,10 @@ def trained(folder: Path) -> Adapter:
 
 
 def logprobs(folder: Path) -> np.ndarray:
-    from legos.mlx.model.fuse import folder_logprobs
+    from legos.mlx.model.fuse import probe_logprobs
+    from legos.mlx.model.load import load_tree
 
-    return folder_logprobs(folder, ROWS)
+    return probe_logprobs(load_tree(folder), ROWS)
 
 
 def applied(folder: Path, adapter: Adapter) -> np.ndarray:

@@ -18,7 +18,7 @@ from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
 from legos.losses.total import BatchArrays
 from legos.mlx.model.load import load_tree
-from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays, without_lora
+from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, other_lora, set_lora_arrays
 from legos.mlx.train.prefix_sharing.plan import plan_passes
 from legos.mlx.train.prefix_sharing.trie import token_trie
 from legos.mlx.train.rematerialisation import rematerialise_layers
@@ -113,7 +113,7 @@ def plain(
 
         others: dict[str, mx.array] = {}
         if objective.kl_coef:
-            with without_lora(tree):
+            with other_lora(tree, None):
                 others["reference"] = logits()
                 mx.eval(others)
         if objective.ema_kl_coef:

@@ -22,7 +22,6 @@ from legos.weights.fits import check_finite, check_shapes
 
 __all__ = [
     "LARGEST_GAP",
-    "folder_logprobs",
     "logits_under",
     "probe_logprobs",
     "set_adapter",
@@ -87,7 +86,7 @@ def write_checked(model: nn.Module, source: Path, folder: Path, vocabulary: int)
     ids = np.random.default_rng(0).integers(vocabulary, size=PROBE)
     applied = probe_logprobs(model, ids)
     write_fused(model, source, folder)
-    gap = float(np.abs(folder_logprobs(folder, ids) - applied).max())
+    gap = float(np.abs(probe_logprobs(load_tree(folder), ids) - applied).max())
     if not gap <= LARGEST_GAP[dtype]:
         raise AdapterError(
             f"the merged model's log-probabilities differ by up to {gap:.3g} nats from those with "
@@ -131,11 +130,6 @@ def probe_logprobs(model: nn.Module, rows: NDArray[np.int64]) -> NDArray[np.floa
     logits = model(tokens)[:, :-1].astype(mx.float32)
     chosen = mx.take_along_axis(logits, tokens[:, 1:, None], axis=-1)[..., 0]
     return np.array(chosen - mx.logsumexp(logits, axis=-1))
-
-
-def folder_logprobs(folder: Path, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    """``probe_logprobs`` of the model in a folder."""
-    return probe_logprobs(load_tree(folder), rows)
 
 
 def weights_dtype(arrays: Mapping[str, mx.array]) -> str:

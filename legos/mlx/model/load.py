@@ -51,13 +51,7 @@ def load_tree(folder: Path, *, share: dict[str, mx.array] | None = None) -> nn.M
     if share is None:
         _check_quantisation(folder)
         _check_memory(folder)
-    try:
-        model, _ = load_mlx_model(folder, lazy=share is not None)
-    except Exception as error:
-        first, _, more = f"{error}".partition("\n")
-        reason = f"{first.rstrip()} ..." if more else first
-        raise ModelError(f"{folder} cannot be loaded: {reason}; {WAY_OUT}") from error
-    patch(model)
+    model = _built(folder, lazy=share is not None)
     if share is not None:
         model.update(tree_unflatten(list(share.items())))
     model.eval()
@@ -72,12 +66,19 @@ def shapes_of(folder: Path) -> nn.Module:
     Raises:
         ModelError: mlx-lm cannot build it.
     """
-    try:
-        model, _ = load_mlx_model(folder, lazy=True)
-    except Exception as error:
-        raise ModelError(f"{folder} cannot be read: {error}; {WAY_OUT}") from error
-    patch(model)
+    model = _built(folder, lazy=True)
     model.freeze()
+    return model
+
+
+def _built(folder: Path, *, lazy: bool) -> nn.Module:
+    try:
+        model, _ = load_mlx_model(folder, lazy=lazy)
+    except Exception as error:
+        first, _, more = f"{error}".partition("\n")
+        reason = f"{first.rstrip()} ..." if more else first
+        raise ModelError(f"{folder} cannot be loaded: {reason}; {WAY_OUT}") from error
+    patch(model)
     return model
 
 

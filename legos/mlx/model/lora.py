@@ -1,7 +1,7 @@
 """LoRA on a module tree: choose and adapt modules, get and set the arrays, switch LoRA off."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -24,7 +24,6 @@ __all__ = [
     "other_lora",
     "pair_shapes",
     "set_lora_arrays",
-    "without_lora",
 ]
 
 SWITCH = (SwitchLinear, QuantizedSwitchLinear)
@@ -103,11 +102,6 @@ def other_lora(model: nn.Module, other: Lora | None) -> Iterator[None]:
         set_lora_arrays(model, before)
         for module, scale in zip(modules, scales, strict=True):
             module.scale = scale
-
-
-def without_lora(model: nn.Module) -> AbstractContextManager[None]:
-    """Within the block, the tree computes the base model."""
-    return other_lora(model, None)
 
 
 def pair_shapes(module: Any, rank: int) -> Iterator[tuple[int, ...]]:

@@ -18,7 +18,7 @@ from legos.fakes import make_sample
 from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
 from legos.mlx.model.load import load_tree
-from legos.mlx.model.lora import add_lora, lora_shape, without_lora
+from legos.mlx.model.lora import add_lora, lora_shape, other_lora
 from legos.mlx.model.worker import InlineWorker
 from legos.mlx.train.backend import mlx_backend
 from legos.records.sample import Sample
@@ -86,7 +86,7 @@ def test_they_are_those_of_a_plain_forward_pass(
     assert [row.dtype for row in own] == [np.float32] * 4
     for sample, of_policy, of_base in zip(samples, own, base, strict=True):
         np.testing.assert_allclose(of_policy, by_hand(tree, sample), atol=1e-5)
-        with without_lora(tree):
+        with other_lora(tree, None):
             np.testing.assert_allclose(of_base, by_hand(tree, sample), atol=1e-5)
     assert np.abs(own[0] - base[0]).max() > 1e-2
 
