@@ -13,7 +13,6 @@ Source: PEFT's ``LoraConfig`` and checkpoint names; rsLoRA: arXiv:2312.03732.
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +39,8 @@ _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # names in b
 _TO_MIXTRAL = {ours: theirs for theirs, ours in _MIXTRAL.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeftFiles:
-    """The content of a PEFT folder."""
-
-    tensors: Mapping[str, Floats]
-    config: Mapping[str, Any]  # content of adapter_config.json
-
-
-def to_peft(adapter: Adapter, *, base_model: str = "") -> PeftFiles:
-    """Convert an adapter to PEFT's tensors and configuration.
+def to_peft(adapter: Adapter, *, base_model: str = "") -> tuple[dict[str, Floats], dict[str, Any]]:
+    """Convert an adapter to PEFT's tensors, and the content of its adapter_config.json.
 
     Args:
         adapter: the adapter to export.
@@ -81,7 +72,7 @@ def to_peft(adapter: Adapter, *, base_model: str = "") -> PeftFiles:
         "inference_mode": True,
         "target_modules": sorted(modules),
     }
-    return PeftFiles(tensors=tensors, config=config)
+    return tensors, config
 
 
 def from_peft(
@@ -123,10 +114,10 @@ def write_peft(adapter: Adapter, folder: Path, *, base_model: str = "") -> None:
     Raises:
         AdapterError: PEFT has no name for the module of an array; the message names it.
     """
-    files = to_peft(adapter, base_model=base_model)
+    tensors, config = to_peft(adapter, base_model=base_model)
     texts = {"format": "pt", **adapter.header}
-    (folder / PEFT_WEIGHTS_FILE).write_bytes(pack_tensors(files.tensors, texts))
-    (folder / CONFIG_FILE).write_text(json.dumps(files.config, indent=2) + "\n")
+    (folder / PEFT_WEIGHTS_FILE).write_bytes(pack_tensors(tensors, texts))
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
 
 
 def is_peft(names: Iterable[str]) -> bool:

@@ -64,15 +64,13 @@ def plain(**changes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def test_the_exported_delta_is_ours() -> None:
     adapter = dense(scale=0.5)
-    files = to_peft(adapter)
-    a = files.tensors[f"base_model.model.{Q}.lora_A.weight"]
+    tensors, config = to_peft(adapter)
+    a = tensors[f"base_model.model.{Q}.lora_A.weight"]
     assert a.shape == (3, 5)
     assert a.flags.c_contiguous
-    assert files.config["lora_alpha"] == 1.5
-    np.testing.assert_allclose(
-        peft_delta(files.tensors, files.config, Q), delta(adapter, Q), rtol=1e-6
-    )
-    assert files.config["target_modules"] == [
+    assert config["lora_alpha"] == 1.5
+    np.testing.assert_allclose(peft_delta(tensors, config, Q), delta(adapter, Q), rtol=1e-6)
+    assert config["target_modules"] == [
         "model.layers.2.mlp.up_proj",
         "model.layers.2.self_attn.q_proj",
         "model.layers.3.mlp.up_proj",
@@ -150,15 +148,15 @@ def test_experts_are_exported_one_by_one_and_stacked_again(
         {f"{name}.lora_a": (experts, rank, 5), f"{name}.lora_b": (experts, 6, rank)}
     )
     assert adapter.shape.rank == rank
-    files = to_peft(adapter)
+    tensors, config = to_peft(adapter)
     last = f"{block}.experts.{experts - 1}.{'w3' if mixtral else 'up_proj'}"
     np.testing.assert_allclose(
-        peft_delta(files.tensors, files.config, last),
+        peft_delta(tensors, config, last),
         2.0 * adapter.arrays[f"{name}.lora_b"][-1] @ adapter.arrays[f"{name}.lora_a"][-1],
         rtol=1e-5,
         atol=1e-6,
     )
-    again = from_peft(files.tensors, files.config, name="policy", version=7)
+    again = from_peft(tensors, config, name="policy", version=7)
     assert again.info == adapter.info
 
 

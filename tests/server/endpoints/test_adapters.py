@@ -67,14 +67,14 @@ def test_all_forms_bring_the_same_adapter(
     assert model.lora is not None
     expected = {"name": "policy", "version": 3, "digest": adapter_of(model, other).digest}
     plain, packed = save(dict(other)), pack_adapter(adapter_of(model, other))
-    peft = to_peft(adapter_of(model, other))
-    theirs = save(dict(peft.tensors))
+    tensors, config = to_peft(adapter_of(model, other))
+    theirs = save(tensors)
     scale = model.lora.scale
     answers = [
         post_json(http, plain, version=3),
         post_json(http, plain, version=3, scale=scale, name="policy"),
         post_json(http, packed),
-        post_json(http, theirs, version=3, config=dict(peft.config)),
+        post_json(http, theirs, version=3, config=config),
         post_json(http, theirs, version=3, scale=scale),
         http.post("/adapters/load?version=3", content=plain, headers=BYTES),
         http.post("/adapters/load", content=packed, headers=BYTES),
@@ -188,9 +188,8 @@ def test_a_body_that_is_no_adapter(
 def test_a_setting_of_peft_that_is_not_taken_is_named_and_stops_nobody(
     http: httpx.Client, model: ModelHandle, other: Mapping[str, Any], settings: Any, named: str
 ) -> None:
-    peft = to_peft(adapter_of(model, other))
-    config = {**peft.config, **settings}
-    answer = post_json(http, save(dict(peft.tensors)), version=9, config=config)
+    tensors, config = to_peft(adapter_of(model, other))
+    answer = post_json(http, save(tensors), version=9, config={**config, **settings})
     assert answer.status_code == 400, answer.text
     assert named in answer.json()["error"]["message"]
     assert http.get("/health").status_code == 200
