@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +39,6 @@ from legos.weights.reference import Lora, Reference
 __all__ = ["LoraBackend"]
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -83,7 +82,7 @@ class LoraBackend:
         self._config = config = config or BackendConfig()
         self._shape: LoraShape = first.shape
         self._call = call
-        self._leader = leader
+        self._leader = leader or Leader(None)
         self._policies: dict[str, _Policy] = {}
         call(self._prepare, make, first).result()
 
@@ -142,7 +141,7 @@ class LoraBackend:
 
     def _prepare(self, make: Callable[[], DeviceGradients], first: Adapter) -> None:
         settings = replace(self._config, report=None, reference=None)
-        device = self._device = self._together(make, "begin", self._shape, settings)
+        device = self._device = self._leader.together(make, "begin", self._shape, settings)
         self._adam = make_update(device.xp, self._config.betas)
         starts_adapted = first.has_effect
         for name in self._config.policies:
@@ -191,7 +190,7 @@ class LoraBackend:
         def passes(step: StepSamples) -> StepResult:
             sent = {name: self._sent(lora) for name, lora in others.items()}
             compute = partial(self._device.of_step, step, objective, others, stop)
-            return self._together(
+            return self._leader.together(
                 compute, "of_step", self._sent(policy.arrays), step, objective, sent
             )
 
@@ -216,13 +215,9 @@ class LoraBackend:
             pass_s=found.pass_s,
         )
 
-    def _together(self, compute: Callable[[], T], *order: Any) -> T:
-        """Compute something, alone or with the other processes."""
-        return compute() if self._leader is None else self._leader.together(compute, *order)
-
     def _sent(self, lora: Any) -> Any:
         """Arrays, or the LoRA of another policy, as other processes can read them."""
-        if lora is None or self._leader is None:
+        if lora is None or self._leader.group is None:
             return lora
         if isinstance(lora, Lora):
             return Lora(arrays=self._sent(lora.arrays), scale=lora.scale)

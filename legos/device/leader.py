@@ -49,22 +49,24 @@ class Group(Protocol):
 
 
 class Leader:
-    """The first process of a group: sends the others what they compute with it.
+    """The first process of a group, which sends the others what they compute with it.
 
     Attributes:
-        group: the processes.
+        group: the processes; None: this one is alone.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group | None) -> None:
         self.group = group
         self._agreed = True
 
     def together(self, compute: Callable[[], T], *order: Any) -> T:
-        """Compute something while the others compute what is ordered.
+        """Compute something while the others, if there are any, compute what is ordered.
 
         Raises:
             TrainerError: a computation failed here, or another process has ended.
         """
+        if self.group is None:
+            return compute()
         try:
             with _explained(self.group):
                 self.group.send(order)
@@ -77,7 +79,7 @@ class Leader:
 
     def end(self) -> None:
         """Let the other processes end, unless a computation has failed."""
-        if self._agreed:
+        if self.group is not None and self._agreed:
             self._agreed = False
             with suppress(LegosError, RuntimeError):  # they have ended already
                 self.group.send((END,))

@@ -148,7 +148,7 @@ class MlxModel:
         self._base = base_arrays(self.tree)
         group = process_group() if leads else None
         self._led = None if group is None else MlxProcesses(group)  # what this process leads
-        self._leader = None if self._led is None else Leader(self._led)
+        self._leader = Leader(self._led)
         self.num_parameters: int = get_total_parameters(self.tree)
         self.dtype = weights_dtype(self._base)
         if self._led is not None:
@@ -278,7 +278,7 @@ class MlxModel:
 
     def close(self) -> None:
         """End the processes that follow this one, and stop the thread that owns the tree."""
-        if self._leader is not None and self.worker.alive:
+        if self._led is not None and self.worker.alive:
             try:
                 self.worker.call(self._leader.end).result(END_S)
             except TimeoutError:

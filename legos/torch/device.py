@@ -145,7 +145,7 @@ class TorchModel:
         self.device = choose_device()
         self._executor = None if inline else ThreadPoolExecutor(1, "legos-trainer")
         self._ranks: Ranks | None = self.call(_as_first, self.device).result()
-        self._leader = None if self._ranks is None else Leader(self._ranks)
+        self._leader = Leader(self._ranks)
         self.causal = self.call(load_model, folder, self.device, self._ranks).result()
         self.modules: Modules = {}
         self._arrays: Mapping[str, torch.Tensor] = {}  # LoRA, before the first update
@@ -205,7 +205,7 @@ class TorchModel:
             raise ModelError("the model has LoRA already; load it again for another shape")
         layers = self.causal.last_layers(shape.num_layers)
         insert = partial(insert_lora, self.causal.whole, layers, shape)
-        self.modules = self._together(insert, "add_lora", shape)
+        self.modules = self._leader.together(insert, "add_lora", shape)
         self._arrays = new_arrays(self.modules, shape.rank, seed=seed)
         install(self.modules, self._arrays)
         self.lora = shape
@@ -265,18 +265,15 @@ class TorchModel:
 
     def close(self) -> None:
         """End the other processes, and stop the thread after its current call."""
-        if self._leader is not None and self._ranks is not None:
+        if self._ranks is not None:
             self.call(self._leader.end).result()
             self.call(self._ranks.leave).result()
         if self._executor is not None:
             self._executor.shutdown()
 
     def _logits(self, input_ids: Sequence[int]) -> NDArray[np.float32]:
-        return self._together(partial(self.causal.all_logits, input_ids), "logits", input_ids)
-
-    def _together(self, compute: Callable[[], Any], *order: Any) -> Any:
-        """Compute something, alone or with the other processes."""
-        return compute() if self._leader is None else self._leader.together(compute, *order)
+        compute = partial(self.causal.all_logits, input_ids)
+        return self._leader.together(compute, "logits", input_ids)
 
     def _adapter(self) -> Adapter:
         if self.lora is None:
