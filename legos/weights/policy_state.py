@@ -20,7 +20,6 @@ __all__ = ["PolicyState", "policy_folder", "read_policy_state", "write_policy_st
 ADAPTER_FILE = "adapter.safetensors"
 EMA_FILE = "ema.safetensors"
 MOMENTS_FILE = "optimiser.safetensors"
-FORMAT = "2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +42,6 @@ def policy_folder(checkpoint: Path, name: str) -> Path:
 def write_policy_state(state: PolicyState, folder: Path) -> None:
     """Write a policy's adapter, EMA and moments as three files into an existing folder."""
     texts = {
-        "format": FORMAT,
         "policy": state.name,
         "version": str(state.version),
         "updates": str(state.updates),
@@ -67,17 +65,13 @@ def read_policy_state(
         shapes: name -> expected shape of every array of the adapter.
 
     Raises:
-        CheckpointError: the files have another format or policy.
+        CheckpointError: the files are of another policy.
+        KeyError: another program wrote them.
         AdapterError: a file is damaged, or from another model, LoRA or optimiser; the message names
             the first difference.
         OSError: a file is missing.
     """
     moments, texts = _read(folder / MOMENTS_FILE)
-    if texts.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{folder} has policy format {texts.get('format')!r} and this version of legos reads "
-            f"{FORMAT!r}; resume it with the version that wrote it, or start a new run"
-        )
     if texts["policy"] != name:
         raise CheckpointError(f"{folder} holds policy {texts['policy']!r}; expected {name!r}")
     adapter, ema = (_read(folder / name)[0] for name in (ADAPTER_FILE, EMA_FILE))
