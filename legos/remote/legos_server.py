@@ -27,7 +27,6 @@ LOAD_S = 120.0  # maximum time to load an adapter
 RETRIES = 10  # of a failed request, which take about two minutes
 MOST_LOSSES = 10  # how often a server may lose its adapters between two publications
 SCORED = 256  # prompts of one request for scores
-_OF_ADAPTERS = ("does not exist here", "not live")  # in a 404 for an adapter
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
@@ -184,19 +183,7 @@ class LegosServer:
             content=msgspec.msgpack.encode(RequestBatch.of(asked)),
             headers={"content-type": MSGPACK},
         )
-
-        async def post() -> Sequence[Generated]:
-            try:
-                return await send()
-            except NotFoundError as error:
-                if any(words in str(error) for words in _OF_ADAPTERS):
-                    raise
-                raise EngineError(
-                    f"{self._url} has no POST /v1/engine/generate: it runs an earlier version of "
-                    f"legos; install this version there and start it again ({error})"
-                ) from error
-
-        found = await self._answered(adapter, post, versions=_versions)
+        found = await self._answered(adapter, send, versions=_versions)
         check_version(adapter, _versions(found))
         return found
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from msgspec.structs import replace
-from scripted_server import HttpAnswer, ScriptedServer, serving
+from scripted_server import serving
 
 from legos import Message, Sampling, apply_lora, load_model
 from legos.clients.engine import EngineClient
@@ -249,16 +249,3 @@ def test_moves_wait_for_each_other_while_lists_of_them_are_on_their_way() -> Non
     assert [found[n].token_ids for n in range(1, last)] == [(n,) for n in range(1, last)]
     assert engine.stats()["requests_running"] == 0
     engine.close()
-
-
-@pytest.mark.parametrize("told", ["there is no POST /v1/engine/generate here", "Not Found"])
-def test_a_server_of_an_earlier_version_is_named(told: str) -> None:
-    async def go(url: str) -> None:
-        server = LegosServer(url)
-        with pytest.raises(EngineError, match="it runs an earlier version of legos"):
-            await server.answer([Request(prompt_ids=(1, 2), max_tokens=2)])
-        await server.aclose()
-
-    earlier = ScriptedServer(lambda _: HttpAnswer({"error": {"message": told}}, 404))
-    with serving(earlier) as url:
-        asyncio.run(go(url))
