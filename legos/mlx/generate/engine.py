@@ -89,25 +89,10 @@ class MlxEngine:
         self.worked_s = 0.0
         worker.set_tick(self._tick)
 
-    @property
-    def rows_computed(self) -> int:
-        """Number of rows computed by the model so far, in prefill and decoding."""
-        return self._scheduler.rows_computed
-
     def tokens_generated(self, adapter: str) -> "Future[int]":
         """Tokens sampled so far for all versions of one adapter, counted between two steps."""
         worker = InlineWorker() if self._closed else self._worker  # no step runs after closing
         return worker.call(self._tokens_drawn, adapter)
-
-    @property
-    def alive(self) -> bool:
-        """Whether requests can still be answered."""
-        return not self._closed and self._worker.alive
-
-    @property
-    def turn(self) -> int | None:
-        """The number of the step or call that runs now; None while none runs."""
-        return self._worker.turn
 
     def stats(self) -> Mapping[str, float]:
         """Counters and gauges of the engine: counters end in ``_total``, sizes in ``_bytes``.
@@ -115,7 +100,7 @@ class MlxEngine:
         Raises:
             EngineError: the engine is closed, or its thread has died.
         """
-        if not self.alive:
+        if self._closed or not self._worker.alive:
             raise EngineError("the engine was closed, or its thread has died")
         return {
             "requests_running": len(self._inside),
@@ -125,7 +110,7 @@ class MlxEngine:
             **self._scheduler.stats(),
             "adapter_swaps_total": self.swaps,
             "worked_seconds_total": self.worked_s,
-            "computing": self.turn is not None,
+            "computing": self._worker.turn is not None,
             "active_memory_bytes": mx.get_active_memory(),
             "unused_memory_bytes": mx.get_cache_memory(),
             "peak_memory_bytes": mx.get_peak_memory(),

@@ -123,18 +123,13 @@ class Scheduler:
         """Whether any sequence is decoded or waits."""
         return bool(self._rows or self.waiting)
 
-    @property
-    def rows_computed(self) -> int:
-        """Number of rows computed by the model so far, in prefill and decoding."""
-        return self.waiting.rows_computed + self._rows.rows_computed
-
     def stats(self) -> Mapping[str, float]:
         """Counters and gauges."""
         taken = self.budget.taken
         return {
             "scores_running": len(self.scores),
             "rows_decoding": len(self._rows),
-            "rows_computed_total": self.rows_computed,
+            "rows_computed_total": self.waiting.rows_computed + self._rows.rows_computed,
             "tokens_generated_total": self.sampler.draws,
             "prompt_tokens_total": self.waiting.tokens_asked,
             "prefill_tokens_total": self.waiting.tokens_computed,

@@ -140,7 +140,7 @@ def test_shared_prompts_are_computed_once_and_fork(room: Callable[..., Any]) -> 
     generated = one.ask(requests)
     seconds = {tokens.token_ids[:1] for tokens in generated}
     thirds = {tokens.token_ids[:2] for tokens in generated}
-    assert one.engine.rows_computed == 1 + len(seconds) + len(thirds)
+    assert one.engine.stats()["rows_computed_total"] == 1 + len(seconds) + len(thirds)
     assert len(seconds) > 20
     assert one.engine.tokens_generated("policy").result() == 150
 
@@ -149,12 +149,12 @@ def test_a_prompt_that_comes_again_is_not_computed_again(room: Callable[..., Any
     one = room("llama", decode_ahead="off")  # distributions are cached where the host samples
     same = [Request(prompt_ids=(1, 2, 3), max_tokens=1, seed=s) for s in range(9)]
     first = one.ask(same)
-    assert one.engine.rows_computed == 1
+    assert one.engine.stats()["rows_computed_total"] == 1
     assert one.ask(same) == first
-    assert one.engine.rows_computed == 1
+    assert one.engine.stats()["rows_computed_total"] == 1
     one.load(1)
     after = one.ask(same)
-    assert one.engine.rows_computed == 2
+    assert one.engine.stats()["rows_computed_total"] == 2
     expected = next_logprobs(one.tree, (1, 2, 3), 1.0)
     for generated in after:
         assert generated.versions == (1,)

@@ -210,9 +210,9 @@ def test_known_rows_serve_filters(room: Room) -> None:
         for seed, filters in enumerate([None, FILTERED, Filters(top_k=1), None, FILTERED] * 2)
     ]
     first = one.ask(last)
-    rows = one.engine.rows_computed
+    rows = one.engine.stats()["rows_computed_total"]
     assert one.ask(last) == first
-    assert one.engine.rows_computed == rows
+    assert one.engine.stats()["rows_computed_total"] == rows
     raw = ask(max_tokens=1, seed=0, raw_logprobs=True)
     (found,) = one.ask([raw])
     assert found.raw_logprobs == pytest.approx(found.logprobs, abs=1e-5)

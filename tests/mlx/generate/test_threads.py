@@ -64,7 +64,7 @@ def test_any_thread_may_call_the_engine_and_the_model_under_load(
     calls: dict[str, Callable[[], object]] = {
         "submit, cancel": ask,
         "stats": engine.stats,
-        "versions, adapters": lambda: (engine.versions(), engine.adapters(), engine.turn),
+        "versions, adapters": lambda: (engine.versions(), engine.adapters()),
         "load_adapter": lambda: engine.load_adapter(adapter).result(),
         "score": lambda: engine.score([((5, 6), [(7,), (8, 9)])], end_ids=(2,)).result(),
         "tokens_generated": lambda: engine.tokens_generated("policy").result(),
