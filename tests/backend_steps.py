@@ -42,7 +42,7 @@ def logprobs_of(
     own, weights = backend._policies[policy], [1.0] * len(samples)
     before = own.arrays
     if reference:
-        lora = own.reference.lora()
+        lora = own.reference
         at = lora.scale / backend._shape.scale if lora is not None else 0.0
         arrays = before if lora is None else lora.arrays
         own.arrays = {  # made of NumPy's arrays, because lazy ones belong to their thread

@@ -34,7 +34,12 @@ from legos.weights.policy_state import (
     read_policy_state,
     write_policy_state,
 )
-from legos.weights.reference import Lora, Reference
+from legos.weights.reference import (
+    Lora,
+    read_reference,
+    restored_reference,
+    write_reference,
+)
 
 __all__ = ["LoraBackend"]
 
@@ -50,7 +55,7 @@ class _Policy:
     ema: Arrays
     moments: Arrays  # "<array>.m" and "<array>.v"
     updates: int  # updates of the moments
-    reference: Reference
+    reference: Lora | None  # of the KL divergence; None: the base model
     pending: Arrays | None = None  # gradients that ``optim_step`` has not applied yet
 
 
@@ -143,19 +148,18 @@ class LoraBackend:
         settings = replace(self._config, report=None, reference=None)
         device = self._device = self._leader.together(make, "begin", self._shape, settings)
         self._adam = make_update(device.xp, self._config.betas)
-        starts_adapted = first.has_effect
+        arrays = {key: device.array(array) for key, array in first.arrays.items()}
+        zeros = {key: device.xp.zeros_like(array) for key, array in arrays.items()}
+        moments = {f"{key}.{part}": zero for key, zero in zeros.items() for part in ("m", "v")}
+        device.evaluate(moments)
+        source, reference = self._config.reference, None
+        if source is None and first.has_effect:
+            reference = Lora(arrays=arrays, scale=self._shape.scale)
+        elif not self._config.restored:
+            reference = read_reference(source, arrays, convert=device.array)
         for name in self._config.policies:
-            arrays = {key: device.array(array) for key, array in first.arrays.items()}
-            zeros = {key: device.xp.zeros_like(array) for key, array in arrays.items()}
-            moments = {f"{key}.{part}": zero for key, zero in zeros.items() for part in ("m", "v")}
-            device.evaluate(moments)
-            reference = Reference(arrays, self._config.reference, convert=device.array)
-            if starts_adapted and self._config.reference is None:
-                reference.take(Lora(arrays=arrays, scale=self._shape.scale))
             adapter = self._adapter(name, 0, arrays)
             self._policies[name] = _Policy(adapter, arrays, arrays, moments, 0, reference)
-            if not self._config.restored:
-                reference.lora()
 
     def _adapter(self, name: str, version: int, arrays: Arrays) -> Adapter:
         host = self._device.host(arrays)
@@ -183,7 +187,7 @@ class LoraBackend:
         policy.pending = None
         others: dict[str, Lora | None] = {}
         if objective.kl_coef and any(s.reference_logprobs is None for s in step.samples):
-            others["reference"] = policy.reference.lora()
+            others["reference"] = policy.reference
         if objective.ema_kl_coef:
             others["ema"] = Lora(arrays=policy.ema)
 
@@ -237,7 +241,7 @@ class LoraBackend:
         self._device.install(after)
         every, version = update.kl_refresh_steps, policy.adapter.version
         if every is not None and version % every == 0:
-            policy.reference.take(Lora(arrays=after, scale=self._shape.scale))
+            policy.reference = Lora(arrays=after, scale=self._shape.scale)
             logger.info("the reference of the divergences is now version %d", version)
         return version
 
@@ -296,7 +300,7 @@ class LoraBackend:
                 ema=host(policy.ema),
                 moments=host(policy.moments),
             )
-            lora = policy.reference.lora()
+            lora = policy.reference
             states.append((state, lora and Lora(arrays=host(lora.arrays), scale=lora.scale)))
 
         def write(folder: Path) -> None:
@@ -304,7 +308,7 @@ class LoraBackend:
                 place = policy_folder(folder, state.name)
                 place.mkdir(exist_ok=True)
                 write_policy_state(state, place)
-                self._policies[state.name].reference.write(lora, place)
+                write_reference(lora, self._config.reference, place)
 
         return write
 
@@ -319,8 +323,8 @@ class LoraBackend:
             state = read_policy_state(place, name, _shapes(policy.arrays))
             check_finite(state.ema, name="EMA")
             check_finite(state.adapter, name=f"v{state.version}")
-            policy.reference.restore(place)
-            array = self._device.array
+            array, source = self._device.array, self._config.reference
+            policy.reference = restored_reference(place, source, policy.arrays, convert=array)
             policy.arrays = {key: array(values) for key, values in state.adapter.items()}
             policy.adapter = self._adapter(name, state.version, policy.arrays)
             self._device.install(policy.arrays)

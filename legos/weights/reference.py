@@ -13,7 +13,7 @@ from legos.weights.fits import check_finite, check_shapes
 from legos.weights.folder import read_adapter
 from legos.weights.tensors import pack_tensors, unpack_tensors
 
-__all__ = ["Lora", "Reference", "fitted"]
+__all__ = ["Lora", "fitted", "read_reference", "restored_reference", "write_reference"]
 
 REFERENCE_FILE = "reference.safetensors"
 START = ""  # stored source of a reference that is the policy as it was at the start
@@ -67,64 +67,53 @@ def _of_rank(name: str, shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
     return (*shape[:-1], rank) if last else (*shape[:-2], rank, shape[-1])
 
 
-class Reference:
-    """The reference policy, which may be replaced during training, and its checkpoint file."""
+def read_reference(
+    source: Path | None, own: Mapping[str, Any], *, convert: Callable[[Any], Any]
+) -> Lora | None:
+    """The adapter of a folder as the reference; None: the base model.
 
-    def __init__(
-        self, own: Mapping[str, Any], source: Path | None, *, convert: Callable[[Any], Any]
-    ) -> None:
-        """Store the source; nothing is read yet.
+    Args:
+        source: folder of the adapter; None: there is none.
+        own: LoRA arrays of the model, of which only the shapes are read.
+        convert: makes an array of the device from a NumPy array.
 
-        Args:
-            own: LoRA arrays of the model, of which only the shapes are read.
-            source: folder of the adapter to start with; None: the base model, or what is taken.
-            convert: makes an array of the device from a NumPy array.
-        """
-        self._own = own
-        self._source = source
-        self._unread = source
-        self._convert = convert
-        self._lora: Lora | None = None
+    Raises:
+        AdapterError: the adapter does not exist, or does not fit.
+    """
+    if source is None:
+        return None
+    return fitted(read_adapter(source), own, name=str(source), convert=convert)
 
-    def lora(self) -> Lora | None:
-        """The current reference, read from disk at the first call; None: the base model.
 
-        Raises:
-            AdapterError: the adapter does not exist, or does not fit.
-        """
-        if self._unread is not None:
-            adapter, name = read_adapter(self._unread), str(self._unread)
-            self.take(fitted(adapter, self._own, name=name, convert=self._convert))
-        return self._lora
+def write_reference(lora: Lora | None, source: Path | None, folder: Path) -> None:
+    """Write a reference into a checkpoint, unless it is the base model.
 
-    def take(self, lora: Lora | None) -> None:
-        """Replace the reference."""
-        self._lora, self._unread = lora, None
+    Any thread may call it: no array is computed.
 
-    def write(self, lora: Lora | None, folder: Path) -> None:
-        """Write what ``lora`` returned into a checkpoint, unless it is the base model.
+    Args:
+        lora: the reference now.
+        source: the folder that the run has begun with.
+        folder: the checkpoint.
+    """
+    if lora is not None:
+        texts = {"source": str(source or START), "scale": str(lora.scale)}
+        (folder / REFERENCE_FILE).write_bytes(pack_tensors(lora.arrays, texts))
 
-        Any thread may call it: no array is computed.
-        """
-        if lora is not None:
-            texts = {"source": str(self._source or START), "scale": str(lora.scale)}
-            (folder / REFERENCE_FILE).write_bytes(pack_tensors(lora.arrays, texts))
 
-    def restore(self, folder: Path) -> None:
-        """Read what ``write`` wrote; if the source has changed since, use the new source instead.
+def restored_reference(
+    folder: Path, source: Path | None, own: Mapping[str, Any], *, convert: Callable[[Any], Any]
+) -> Lora | None:
+    """What ``write_reference`` wrote; if the source has changed since, the new source instead.
 
-        Raises:
-            AdapterError: the file is damaged, or the new source does not exist or does not fit.
-            KeyError, ValueError: the file lacks an entry.
-        """
-        path = folder / REFERENCE_FILE
-        source, kept = START, None
-        if path.is_file():
-            arrays, texts = unpack_tensors(path.read_bytes())
-            source = texts["source"]
-            kept = _converted(arrays, float(texts["scale"]), self._convert)
-        if source == str(self._source or START):
-            self.take(kept)
-        else:
-            self._lora, self._unread = None, self._source
-            self.lora()
+    Raises:
+        AdapterError: the file is damaged, or the new source does not exist or does not fit.
+        KeyError, ValueError: the file lacks an entry.
+    """
+    path = folder / REFERENCE_FILE
+    begun, kept = START, None
+    if path.is_file():
+        arrays, texts = unpack_tensors(path.read_bytes())
+        begun, kept = texts["source"], _converted(arrays, float(texts["scale"]), convert)
+    if begun == str(source or START):
+        return kept
+    return read_reference(source, own, convert=convert)
