@@ -11,7 +11,6 @@ from pathlib import Path
 
 from legos.files.atomic import write_folder
 from legos.weights.adapter import Adapter
-from legos.weights.folder import read_adapter
 from legos.weights.peft import write_peft
 
 __all__ = ["AdapterFolders"]
@@ -50,15 +49,11 @@ class AdapterFolders:
         """Write an adapter, unless its folder exists already.
 
         Raises:
-            AdapterError: the existing folder is damaged, or PEFT has no name for an array.
+            AdapterError: PEFT has no name for an array.
             CheckpointError: the files cannot be written.
         """
         place = self.place(self.model(adapter))
-        if place.exists():
-            (await asyncio.to_thread(read_adapter, place)).checked(
-                adapter.digest, f"remove {place}"
-            )
-        else:
+        if not place.exists():
             await asyncio.to_thread(write_folder, place, lambda new: write_peft(adapter, new))
 
     def remove(self, model: str) -> None:
