@@ -5,7 +5,6 @@ which leave the base model's weights as they are, are accepted. What is not know
 """
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -53,7 +52,7 @@ class PeftConfig(msgspec.Struct, frozen=True, kw_only=True):
             known = name in cls.__struct_fields__ or name in _WITHOUT_EFFECT
             if not known and value not in _ACCEPTED.get(name, ()):
                 raise AdapterError(
-                    f"{CONFIG_FILE} sets {name} to {_shown(value)}; with it, the adapter may "
+                    f"{CONFIG_FILE} sets {name} to {value!r:.200}; with it, the adapter may "
                     "compute something else than W x + scale * B A x, the same for all modules: "
                     "train it without, or merge it into the model with PEFT (where it says how W "
                     "starts, save_pretrained(path_initial_model_for_weight_conversion=...) helps)"
@@ -61,9 +60,7 @@ class PeftConfig(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return msgspec.convert(given, cls)
         except msgspec.ValidationError as error:
-            (name,) = re.findall(r"`(?:\$\.)?([a-z_]+)`$", f"{error}")
-            value = _shown(config.get(name))
-            raise AdapterError(f"{CONFIG_FILE} has {name} {value}: {error}") from error
+            raise AdapterError(f"{CONFIG_FILE} is not as PEFT writes it: {error}") from error
 
     @property
     def scale(self) -> float:
@@ -73,8 +70,3 @@ class PeftConfig(msgspec.Struct, frozen=True, kw_only=True):
             AdapterError: it is out of range.
         """
         return check_scale(self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r))
-
-
-def _shown(value: Any) -> str:
-    """A value of a configuration, at a length for messages."""
-    return f"{value!r:.200}"

@@ -137,7 +137,7 @@ def test_ranks_and_scales_out_of_range_are_refused(rank: int, scale: float) -> N
         f"{Q}.lora_b": np.ones((rank, 6), np.float32),
     }
     for arrays in (ours, pair(rank=rank)):
-        with pytest.raises(AdapterError, match=r"rank|has r |scale"):
+        with pytest.raises(AdapterError, match=r"rank|`\$\.r`|scale"):
             unpack_adapter(pack_tensors(arrays, {}), version=1, scale=scale)
 
 
