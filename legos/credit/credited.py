@@ -131,16 +131,9 @@ def _per_turn(
 
 def _untrainable(rollout: Rollout) -> str | None:
     """The reason why a rollout's completions cannot be trained on, or None."""
-    filtered = missing = False
-    checked = None  # the adapter of the last completion, which most completions share
-    for turn in rollout.turns:
-        completion = turn.completion
-        if completion.adapter != checked:
-            checked = completion.adapter
-            if adapter_name(checked) != rollout.policy:
-                return "wrong_adapter"
-        filtered = filtered or completion.filtered
-        missing = missing or not completion.trainable
-    if filtered:
+    completions = [turn.completion for turn in rollout.turns]
+    if any(adapter_name(one.adapter) != rollout.policy for one in completions):
+        return "wrong_adapter"
+    if any(one.filtered for one in completions):
         return "sampling_filters"
-    return "no_logprobs" if missing else None
+    return None if all(one.trainable for one in completions) else "no_logprobs"
