@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import mlx.core as mx
 
@@ -142,7 +141,7 @@ class DecodingRows:
         on = {slot for slot, _ in fit}
         self.cache.wipe(slot for _, m, slot in self.listed() if slot not in on and failed(m))
         slots = self.cache.fork([slot for slot, _ in fit])
-        self._put(slots, fit)
+        self._put(slots, fit, {})
         return forks[self._max_rows :]
 
     def join(self, block: BlockCache, rows: Sequence[Row], forks: Sequence[Fork]) -> Sequence[Fork]:
@@ -177,7 +176,7 @@ class DecodingRows:
         self,
         slots: Sequence[int],
         forks: Sequence[Fork],
-        others: Mapping[int, list[SequenceState]] = MappingProxyType({}),
+        others: Mapping[int, list[SequenceState]],
     ) -> None:
         """Put forks into their slots, in the order of the slots."""
         new = {slot: sequences for slot, (_, sequences) in zip(slots, forks, strict=True)}
