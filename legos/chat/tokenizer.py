@@ -20,7 +20,6 @@ from legos.records.message import Continuation, Message
 __all__ = ["ChatTokenizer", "load_tokenizer"]
 
 logger = logging.getLogger(__name__)
-_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer.tiktoken")
 _TAIL = 8  # number of last prompt tokens that are searched for an opening <think>
 _REMEMBERED_PROMPTS = 2048
 _REMEMBERED_CHARACTERS = 4096  # a longer chat is rarely asked twice, and its ids take memory
@@ -32,12 +31,6 @@ def load_tokenizer(folder: Path) -> "ChatTokenizer":
     Raises:
         ModelError: the folder, a file in it or its contents cannot be used.
     """
-    if not folder.is_dir():
-        raise ModelError(f"model folder {folder} does not exist; expected one with {_FILES[0]}")
-    if not any((folder / name).is_file() for name in _FILES):
-        raise ModelError(
-            f"model folder {folder} has no {_FILES[0]}; copy the model's tokenizer files there too"
-        )
     try:
         tokenizer = _read(folder)
     except Exception as error:  # the library raises whatever its parsers do

@@ -157,14 +157,10 @@ def test_the_built_in_tokenizer_is_whole() -> None:
     assert TOKENIZER.end_ids == (token_id(END),)
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"nowhere does not exist"):
-        load_tokenizer(tmp_path / "nowhere")
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=rf"{tmp_path.name} has no tokenizer\.json"):
-        load_tokenizer(tmp_path)
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(ModelError, match=rf"cannot read the tokenizer in {folder}: "):
+            load_tokenizer(folder)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json"])
