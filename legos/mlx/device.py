@@ -29,7 +29,6 @@ from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, other_lora
 from legos.mlx.model.machine import bound_memory, choose_device, device_facts
 from legos.mlx.model.tools import tool_format
 from legos.mlx.model.worker import InlineWorker, ThreadWorker, Worker
-from legos.mlx.train.backend import mlx_backend
 from legos.mlx.train.processes import MlxProcesses, process_group
 from legos.mlx.train.step_gradients import StepGradients
 from legos.records.limits import EngineLimits, TrainingSize
@@ -219,9 +218,7 @@ class MlxModel:
         Raises:
             ModelError: the model has no LoRA.
         """
-        shape = self._lora_shape()
-        arrays = self.worker.call(lora_arrays, self.tree).result()
-        return Adapter(name=POLICY, version=0, shape=shape, arrays=arrays).without_effect()
+        return self._adapter().without_effect()
 
     def write_fused(self, adapter: Adapter, folder: Path) -> float:
         """Merge an adapter into the model and write it; see ``write_checked``."""
@@ -266,15 +263,11 @@ class MlxModel:
                 "mlx.launch started several processes; only `legos train` shares its steps with "
                 "them, so start this program alone"
             )
-        return mlx_backend(
-            self.worker,
-            self.tree,
-            self._lora_shape(),
-            replace(config or BackendConfig(), num_vocabulary=self.num_vocabulary),
-            group=self._led,
-            leader=self._leader,
-            held_bytes=self._held_bytes,
+        config = replace(config or BackendConfig(), num_vocabulary=self.num_vocabulary)
+        make = partial(
+            StepGradients, self.tree, config, group=self._led, held_bytes=self._held_bytes
         )
+        return LoraBackend(self.worker.call, make, self._adapter(), config, leader=self._leader)
 
     def close(self) -> None:
         """End the processes that follow this one, and stop the thread that owns the tree."""
@@ -315,7 +308,9 @@ class MlxModel:
     def _at_own_scale(self, adapter: Adapter) -> Adapter:
         return adapter if self.lora is None else adapter.at_scale(self.lora.scale)
 
-    def _lora_shape(self) -> LoraShape:
+    def _adapter(self) -> Adapter:
+        """The LoRA arrays of the tree, as version 0."""
         if self.lora is None:
             raise ModelError("the model has no LoRA; call apply_lora first")
-        return self.lora
+        arrays = self.worker.call(lora_arrays, self.tree).result()
+        return Adapter(name=POLICY, version=0, shape=self.lora, arrays=arrays)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from conftest import StepWorker
 from mac_rows import USUAL_MODELS, shapes_of, usable_on
+from mlx_backends import tree_backend
 
 from legos.fakes import make_sample
 from legos.losses.objective import Objective
@@ -29,8 +30,6 @@ from legos.mlx.model.forecast import (
 from legos.mlx.model.load import num_token_ids
 from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.model.machine import num_bytes
-from legos.mlx.model.worker import InlineWorker
-from legos.mlx.train.backend import mlx_backend
 from legos.mlx.train.linear_attention.delta_rule import compute_in_chunks
 from legos.records.limits import EngineLimits, TrainingSize
 from legos.records.request import Request, Result
@@ -118,7 +117,7 @@ def measured_peak(tree: Any, step: Step, base: int) -> int:
     config = BackendConfig(
         micro_batch_tokens=step.rows * step.length, gradient_checkpointing=step.checkpointing
     )
-    backend = mlx_backend(InlineWorker(), tree, shape, config)
+    backend = tree_backend(tree, shape, config)
     rng = np.random.default_rng(0)
     samples = [
         make_sample(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from backend_steps import Stepped, check_stops, optimiser_step
 from mlx.utils import tree_flatten
+from mlx_backends import tree_backend
 from mlx_lm.models import qwen3_5
 from mlx_lm.models.gated_delta import gated_delta_update
 from random_samples import random_samples
@@ -23,9 +24,8 @@ from legos.fakes import make_sample
 from legos.losses.objective import Objective
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_shape
-from legos.mlx.model.worker import InlineWorker, ThreadWorker
+from legos.mlx.model.worker import ThreadWorker
 from legos.mlx.train import passes, step_gradients
-from legos.mlx.train.backend import mlx_backend
 from legos.records.sample import Sample
 from legos.records.step import BackendConfig, Update
 from legos.weights.adapter import LoraShape
@@ -43,7 +43,7 @@ def tree_of(folder: Path) -> tuple[Any, LoraShape]:
 
 def make_backend(folder: Path, **options: Any) -> tuple[Any, LoraBackend]:
     tree, shape = tree_of(folder)
-    return tree, mlx_backend(InlineWorker(), tree, shape, BackendConfig(**options))
+    return tree, tree_backend(tree, shape, BackendConfig(**options))
 
 
 def logprob(tree: Any) -> float:
@@ -132,7 +132,7 @@ def test_dropout_of_a_model_stays_off(tmp_path: Path) -> None:
     tree.layers[0].dropout = nn.Dropout(0.5)
     shape = lora_shape(tree, rank=4, alpha=8.0, num_layers=2, head=False)
     add_lora(tree, shape, seed=0)
-    mlx_backend(InlineWorker(), tree, shape)
+    tree_backend(tree, shape)
     x = mx.ones(100)
     assert mx.array_equal(tree.layers[0].dropout(x), x)
 
@@ -211,7 +211,7 @@ def test_a_snapshot_is_of_its_step_and_is_written_by_any_thread(tmp_path: Path) 
     folder = write_any_model(tmp_path / "model")
     worker = ThreadWorker("trainer")
     tree, shape = worker.call(tree_of, folder).result()
-    backend = mlx_backend(worker, tree, shape)
+    backend = tree_backend(tree, shape, worker=worker)
     pull: Mapping[str, Any] = {"ema_kl_coef": 0.1, "update": {"ema_decay": 0.75}}
     step_on(backend, sample_of(-3.0), **pull)
     write = backend.snapshot().result()
@@ -234,7 +234,7 @@ def test_the_checkpoint_of_another_lora_is_named(tmp_path: Path) -> None:
     shape = lora_shape(other, rank=2, alpha=8.0, num_layers=2, head=False)
     add_lora(other, shape, seed=0)
     with pytest.raises(CheckpointError, match=r"cannot be restored.*the rank with which it was"):
-        mlx_backend(InlineWorker(), other, shape).restore(tmp_path / "saved")
+        tree_backend(other, shape).restore(tmp_path / "saved")
     backend.restore(tmp_path / "saved")
     assert step(tree, backend).reason is None  # and goes on as it was
 

@@ -6,6 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from mlx_backends import tree_backend
 
 from legos.errors import ModelError, TrainerError
 from legos.fakes import make_sample
@@ -14,8 +15,6 @@ from legos.mlx.checks.small_models import small_model
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.model.machine import num_bytes, peak_bytes
-from legos.mlx.model.worker import InlineWorker
-from legos.mlx.train.backend import mlx_backend
 from legos.mlx.train.gradient_check import check_gradients
 from legos.mlx.train.step_gradients import StepGradients
 from legos.records.packing import StepSamples
@@ -35,7 +34,7 @@ def test_a_layer_that_passes_arrays_on_in_its_cache_is_not_checkpointed() -> Non
     add_lora(tree, shape, seed=0)
     config = BackendConfig(gradient_checkpointing=True)
     with pytest.raises(TrainerError, match=r"afm7: with gradient checkpointing.* 0\.6.* to false"):
-        mlx_backend(InlineWorker(), tree, shape, config)
+        tree_backend(tree, shape, config)
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])

@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from backend_steps import logprobs_of, optimiser_step
+from mlx_backends import tree_backend
 from msgspec.structs import replace as changed
 from random_samples import random_samples
 
@@ -19,8 +20,6 @@ from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_shape, other_lora
-from legos.mlx.model.worker import InlineWorker
-from legos.mlx.train.backend import mlx_backend
 from legos.records.sample import Sample
 from legos.records.step import BackendConfig, PassResult, Update
 
@@ -32,7 +31,7 @@ def made(folder: Path, **settings: Any) -> tuple[Any, LoraBackend]:
     tree: Any = load_tree(folder)
     shape = lora_shape(tree, rank=4, alpha=8.0, num_layers=2, head=True)
     add_lora(tree, shape, seed=0)
-    return tree, mlx_backend(InlineWorker(), tree, shape, BackendConfig(**settings))
+    return tree, tree_backend(tree, shape, BackendConfig(**settings))
 
 
 def moved(folder: Path, **settings: Any) -> tuple[Any, LoraBackend]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from backend_steps import Stepped, optimiser_step
 from mlx.utils import tree_flatten
+from mlx_backends import tree_backend
 from packed import pack
 from tiny_models import write_any_model
 from total_loss import total_loss
@@ -23,8 +24,6 @@ from legos.losses.objective import Objective
 from legos.losses.total import SUMS, BatchArrays
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, other_lora, set_lora_arrays
-from legos.mlx.model.worker import InlineWorker
-from legos.mlx.train.backend import mlx_backend
 from legos.mlx.train.rematerialisation import rematerialise_layers
 from legos.mlx.train.step_gradients import StepGradients
 from legos.records.batch import Batch
@@ -184,7 +183,7 @@ def make_backend(
     shape = lora_shape(tree, rank=RANK, alpha=8.0, num_layers=8, head=False)
     add_lora(tree, shape, seed=0)
     config = BackendConfig(reference=reference, restored=restored)
-    return mlx_backend(InlineWorker(), tree, shape, config)
+    return tree_backend(tree, shape, config)
 
 
 def written(folder: Path, model: Path, *, seed: int = 2, change: Change = dict) -> Path:
