@@ -189,10 +189,10 @@ class LoraBackend:
         if objective.kl_coef and any(s.reference_logprobs is None for s in step.samples):
             others["reference"] = policy.reference
         if objective.ema_kl_coef:
-            others["ema"] = Lora(arrays=policy.ema)
+            others["ema"] = Lora(arrays=policy.ema, scale=self._shape.scale)
 
         def passes(step: StepSamples) -> StepResult:
-            sent = {name: self._sent(lora) for name, lora in others.items()}
+            sent = {name: lora and lora.converted(self._sent) for name, lora in others.items()}
             compute = partial(self._device.of_step, step, objective, others, stop)
             return self._leader.together(
                 compute, "of_step", self._sent(policy.arrays), step, objective, sent
@@ -219,13 +219,11 @@ class LoraBackend:
             pass_s=found.pass_s,
         )
 
-    def _sent(self, lora: Any) -> Any:
-        """Arrays, or the LoRA of another policy, as other processes can read them."""
-        if lora is None or self._leader.group is None:
-            return lora
-        if isinstance(lora, Lora):
-            return Lora(arrays=self._sent(lora.arrays), scale=lora.scale)
-        return {name: np.asarray(array) for name, array in self._device.host(lora).items()}
+    def _sent(self, arrays: Arrays) -> Arrays:
+        """Arrays as other processes can read them, if there are any."""
+        if self._leader.group is None:
+            return arrays
+        return {name: np.asarray(array) for name, array in self._device.host(arrays).items()}
 
     def _optim_step(self, update: Update, name: str) -> int:
         policy = self._find(name)
@@ -300,8 +298,7 @@ class LoraBackend:
                 ema=host(policy.ema),
                 moments=host(policy.moments),
             )
-            lora = policy.reference
-            states.append((state, lora and Lora(arrays=host(lora.arrays), scale=lora.scale)))
+            states.append((state, policy.reference and policy.reference.converted(host)))
 
         def write(folder: Path) -> None:
             for state, lora in states:

@@ -15,7 +15,6 @@ from legos.errors import LegosError, ModelError, Stopped
 from legos.losses.objective import Objective
 from legos.records.packing import StepSamples
 from legos.weights.base import fingerprint_of
-from legos.weights.reference import Lora
 
 __all__ = ["Group", "Leader", "check_same", "follow"]
 
@@ -122,15 +121,13 @@ def follow(
         nonlocal device
         device = make(*given)
 
-    def on_device(lora: Lora | None) -> Lora | None:
-        if lora is None:
-            return None
-        arrays = {name: device.array(array) for name, array in lora.arrays.items()}
-        return Lora(arrays=arrays, scale=lora.scale)
+    def on_device(arrays: Arrays) -> Arrays:
+        return {name: device.array(array) for name, array in arrays.items()}
 
     def of_step(arrays: Arrays, step: StepSamples, objective: Objective, others: Others) -> None:
-        device.install({name: device.array(array) for name, array in arrays.items()})
-        device.of_step(step, objective, {name: on_device(lora) for name, lora in others.items()})
+        device.install(on_device(arrays))
+        here = {name: lora and lora.converted(on_device) for name, lora in others.items()}
+        device.of_step(step, objective, here)
 
     known: Mapping[str, Callable[..., object]] = {"begin": begin, "of_step": of_step, **orders}
     with _explained(group):

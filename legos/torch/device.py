@@ -170,7 +170,8 @@ class TorchModel:
         check_token_ids(input_ids, self.num_vocabulary)
         if adapter is None:
             return self.call(self._logits, list(input_ids)).result()
-        other = Lora(arrays=self._fitting(adapter))  # at the scale of the modules
+        scale = (self.lora or adapter.shape).scale
+        other = Lora(arrays=self._fitting(adapter), scale=scale)
 
         def under_adapter() -> NDArray[np.float32]:
             with other_lora(self.modules, other):

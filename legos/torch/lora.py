@@ -101,10 +101,7 @@ def other_lora(modules: Modules, other: Lora | None) -> Generator[None]:
     if other is not None:
         install(modules, other.arrays)
     for module in modules.values():
-        if other is None:
-            module.scale = 0.0
-        elif other.scale is not None:
-            module.scale = other.scale
+        module.scale = 0.0 if other is None else other.scale
     try:
         yield
     finally:

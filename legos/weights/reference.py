@@ -1,7 +1,7 @@
 """The reference policy of ``kl_coef``: the base model, an adapter, or an earlier policy."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,11 @@ class Lora:
     """LoRA arrays of a device that a model can use instead of its own; their rank may differ."""
 
     arrays: Mapping[str, Any]
-    scale: float | None = None  # LoRA's multiplier; None: the model's own
+    scale: float  # LoRA's multiplier
+
+    def converted(self, convert: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> "Lora":
+        """The same LoRA with its arrays in another form, such as that of the host."""
+        return replace(self, arrays=convert(self.arrays))
 
 
 def fitted(

@@ -30,13 +30,14 @@ from legos.records.step import BackendConfig
 from legos.weights.reference import Lora
 
 VOCAB = 40
+SCALE = 2.0
 Arrays = Mapping[str, mx.array]
 
 
 def trained_tree(folder: Path, *, head: bool = True) -> Any:
     """A tree whose LoRA pairs are random, none of them zero."""
     tree = load_tree(folder)
-    shape = lora_shape(tree, rank=4, alpha=8.0, num_layers=8, head=head)
+    shape = lora_shape(tree, rank=4, alpha=4 * SCALE, num_layers=8, head=head)
     add_lora(tree, shape, seed=0)
     set_lora_arrays(tree, random_arrays(tree, seed=1))
     return tree
@@ -57,7 +58,7 @@ def others(objective: Objective, average: Arrays) -> Mapping[str, Lora | None]:
     if objective.kl_coef:
         found["reference"] = None
     if objective.ema_kl_coef:
-        found["ema"] = Lora(arrays=average)
+        found["ema"] = Lora(arrays=average, scale=SCALE)
     return found
 
 

@@ -91,9 +91,8 @@ def other_lora(model: nn.Module, other: Lora | None) -> Iterator[None]:
     before = lora_arrays(model)
     modules: list[Any] = [module for module in model.modules() if isinstance(module, LORA)]
     scales = [module.scale for module in modules]
-    if other is None or other.scale is not None:
-        for module in modules:
-            module.scale = 0.0 if other is None else other.scale
+    for module in modules:
+        module.scale = 0.0 if other is None else other.scale
     if other is not None:
         set_lora_arrays(model, other.arrays)
     try:
