@@ -36,5 +36,5 @@ def correct(
     keep = mask > 0
     if icepop is not None:
         keep = keep & (rho >= 1.0 / icepop) & (rho <= icepop)
-    weight = xp.minimum(rho, TRUNCATION_CAP) if weighted else xp.ones_like(mask)
+    weight = xp.clip(rho, None, TRUNCATION_CAP) if weighted else xp.ones_like(mask)
     return xp.where(keep, weight, 0.0), xp.where(keep, 0.0, mask)

@@ -59,4 +59,4 @@ def _k3(xp: Any, d: Any) -> Any:
 
 def _reported(xp: Any, d: Any) -> Any:
     """The value of each token in the metrics, for every estimator but exact."""
-    return xp.minimum(_k3(xp, xp.clip(d, -MAX_LOG_RATIO, MAX_LOG_RATIO)), MAX_K3)
+    return xp.clip(_k3(xp, xp.clip(d, -MAX_LOG_RATIO, MAX_LOG_RATIO)), None, MAX_K3)

@@ -133,7 +133,7 @@ def _dppo_tv(t: ChosenTokens) -> tuple[Any, Any]:
     Source: DPPO, arXiv:2602.04879.
     """
     low, high = t.clip_range
-    p, q = (t.xp.exp(t.xp.minimum(each, 0.0)) for each in (t.frozen, t.anchor))
+    p, q = (t.xp.exp(t.xp.clip(each, None, 0.0)) for each in (t.frozen, t.anchor))
     return _kept_surrogate(t, p - q > high, q - p > low)
 
 
@@ -152,7 +152,7 @@ def _kept_surrogate(t: ChosenTokens, up: Any, down: Any) -> tuple[Any, Any]:
     """DPPO's loss; ``up`` and ``down`` are [S, A] True where a probability has moved too far."""
     xp, advantage = t.xp, t.advantage
     cut = ((advantage > 0) & up) | ((advantage < 0) & down)
-    ratio = xp.minimum(xp.exp(t.frozen_log_x), MAX_DPPO_RATIO)
+    ratio = xp.clip(xp.exp(t.frozen_log_x), None, MAX_DPPO_RATIO)
     surrogate = ratio * xp.exp(log_ratio(xp, t.logprob, t.frozen)) * advantage
     return -xp.where(cut, 0.0, surrogate), cut
 
@@ -170,8 +170,8 @@ def _gmpo(t: ChosenTokens) -> tuple[Any, Any]:
     """
     xp, advantage, (low, high) = t.xp, t.advantage, t.clip_range
     frozen = t.frozen_log_x
-    inside = xp.where(advantage >= 0, xp.minimum(frozen, high), frozen)
-    inside = xp.where(advantage <= 0, xp.maximum(inside, -low), inside)
+    inside = xp.where(advantage >= 0, xp.clip(frozen, None, high), frozen)
+    inside = xp.where(advantage <= 0, xp.clip(inside, -low, None), inside)
     cut = inside != frozen
     moved = xp.where(cut, 0.0, t.log_x - frozen)
     loss = -advantage * xp.exp(sequence_log_ratio(xp, inside, t.mask) + moved)
@@ -206,7 +206,7 @@ def _online_dpo(t: ChosenTokens) -> tuple[Any, Any]:
     ahead = first[:, None] - first
     margin = xp.where(ahead > 0, DPO_BETA, -DPO_BETA) * (s[:, None] - s)
     pairs = xp.where(ahead == 0, 0.0, xp.logaddexp(xp.zeros_like(margin), -margin))
-    partners = xp.maximum(xp.sum(ahead != 0, axis=1, keepdims=True), 1)
+    partners = xp.clip(xp.sum(ahead != 0, axis=1, keepdims=True), 1, None)
     loss = xp.sum(pairs, axis=1, keepdims=True) / partners
     return loss + xp.zeros_like(t.mask), t.mask < 0
 

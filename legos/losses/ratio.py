@@ -45,5 +45,5 @@ def sequence_log_ratio(xp: Any, log_ratio: Any, mask: Any) -> Any:
 
     Source: GSPO, arXiv:2507.18071, equation 7.
     """
-    count = xp.maximum(xp.sum(mask, axis=1, keepdims=True), 1.0)
+    count = xp.clip(xp.sum(mask, axis=1, keepdims=True), 1.0, None)
     return xp.sum(log_ratio * mask, axis=1, keepdims=True) / count

@@ -49,13 +49,3 @@ class TorchArrays:
             return values, torch.autograd.grad(values[0], at)[0]
 
         return found
-
-    @staticmethod
-    def minimum(x: Tensor, y: Any) -> Tensor:
-        """The smaller of two values, of which the second may be a number."""
-        return torch.minimum(x, y) if isinstance(y, Tensor) else x.clamp(max=y)
-
-    @staticmethod
-    def maximum(x: Tensor, y: Any) -> Tensor:
-        """The larger of two values, of which the second may be a number."""
-        return torch.maximum(x, y) if isinstance(y, Tensor) else x.clamp(min=y)
