@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from legos.clients.openai import OpenAIClient
 from legos.clients.pool import all_done
-from legos.errors import EngineError
 from legos.protocols import Engine, Publisher
 from legos.remote.legos_server import LegosServer
 from legos.weights.adapter import Adapter, AdapterInfo
@@ -21,16 +20,9 @@ class EnginePublisher:
         self._engine = engine
 
     async def publish(self, adapter: Adapter) -> AdapterInfo:
-        """Load the adapter; return once it is live, with its version and digest.
-
-        Raises:
-            EngineError: another adapter is live afterwards.
-        """
+        """Load the adapter; return once it is live, with its version and digest."""
         await asyncio.to_thread(getattr, adapter, "digest")  # decoding need not wait for it
-        live = await asyncio.wrap_future(self._engine.load_adapter(adapter))
-        if live != adapter.info:
-            raise EngineError(f"published {adapter.info} but {live} is live")
-        return live
+        return await asyncio.wrap_future(self._engine.load_adapter(adapter))
 
     async def drop(self, name: str) -> None:
         """Drop an adapter; running requests finish with it.
