@@ -32,13 +32,6 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-class _Live(msgspec.Struct):
-    """The adapter that a server reports as live."""
-
-    version: int
-    digest: str
-
-
 class _Scores(msgspec.Struct):
     """Log-probabilities of choices, nats."""
 
@@ -242,7 +235,7 @@ class LegosServer:
             live = await server.request(
                 "POST",
                 path,
-                partial(decoded, kind=_Live),
+                partial(decoded, kind=AdapterInfo),
                 content=await asyncio.to_thread(pack_adapter, adapter),
                 headers={"content-type": "application/octet-stream"},
             )
@@ -252,7 +245,7 @@ class LegosServer:
             raise AdapterError(
                 f"adapter {info.name}@{info.version} is not published: {error}"
             ) from error
-        if (live.version, live.digest) != (info.version, info.digest):
+        if live != info:
             raise EngineError(
                 f"{info.name}@{info.version} with digest {info.digest} was sent to {server.url}, "
                 f"but version {live.version} with digest {live.digest} is live there"

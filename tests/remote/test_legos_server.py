@@ -1,6 +1,7 @@
 """Adapters sent to servers that follow a script."""
 
 import asyncio
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -33,13 +34,13 @@ def publish(url: str, **options: Any) -> AdapterInfo:
 
 def test_a_publisher_names_the_server_that_refuses(dead_port: int) -> None:
     def live(asked: HttpAsked) -> HttpAnswer:
-        return HttpAnswer({"version": POLICY.version, "digest": POLICY.digest})
+        return HttpAnswer(asdict(POLICY.info))
 
     def refuse(asked: HttpAsked) -> HttpAnswer:
         return HttpAnswer({"error": {"message": "q_proj has rank 3"}}, 400)
 
     def other(asked: HttpAsked) -> HttpAnswer:
-        return HttpAnswer({"version": POLICY.version, "digest": "0" * 32})
+        return HttpAnswer({**asdict(POLICY.info), "digest": "0" * 32})
 
     good = ScriptedServer(live)
     with (

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
@@ -239,7 +240,7 @@ def test_over_http_a_stopped_server_is_left_out_until_it_has_the_newest_version(
 
     def live(asked: HttpAsked) -> HttpAnswer:
         info = unpack_adapter(asked.body).info
-        return HttpAnswer({"version": info.version, "digest": info.digest})
+        return HttpAnswer(asdict(info))
 
     async def slow(asked: HttpAsked) -> HttpAnswer:
         await asyncio.to_thread(runs.wait)

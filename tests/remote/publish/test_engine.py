@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,7 @@ def test_several_places_get_the_same() -> None:
 
 def test_the_server_of_an_arenas_client_is_reached_and_closed() -> None:
     own: Any = EnginePublisher(FakeEngine())
-    live = json.dumps({"version": 4, "digest": adapter(4).digest}).encode()
+    live = json.dumps(asdict(adapter(4).info)).encode()
     server = ScriptedServer(lambda asked: HttpAnswer(live))
 
     async def publish_both(url: str) -> None:
