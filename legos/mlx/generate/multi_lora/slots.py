@@ -1,6 +1,5 @@
 """Several LoRA adapters in one module tree; each row of a batch uses its own adapter."""
 
-import difflib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -52,9 +51,7 @@ class AdapterSlots:
         self._slots: dict[int, frozenset[str]] = {NO_ADAPTER: frozenset()}
         self._next = NO_ADAPTER + 1
         self._current = Current()
-        self._batch: SlotBatch | None = (
-            None  # the last batch, reused while the slots of the rows are the same
-        )
+        self._batch: SlotBatch | None = None  # the last one, for rows with the same slots
 
     @property
     def slots(self) -> tuple[int, ...]:
@@ -168,7 +165,10 @@ class AdapterSlots:
             raise AdapterError(f"{title}: {key} is neither {expected}")
         module = self._modules.get(name)
         if module is None:
-            raise AdapterError(f"{title}: {key} adapts what this model has not{self._hint(name)}")
+            hint = "; was it trained on another model?"
+            if name.endswith("lm_head"):
+                hint = ": its output head is tied to the embedding; train without the head"
+            raise AdapterError(f"{title}: {key} adapts what this model has not{hint}")
         if isinstance(module, (nn.Embedding, nn.QuantizedEmbedding)):
             raise AdapterError(
                 f"{title}: {key} adapts an embedding, which may be the output head as well and is "
@@ -185,13 +185,6 @@ class AdapterSlots:
                 f"{' and '.join(kind.__name__ for kind in EXPERTS)}: train without it"
             )
         return name
-
-    def _hint(self, name: str) -> str:
-        if name.endswith("lm_head"):
-            return ": its output head is tied to the embedding; train without the head"
-        known = [other for other, module in self._modules.items() if isinstance(module, LINEAR)]
-        near = difflib.get_close_matches(name, known, n=1)
-        return f"; did you mean {near[0]}?" if near else "; was it trained on another model?"
 
 
 def _parent(name: str) -> str:
