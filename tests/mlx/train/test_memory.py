@@ -208,7 +208,7 @@ def test_rows_that_do_not_fit_alone_are_left_out_and_counted(
     step = whole(samples)
     told: list[str] = []
     held = mx.get_active_memory()
-    limits = {"micro_batch_tokens": 4096, "memory_limit_bytes": held + (40 << 20)}
+    limits: Any = {"micro_batch_tokens": 4096, "memory_limit_bytes": held + (40 << 20)}
     config = BackendConfig(**limits, report=told.append)
     gradients = StepGradients(tree, config, held_bytes=lambda: held)
     peak = peak_bytes(lambda: gradients.of_step(step, KEEP, {}))
