@@ -60,7 +60,7 @@ def test_a_value_of_a_wrong_type_or_range_is_named(field: str, value: Any) -> No
 
 def test_a_scale_out_of_range_is_named() -> None:
     refused({"lora_alpha": 1e6}, "scale is 125000.0", "at most 10000")
-    refused({"lora_alpha": 1e38}, "lora_alpha 1e+38")
+    refused({"lora_alpha": 1e38}, "$.lora_alpha")
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_ranks_and_scales_out_of_range_are_refused(rank: int, scale: float) -> N
         f"{Q}.lora_b": np.ones((rank, 6), np.float32),
     }
     for arrays in (ours, pair(rank=rank)):
-        with pytest.raises(AdapterError, match=r"rank|`\$\.r`|scale"):
+        with pytest.raises(AdapterError, match=r"rank|`r`|`\$\.r`|scale"):
             unpack_adapter(pack_tensors(arrays, {}), version=1, scale=scale)
 
 
