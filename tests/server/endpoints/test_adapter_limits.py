@@ -181,7 +181,7 @@ def test_an_unknown_name_is_quoted_in_part(fake: Any) -> None:
 def test_a_dropped_adapter_leaves_no_series(fake: Any) -> None:
     with fake(FakeEngine()) as server, server.http() as http:
         load(http, "rival")
-        assert http.get("/metrics").text.count('adapter="rival"') == 3
+        assert http.get("/metrics").text.count('adapter="rival"') == 1
         http.delete("/adapters/rival")
         assert "rival" not in http.get("/metrics").text
 

@@ -178,7 +178,7 @@ def test_a_body_that_is_no_adapter(
         ({"rank_pattern": {r"((\w|\.)*)*x": 1}}, "rank_pattern"),
         ({"alpha_pattern": {"q_proj": 8}}, "alpha_pattern"),
         ({"use_dora": True}, "use_dora"),
-        ({"r": 4.5}, "r 4.5"),
+        ({"r": 4.5}, "$.r"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights"),
         ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
         ({"lora_alpha": -1}, "lora_alpha"),
