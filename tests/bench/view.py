@@ -3,7 +3,8 @@
 ``uv run python tests/bench/view.py --json`` trains the built-in model on nim for some steps, with
 the plays that a run keeps by default, and repeats these plays until there are as many as in a long
 run. ``uv run --with playwright python tests/bench/view.py --page --json`` also shows them in
-Chromium, which must be installed.
+Chromium, which must be installed. ``--model MODEL`` also trains that chat model on sums for some
+steps, of which storing is a far smaller share.
 """
 
 import argparse
@@ -51,24 +52,35 @@ def timed(cls: type, name: str, spent: list[float]) -> Callable[[], None]:
     return lambda: setattr(cls, name, real)
 
 
-def logging_share(run: Path, steps: int) -> float:
-    """Share of the time of a step that its line of metrics and its plays take."""
+def logging_share(run: Path, steps: int, *options: str) -> float:
+    """Share of the time of a step that its line of metrics and its plays take.
+
+    Args:
+        run: folder of the run that is made.
+        steps: its optimiser steps; the first one is left out.
+        options: further options of ``legos train``.
+    """
     spent: list[float] = []
     ends = [timed(KeptPlays, "add_step", spent), timed(JsonlTracker, "log", spent)]
     try:
-        options = ("--loop.evaluate-every", "0", "--no-track.console")
-        assert main(["train", "--out", str(run), "--steps", str(steps), *options]) == 0
+        quiet = ("--loop.evaluate-every", "0", "--no-track.console")
+        assert main(["train", "--out", str(run), "--steps", str(steps), *quiet, *options]) == 0
     finally:
         for end in ends:
             end()
-    return sum(spent) / float(open_run(run).metrics["loop/seconds_per_step"][1:].sum())
+    step_s = float(open_run(run).metrics["loop/seconds_per_step"][1:].mean())
+    return sum(spent) / steps / step_s
 
 
-def figures(steps: int, plays: int, updates: int) -> dict[str, float]:
+def figures(steps: int, plays: int, updates: int, model: str | None) -> dict[str, float]:
     """All figures, in a folder that is removed afterwards; without updates, not of the page."""
     with tempfile.TemporaryDirectory() as temporary:
         run = Path(temporary) / "runs" / "run"
         share = logging_share(run, steps)
+        chat: dict[str, float] = {}
+        if model is not None:
+            options = ("--model", model, "--arena", "sums")
+            chat["logging_share/chat"] = logging_share(Path(temporary) / "chat", 3, *options)
         folder = RunFolder(run)
         lines = b"".join(
             line + b"\n" for _, line in folder.plays.lines(range(1, folder.plays.last() + 1))
@@ -92,6 +104,7 @@ def figures(steps: int, plays: int, updates: int) -> dict[str, float]:
             "plays": number,
             "bytes_per_play": len(lines) / size,
             "logging_share": share,
+            **chat,
             "indexed_per_s": indexed,
             "search_s": max(searched.values()),
             **page,
@@ -106,8 +119,9 @@ if __name__ == "__main__":
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--page", action="store_true", help="also the page, in Chromium")
     parser.add_argument("--updates", type=int, default=400, help="of the page, one in 3 s")
+    parser.add_argument("--model", help="a chat model, for logging_share/chat")
     given = parser.parse_args()
     output, sys.stdout = sys.stdout, sys.stderr  # what the run prints
-    found = figures(given.steps, given.plays, given.updates if given.page else 0)
+    found = figures(given.steps, given.plays, given.updates if given.page else 0, given.model)
     sys.stdout = output
     print(json.dumps({"load": os.getloadavg()[0], **found}, indent=None if given.json else 2))
