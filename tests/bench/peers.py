@@ -167,7 +167,7 @@ def _learned(one: _Run, run: Path) -> dict[str, Any]:
     for step, adapter in one.adapters.items():
         plays = ("--loop.evaluation-plays", f"{PLAYS}")
         text = _legos("eval", str(run), "--adapter", str(adapter), *plays, "--json")
-        right[step] = json.loads(text)["reward_part_player/correct"]
+        right[step] = json.loads(text)["reward_part"]["player/correct"]
     reached = next((step for step, share in right.items() if share >= RIGHT), None)
     minutes = None if reached is None else sum(one.seconds[:reached]) / 60
     return {"held_out_right": right, "minutes": minutes}
