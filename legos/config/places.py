@@ -86,8 +86,12 @@ def _check_torch(config: Any) -> None:
             "server of the model (legos serve) and give its address, set engine to vllm, or set "
             "device to mlx"
         )
-    if training.memory_limit_gib is not None:
-        raise ConfigError(
-            f"device is torch but training.memory_limit_gib is {training.memory_limit_gib}; torch "
-            "plans no memory: lower training.micro_batch_tokens, or set device to mlx"
-        )
+    for name, does in (
+        ("memory_limit_gib", "plans no memory"),
+        ("decode_pause_s", "does not measure its passes"),
+    ):
+        if (value := getattr(training, name)) is not None:
+            raise ConfigError(
+                f"device is torch but training.{name} is {value}; torch {does}: "
+                "lower training.micro_batch_tokens, or set device to mlx"
+            )

@@ -40,15 +40,18 @@ class TrainingConfig(ObjectiveSettings):
 
     micro_batch_tokens: int | None = knob(None, unit="tokens", ge=1)
     """Padded tokens of one forward and backward pass; shared prefixes count once, and a longer
-    sample gets a pass of its own. Lower it to save memory, or where people wait for answers while
-    the policy trains (loop.serve_port); the gradient stays the same. None: 4096, halved until a
-    pass takes a 32nd of the memory, but at least 256."""
+    sample gets a pass of its own. Lower it to save memory; the gradient stays the same. None: 4096,
+    halved until a pass takes a 32nd of the memory, but at least 256."""
     gradient_checkpointing: bool = knob(False)
     """Keep only the inputs of each layer and recompute the rest in the backward pass. Takes a
     fraction of the memory and about a third more time."""
     memory_limit_gib: float | None = knob(None, unit="GiB", gt=0)
     """Memory that the device may use. Micro-batches shrink to stay below it, and samples that do
     not fit alone are left out; none: most of what the device has."""
+    decode_pause_s: float | None = knob(None, unit="seconds", gt=0)
+    """Longest forward and backward pass, for which the engine's next token may have to wait; from
+    the second step on, micro-batches shrink to it by their measured speed. Set it where people wait
+    for answers while the policy trains (loop.serve_port); training then takes longer."""
     min_samples_per_step: int = knob(16, unit="samples", ge=1)
     """Samples that one optimiser step waits for, without tokens_per_step. Raise it for a steadier
     gradient."""
@@ -240,6 +243,12 @@ class RunConfig(Settings):
             raise ConfigError(
                 f"loop.deterministic is true but loop.step_concurrency is {loop.step_concurrency}; "
                 "a deterministic run plays for one step at a time: set it to 1 or leave it out"
+            )
+        if training.decode_pause_s is not None and loop.deterministic:
+            raise ConfigError(
+                f"training.decode_pause_s is {training.decode_pause_s} but loop.deterministic is "
+                "true; passes by the clock do not repeat bit for bit, and a deterministic run "
+                "decodes nothing during a pass: leave one of them out"
             )
         if training.kl_server and loop.deterministic:
             raise ConfigError(

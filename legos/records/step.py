@@ -33,6 +33,7 @@ class BackendConfig:
     reference: Path | None = None  # adapter of the first KL reference; None: the first policy
     restored: bool = False  # True: a checkpoint, which holds the reference, is restored next
     memory_limit_bytes: int | None = None  # memory that may be used; None: most of the device's
+    pass_limit_s: float | None = None  # seconds that a pass may take; None: no limit
     num_vocabulary: int | None = None  # token ids below it can be sampled; None: all of the head
     report: Callable[[str], None] | None = None  # gets the memory plan; None: it is logged
 

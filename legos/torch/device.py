@@ -251,15 +251,16 @@ class TorchModel:
         Raises:
             ModelError: the model has no LoRA.
             TrainerError: packed samples of the model see each other, or the configuration limits
-                memory.
+                memory or the seconds of a pass.
             AdapterError: the reference adapter does not exist, or does not fit.
         """
         config = replace(config or BackendConfig(), num_vocabulary=self.num_vocabulary)
-        if config.memory_limit_bytes is not None:
+        if (config.memory_limit_bytes, config.pass_limit_s) != (None, None):
             raise TrainerError(
-                f"memory_limit_bytes is {config.memory_limit_bytes}, but torch bounds passes by "
-                "micro_batch_tokens alone: leave training.memory_limit_gib out, or load the model "
-                "with device mlx"
+                f"memory_limit_bytes is {config.memory_limit_bytes} and pass_limit_s is "
+                f"{config.pass_limit_s}, but torch bounds passes by micro_batch_tokens alone: "
+                "leave training.memory_limit_gib and training.decode_pause_s out, or load the "
+                "model with device mlx"
             )
         make = partial(TorchGradients, self.causal, self.modules, config, self._ranks)
         return LoraBackend(self.call, make, self._adapter(), config, leader=self._leader)

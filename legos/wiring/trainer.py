@@ -326,5 +326,6 @@ def backend_config(
         reference=config.kl_reference,
         restored=restored,
         memory_limit_bytes=None if limit is None else int(limit * (1 << 30)),
+        pass_limit_s=config.decode_pause_s,
         report=report,
     )

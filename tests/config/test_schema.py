@@ -100,6 +100,16 @@ def test_deterministic_run_allows_no_lag() -> None:
         RunConfig(loop=LoopConfig(deterministic=True), training=TrainingConfig(staleness_limit=0))
 
 
+def test_passes_by_the_clock_are_refused_where_a_run_must_repeat() -> None:
+    timed = TrainingConfig(decode_pause_s=0.5, staleness_limit=0)
+    RunConfig(training=timed)
+    loop = LoopConfig(deterministic=True, step_concurrency=1)
+    with pytest.raises(
+        ConfigError, match=r"decode_pause_s is 0\.5 but loop\.deterministic is true"
+    ):
+        RunConfig(loop=loop, training=timed)
+
+
 def test_a_group_of_one_cannot_be_compared() -> None:
     with pytest.raises(ConfigError, match=r"play\.group_size is 1 but play\.credit 'rloo'"):
         RunConfig(play=PlayConfig(group_size=1, credit="rloo"))

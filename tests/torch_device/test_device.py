@@ -169,6 +169,7 @@ def test_a_gpu_that_torch_does_not_find_is_refused(monkeypatch: pytest.MonkeyPat
     [
         ({"server": ()}, r"device is torch but server is empty; .*legos serve"),
         ({"training": {"memory_limit_gib": 4.0}}, "but training.memory_limit_gib is 4.0"),
+        ({"training": {"decode_pause_s": 0.5}}, "but training.decode_pause_s is 0.5"),
     ],
 )
 def test_settings_that_torch_does_not_support_are_refused(
@@ -179,11 +180,12 @@ def test_settings_that_torch_does_not_support_are_refused(
         RunConfig.model_validate(given)
 
 
-def test_a_limit_of_memory_is_refused_by_its_backend() -> None:
+@pytest.mark.parametrize("limit", [{"memory_limit_bytes": 1 << 30}, {"pass_limit_s": 0.5}])
+def test_limits_that_torch_does_not_keep_are_refused_by_its_backend(limit: dict[str, Any]) -> None:
     model = load()
     apply_lora(model)
     with pytest.raises(TrainerError, match=r"but torch bounds passes by micro_batch_tokens alone"):
-        model.make_backend(BackendConfig(memory_limit_bytes=1 << 30))
+        model.make_backend(BackendConfig(**limit))
 
 
 def test_ids_that_the_tokenizer_lacks_have_no_share_on_either_device(tmp_path: Path) -> None:

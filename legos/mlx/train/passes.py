@@ -3,7 +3,6 @@
 P logit positions, V vocabulary, H hidden size.
 """
 
-import time
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -76,6 +75,7 @@ class PassGradients:
         passes: Sequence[Pass],
         *,
         before_pass: Callable[[], None] = do_nothing,
+        after_pass: Callable[[int], None] = do_nothing,
         before_prefix: Callable[[], None] = do_nothing,
     ) -> StepResult:
         """Compute some passes.
@@ -88,24 +88,24 @@ class PassGradients:
         Args:
             passes: the passes.
             before_pass: called before each; may raise an error, after which nothing has changed.
+            after_pass: called with the number of its tokens after each.
             before_prefix: the same before each computation of a carried prefix.
         """
         last = {number: index for index, one in enumerate(passes) for number in one.carried}
-        loss, sums, longest_s = 0.0, np.zeros(len(SUMS)), 0.0
+        loss, sums = 0.0, np.zeros(len(SUMS))
         gradients: Any = tree_map(mx.zeros_like, self.runner.model.trainable_parameters())
         of_tokens = np.zeros((2, self._ends[-1]), np.float32)
         cotangents: dict[int, Any] = {}
         for index, one in enumerate(passes):
             self._carry(one.carried, before_prefix)
             before_pass()
-            began = time.perf_counter()
             batch, indices = pass_batch(self.step, self.rows, self.trie, one)
             value, counted, reported, found, back = self._of_pass(one, batch)
             if self.step.backward:  # MLX computes nothing of them otherwise
                 gradients = tree_map(mx.add, gradients, found)
                 _add(cotangents, one, back)
             mx.eval(value, counted, reported, gradients, list(cotangents.values()))
-            longest_s = max(longest_s, time.perf_counter() - began)
+            after_pass(one.num_tokens)
             loss += float(np.array(value))
             sums += np.array(counted, np.float64)
             self._put(of_tokens, batch, indices, reported)
@@ -121,12 +121,7 @@ class PassGradients:
                     del policy.outputs[number]
         logprobs, entropies = of_tokens
         return StepResult(
-            loss=loss,
-            sums=sums,
-            gradients=gradients,
-            logprobs=logprobs,
-            entropies=entropies,
-            pass_s=longest_s,
+            loss=loss, sums=sums, gradients=gradients, logprobs=logprobs, entropies=entropies
         )
 
     def _put(

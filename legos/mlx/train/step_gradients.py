@@ -1,6 +1,7 @@
 """Loss, sums and LoRA gradients of one optimiser step; shared prefixes are computed once."""
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -27,6 +28,7 @@ from legos.mlx.model.machine import usable_bytes
 from legos.mlx.train.gradient_check import check_gradients
 from legos.mlx.train.linear_attention.delta_rule import compute_in_chunks
 from legos.mlx.train.memory import MemoryPlan, usual_tokens
+from legos.mlx.train.pace import LEAST, PassPace
 from legos.mlx.train.passes import PassGradients, Policy, Runner, do_nothing
 from legos.mlx.train.prefix_sharing.plan import Pass, plan_passes
 from legos.mlx.train.prefix_sharing.trie import Trie, token_trie
@@ -42,7 +44,6 @@ LONGER = 1.25  # memory is planned again for rows longer than the planned ones b
 RELEASED = 0.9  # and where less than this share of the planned bytes is held
 NO_LIMIT = 2**31 - 1  # tokens that always fit
 RECOVERY = 32  # steps after a fault until a pass may be twice as large
-LEAST = 64  # tokens; smaller passes only take longer in all
 T = TypeVar("T")
 
 
@@ -67,6 +68,7 @@ class StepGradients:
         max_places: int | None = None,
         group: MlxProcesses | None = None,
         held_bytes: Callable[[], int] = mx.get_active_memory,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Find out how the model can be run.
 
@@ -80,6 +82,7 @@ class StepGradients:
             group: processes that share the work of the same steps; None: this process only.
             held_bytes: returns the bytes that are allocated while neither a step of this class nor
                 one of an engine is computed.
+            clock: returns a time in seconds.
 
         Raises:
             TrainerError: the model cannot be trained; see ``check_gradients``.
@@ -99,6 +102,7 @@ class StepGradients:
         tokens = config.micro_batch_tokens
         tokens = tokens or usual_tokens(self._sizes, self._size, self._ceiling_bytes)
         self._tokens = AdaptiveLimit(tokens, least=LEAST, recovery=RECOVERY)
+        self._pace = PassPace(config.pass_limit_s, clock)
         self._held_bytes = held_bytes
         self._report = config.report or logger.info
         self._told: tuple[int, int | None] | None = None  # tokens of a pass, limit of a row
@@ -175,9 +179,16 @@ class StepGradients:
             if not self._group.smallest(not stop()):
                 raise Stopped
 
+        def begin() -> None:
+            agreed()
+            self._pace.begin()
+
         check = agreed if self._group.size == 1 else do_nothing
         mx.reset_peak_memory()
-        found = work.of_passes(passes, before_pass=agreed, before_prefix=check)
+        self._pace.longest_s = 0.0
+        found = work.of_passes(
+            passes, before_pass=begin, after_pass=self._pace.end, before_prefix=check
+        )
         if len(passes) < rounds:
             agreed()  # with the processes that have one more pass
         peak = mx.get_peak_memory()
@@ -189,6 +200,7 @@ class StepGradients:
             gradients=dict(tree_flatten(found.gradients)),
             row_limit=self.row_limit,
             peak_bytes=peak,
+            pass_s=self._pace.longest_s,
         )
 
     def _adapt(self, peak_bytes: int) -> None:
@@ -254,7 +266,7 @@ class StepGradients:
     def _own(self, trie: Trie, plan: MemoryPlan) -> tuple[list[Pass], int]:
         """The passes that this process computes, and the largest number of a process."""
         rank, size = self._group.rank, self._group.size
-        tokens = plan.max_tokens(self._tokens.value)
+        tokens = self._pace.max_tokens(plan.max_tokens(self._tokens.value))
         keys = min(plan.max_keys(tokens), NO_LIMIT)
         if size > 1:
             tokens = self._group.smallest(min(tokens, -(-trie.num_tokens // size)))
@@ -276,7 +288,6 @@ def _sum_of(found: StepResult, group: MlxProcesses) -> StepResult:
         gradients=gradients,
         logprobs=logprobs,
         entropies=entropies,
-        pass_s=found.pass_s,
     )
 
 
