@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from accounts import balanced_ledger
+from metric_lines import read_steps
 from run_world import Duel, Solo, step_settings
 from slow_parts import (
     DEVICE_S,
@@ -33,7 +34,6 @@ from legos.errors import ArenaError, CheckpointError, EngineError, TrainerError
 from legos.loop.mix import Mix
 from legos.loop.trainer import PolicyTrainer
 from legos.run.folder import RunFolder
-from legos.run.metrics import read_steps
 from legos.run.run import Run
 from legos.track.jsonl import JsonlTracker
 

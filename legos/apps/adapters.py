@@ -15,7 +15,7 @@ from legos.records.limits import EngineLimits
 from legos.records.names import POLICY
 from legos.run.find import find_adapter, find_run, split_place
 from legos.run.folder import RunFolder
-from legos.run.metrics import read_metrics
+from legos.run.metrics import MetricTail
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
 from legos.wiring.engines import TokenEngine
@@ -84,7 +84,8 @@ def adapters_beside(run: RunFolder, version: int, policies: Sequence[str]) -> li
             f"{run.path} has trained no policy {lacking[0]!r}, which the arena has; name a run of "
             "that arena"
         )
-    steps = [line for line in read_metrics(run.metrics) if line.get("policy_version") == version]
+    rows = MetricTail(run.metrics).read().rows()
+    steps = [row for row in rows if row.get("policy_version") == version]
     versions = steps[-1] if steps else {}  # none: before the first step, version 0 of all
     numbers = {name: int(versions.get(f"{name}/policy_version") or 0) for name in policies}
     return [read_adapter(run.adapters / name / f"v{numbers[name]}") for name in policies]

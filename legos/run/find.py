@@ -6,7 +6,7 @@ from pathlib import Path
 from legos.errors import CheckpointError
 from legos.run.checkpoint import checkpoint_at, checkpoints, newest_whole, read_state
 from legos.run.folder import CONFIG, RUNS, RunFolder
-from legos.run.metrics import read_metrics
+from legos.run.metrics import MetricTail
 from legos.weights.folder import is_adapter_folder
 
 __all__ = [
@@ -125,9 +125,9 @@ def _step(run: RunFolder, at: str) -> int:
 def _versions(run: RunFolder) -> dict[int, int]:
     """Step -> the policy version after it."""
     known = {
-        int(line["step"] or 0): int(line["policy_version"] or 0)
-        for line in (*read_metrics(run.evaluations), *read_metrics(run.metrics))
-        if "policy_version" in line
+        step: int(version)
+        for path in (run.evaluations, run.metrics)
+        for step, version in MetricTail(path).read().points("policy_version")
     }
     return dict(sorted(known.items()))
 

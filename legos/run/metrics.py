@@ -4,16 +4,13 @@ import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from importlib import import_module
-from importlib.util import find_spec
 from math import isfinite, isnan, nan
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from legos.errors import CheckpointError, ConfigError
 from legos.files.lines import NewLines, has_evaluation_alone, parse_line
 
 __all__ = [
@@ -21,14 +18,10 @@ __all__ = [
     "MetricTail",
     "Metrics",
     "newest_metrics",
-    "read_metrics",
-    "read_steps",
 ]
 
 Metrics = dict[str, float | int | None]
 """The ``step``, and the other metrics by name; None where a value was not finite."""
-
-NEWEST_BYTES = 1 << 16  # of the end of a file, in which the newest line is looked for first
 
 
 class MetricTable(Mapping[str, NDArray[Any]]):
@@ -87,23 +80,6 @@ class MetricTable(Mapping[str, NDArray[Any]]):
     def matching(self, pattern: str) -> "dict[str, NDArray[Any]]":
         """The columns whose names contain a match of a regular expression, with ``step``."""
         return {n: self[n] for n in self._names if n == "step" or re.search(pattern, n)}
-
-    def frame(self, library: Literal["pandas", "polars"] | None = None) -> Any:
-        """The same as a data frame.
-
-        Args:
-            library: whose frame; None: of pandas, or of polars where only that is installed.
-
-        Raises:
-            ConfigError: the library is not installed.
-        """
-        for name in ("pandas", "polars") if library is None else (library,):
-            if find_spec(name) is not None:
-                return import_module(name).DataFrame(dict(self))
-        raise ConfigError(
-            f"{library or 'neither pandas nor polars'} is {'not ' * (library is not None)}installed"
-            f"; add it with `uv add {library or 'pandas'}`, or read columns: metrics['loss']"
-        )
 
 
 class MetricTail:
@@ -191,44 +167,14 @@ def _number(value: object) -> float:
     return nan
 
 
-def read_metrics(path: Path) -> list[Metrics]:
-    """All complete lines of a file, in order; none if it does not exist.
-
-    In metrics.jsonl the metrics of an evaluation may have a line of their own; ``read_steps``
-    leaves these out.
-
-    Raises:
-        CheckpointError: the file cannot be read, or a line is not a JSON object.
-    """
-    found: list[Metrics] = []
-    for number, line in NewLines(path).read():
-        values = parse_line(line)
-        if values is None:
-            raise CheckpointError(
-                f"{path} line {number} is not a JSON object; --resume of the run removes damaged "
-                "lines"
-            )
-        found.append(values)
-    return found
-
-
-def read_steps(path: Path) -> list[Metrics]:
-    """The lines of optimiser steps in metrics.jsonl, in order; raises as ``read_metrics``."""
-    return [line for line in read_metrics(path) if not has_evaluation_alone(line)]
-
-
 def newest_metrics(path: Path) -> Metrics:
     """The last intact line with the metrics of a step; {} where there is none."""
     try:
-        size = path.stat().st_size
-        for start in (max(0, size - NEWEST_BYTES), 0):
-            with path.open("rb") as file:
-                file.seek(start)
-                lines = file.read().split(b"\n")[:-1]
-            for line in reversed(lines):
-                values = parse_line(line) or {}
-                if isinstance(values.get("step"), int) and not has_evaluation_alone(values):
-                    return values
+        lines = path.read_bytes().split(b"\n")[:-1]
     except OSError:
         return {}
+    for line in reversed(lines):
+        values = parse_line(line) or {}
+        if isinstance(values.get("step"), int) and not has_evaluation_alone(values):
+            return values
     return {}

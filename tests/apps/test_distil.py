@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from launched import announced
+from metric_lines import read_steps
 from short_runs import NIM
 
 from legos.cli.process import main
-from legos.run.metrics import read_steps
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "distil.py"
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from metric_lines import read_metrics, read_steps
 from short_runs import FEW, NIM
 
 from legos.apps.evaluate import reported
 from legos.cli.process import main
 from legos.loop.evaluation import flat_metrics
-from legos.run.metrics import read_metrics, read_steps
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.folder import read_adapter, write_adapter
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from accounts import waiting_tokens
+from metric_lines import read_metrics, read_steps
 from safetensors.numpy import load_file, save_file
 from short_runs import NIM
 from stored_plays import TIMES
@@ -15,7 +16,6 @@ from legos.builtin import builtin_path
 from legos.cli.process import main
 from legos.config.resolve import read_config
 from legos.run.checkpoint import newest_whole, read_state
-from legos.run.metrics import read_metrics, read_steps
 from legos.weights.base import fingerprint_of
 from legos.weights.folder import read_adapter
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from metric_lines import read_steps
 from short_runs import NIM
 
 from legos import Message, load_model
@@ -14,7 +15,6 @@ from legos.apps.imitate import Imitation, model_of
 from legos.cli.process import main
 from legos.errors import ArenaError
 from legos.run.episodes import parse_episode
-from legos.run.metrics import read_steps
 from legos.run.play_files import NewPlays
 
 QUESTION, ANSWER = "Nim: 5 left, last one wins.\nMoves: 1 2 3", "1"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from launched import finished
+from metric_lines import read_steps
 
 from legos import installed
 from legos.cli.process import main
 from legos.config.resolve import read_config
-from legos.run.metrics import read_steps
 
 PYTHON = (sys.executable, "-m")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from metric_lines import read_steps
 from safetensors.numpy import load_file
 from stored_plays import TIMES
 
@@ -23,7 +24,6 @@ from legos.records.episode import Episode
 from legos.run.checkpoint import newest_whole, read_state
 from legos.run.folder import RunFolder
 from legos.run.lock import hold
-from legos.run.metrics import read_steps
 from legos.weights.adapter import Adapter
 
 OPTIONS = (

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from metric_lines import read_steps
 from short_runs import FEW
 
 from legos.cli.process import main
-from legos.run.metrics import read_steps
 
 EDITS = {  # the starter is a race to ten by steps of one and two
     "END = 10": "END = 7",

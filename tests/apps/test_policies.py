@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from metric_lines import read_metrics, read_steps
 from short_runs import Told
 from stored_plays import TIMES
 
@@ -16,7 +17,6 @@ from legos.fakes import ScriptedClient
 from legos.league.cast import Cast
 from legos.loop.evaluation import flat_metrics
 from legos.run.checkpoint import newest_whole, read_state
-from legos.run.metrics import read_metrics, read_steps
 from legos.weights.folder import read_adapter
 from legos.weights.policy_state import read_policy_state
 from legos.wiring.arena import make_arena

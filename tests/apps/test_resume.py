@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from accounts import balanced_ledger
+from metric_lines import read_metrics, read_steps
 from safetensors.numpy import load_file
 from short_runs import FEW, NIM
 from stored_plays import TIMES, timeless_plays
@@ -17,7 +18,6 @@ from legos.config.resolve import read_config
 from legos.credit import RULES
 from legos.loop.evaluation import ArenaEvaluation
 from legos.run.checkpoint import checkpoints, newest_whole, read_state
-from legos.run.metrics import read_metrics, read_steps
 from legos.weights.folder import read_adapter
 
 EVERY = ("--loop.checkpoint-every", "3", "--loop.evaluate-every", "3")

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from metric_lines import read_steps
 from short_runs import NIM
 
 from legos.cli.process import main
 from legos.cli.run_settings import resolve_run
-from legos.run.metrics import read_steps
 from legos.track.jsonl import JsonlTracker
 
 

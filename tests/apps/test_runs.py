@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from metric_lines import read_metrics, read_steps
 from short_runs import NIM
 
 from legos.apps.runs import describe_run, in_brief, list_runs
@@ -13,7 +14,6 @@ from legos.config.resolve import resolve
 from legos.run.ending import failure_kept
 from legos.run.folder import RunFolder
 from legos.run.lock import hold
-from legos.run.metrics import read_metrics, read_steps
 
 SMALL = (
     *NIM,

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from metric_lines import read_steps
 from short_runs import FEW, NIM
 
 from legos.cli.process import main
 from legos.mlx.train.passes import PassGradients
 from legos.run.checkpoint import checkpoints, newest_whole, read_state
-from legos.run.metrics import read_steps
 from legos.weights.folder import read_adapter
 
 ROOT = Path(__file__).parents[2]

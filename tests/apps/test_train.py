@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from accounts import balanced_ledger
 from bench.server_processes import running
+from metric_lines import read_steps
 from rivals import rivals_file
 from short_runs import FEW, NIM
 from tiny_folders import write_tiny_model
@@ -27,7 +28,6 @@ from legos.config.resolve import read_config
 from legos.config.schema import RunConfig
 from legos.records.names import POLICY, evaluated_name
 from legos.run.checkpoint import newest_whole, read_state
-from legos.run.metrics import read_steps
 from legos.track import JsonlTracker
 from legos.track.experiment import grouped
 from legos.weights.folder import read_adapter

@@ -13,8 +13,8 @@ import psutil
 import pytest
 from accounts import balanced_ledger
 from launched import finished, idle_input, two_processes
+from metric_lines import read_steps
 
-from legos.run.metrics import read_steps
 from legos.weights.folder import read_adapter
 
 ALONE = (sys.executable, "-m", "legos", "train")

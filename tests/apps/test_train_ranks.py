@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 from accounts import balanced_ledger
+from metric_lines import read_steps
 from scripted_server import serving
 
 from legos import apply_lora, load_model
 from legos.clients.engine import EngineClient
-from legos.run.metrics import read_steps
 from legos.server.app import make_app
 from legos.server.service import Service
 

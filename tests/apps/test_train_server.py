@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from accounts import balanced_ledger
+from metric_lines import read_metrics, read_steps
 from scripted_server import serving
 from short_runs import NIM
 from tiny_folders import write_tiny_model
@@ -14,7 +15,6 @@ from legos.cli.process import main
 from legos.clients.engine import EngineClient
 from legos.clients.transport import server_name
 from legos.device import LocalEngine, ModelHandle
-from legos.run.metrics import read_metrics, read_steps
 from legos.server.app import make_app
 from legos.server.options import ServerOptions
 from legos.server.service import Service

@@ -9,10 +9,10 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from metric_lines import read_steps
 
 from legos.apps import train
 from legos.cli.process import main
-from legos.run.metrics import read_steps
 
 pytestmark = pytest.mark.slow
 

@@ -9,11 +9,11 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from bench.rounds import Workload
+from metric_lines import read_steps
 
 from legos.cli.process import main
 from legos.league.matchmaker import LeagueSeats
 from legos.run.league import RunLeague
-from legos.run.metrics import read_steps
 
 __all__ = ["league_runs"]
 

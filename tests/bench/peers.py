@@ -25,11 +25,11 @@ from typing import Any
 from bench.command import Compared, Ratio, run
 from bench.train_bench import program, with_blas
 from chat_model import write_chat_model
+from metric_lines import read_metrics
 
 from legos.arena.registry import find_arena
 from legos.config.learning_rate import learning_rates
 from legos.errors import ConfigError, TrainerError
-from legos.run.metrics import read_metrics
 
 __all__ = ["RATIOS", "bench_peers"]
 

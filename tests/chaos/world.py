@@ -16,9 +16,9 @@ from chaos.clock import Clock
 from chaos.fleet import Command, Fleet, legos_command, vllm_server
 from chaos.nodes import Nodes
 from chaos.processes import children_of
+from metric_lines import read_steps
 
 from legos.run.folder import RunFolder
-from legos.run.metrics import read_steps
 
 __all__ = ["Engine", "Kind", "World", "steps_of"]
 

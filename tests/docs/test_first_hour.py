@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from bench.server_processes import running
+from metric_lines import read_metrics, read_steps
 
 from arenas.kuhn import Kuhn
 from legos.cli.process import main
-from legos.run.metrics import read_metrics, read_steps
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from launched import finished
+from metric_lines import read_metrics
 
 from legos.cli.process import main
-from legos.run.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "arenas"

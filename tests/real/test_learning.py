@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from metric_lines import read_metrics
 from real.conftest import ModelFolder
 
 from legos.cli.process import main
-from legos.run.metrics import read_metrics
 
 pytestmark = [pytest.mark.real, pytest.mark.learning, pytest.mark.timeout(7200)]
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from made_records import make_episode
+from metric_lines import read_metrics, read_steps
 from run_world import World, check_balance
 
 from legos.errors import ArenaError
 from legos.records.names import POLICY, evaluated_name
 from legos.run.checkpoint import checkpoint_steps
-from legos.run.metrics import read_metrics, read_steps
 from legos.track.jsonl import JsonlTracker
 
 EVALUATED = evaluated_name(POLICY)

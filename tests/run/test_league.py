@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from metric_lines import read_steps
 from run_world import World, check_balance, episodes
 from stored_plays import TIMES
 
 from legos.config.league import LeagueConfig
 from legos.errors import CheckpointError
 from legos.league.matchmaker import LeagueSeats
-from legos.run.metrics import read_steps
 from legos.weights.folder import read_adapter
 
 PAST = {"self": 0.3, "past": 0.4, "hard": 0.3}

@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from metric_lines import read_steps
 from run_world import World, check_balance
 from stored_plays import TIMES
-
-from legos.run.metrics import read_steps
 
 
 @pytest.fixture(scope="module")

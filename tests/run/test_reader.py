@@ -1,9 +1,6 @@
 """``open_run``: columns, plays, settings and states of a run, also while it goes on."""
 
-import sys
-from array import array
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -11,11 +8,10 @@ from made_records import make_episode
 
 from legos import open_run
 from legos.config.resolve import resolve
-from legos.errors import CheckpointError, ConfigError
+from legos.errors import CheckpointError
 from legos.run.checkpoint import write_checkpoint
 from legos.run.folder import RunFolder
 from legos.run.lock import hold
-from legos.run.metrics import MetricTable
 
 
 def append(path: Path, text: str) -> None:
@@ -69,21 +65,6 @@ def test_values_of_any_kind_and_steps_in_any_order_become_columns(folder: RunFol
     append(folder.metrics, '{"step": 4, "n": 0.5}\n')
     assert (table["n"].tolist(), run.metrics["n"].tolist()) == ([2.0, 1.0], [2.0, 1.0, 0.5])
     assert run.metrics.points("n", most=2) == [(1, 2.0), (4, 0.5)]
-
-
-def test_a_frame_is_of_the_library_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = MetricTable({"step": array("q", [1]), "loss": array("d", [0.5])})
-    known = dict.fromkeys(("pandas", "polars"))
-    monkeypatch.setattr("legos.run.metrics.find_spec", known.get)
-    with pytest.raises(ConfigError, match=r"neither pandas nor polars is installed; add it"):
-        table.frame()
-    with pytest.raises(ConfigError, match=r"polars is not installed; add it with `uv add polars`"):
-        table.frame("polars")
-    module = ModuleType("polars")
-    module.DataFrame = lambda columns: {n: c.tolist() for n, c in columns.items()}  # pyright: ignore
-    monkeypatch.setitem(sys.modules, "polars", module)
-    known["polars"] = module  # pyright: ignore[reportArgumentType]
-    assert table.frame() == {"step": [1], "loss": [0.5]}
 
 
 def test_plays_are_read_when_they_are_asked_for(folder: RunFolder) -> None:

@@ -7,10 +7,9 @@ import pytest
 from made_records import make_episode
 
 from legos.config.resolve import resolve
-from legos.errors import CheckpointError
 from legos.run.checkpoint import write_checkpoint
 from legos.run.folder import RunFolder
-from legos.run.metrics import newest_metrics, read_metrics, read_steps
+from legos.run.metrics import newest_metrics
 
 
 def append(path: Path, text: str) -> None:
@@ -18,25 +17,11 @@ def append(path: Path, text: str) -> None:
         file.write(text)
 
 
-def test_evaluations_in_lines_of_their_own_are_no_steps(tmp_path: Path) -> None:
+def test_the_newest_line_of_a_step_is_found_before_evaluations_and_damage(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    append(path, '{"step": 1, "loss": 0.5}\n{"step": 1, "eval/reward_mean": 1.0}\n')
-    assert read_steps(path) == [{"step": 1, "loss": 0.5}] == [newest_metrics(path)]
-
-
-def test_damage_is_named_by_its_line_and_the_newest_line_is_found_before_it(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    append(path, '{"step": 1}\n[3]\nnonsense\n')
-    with pytest.raises(CheckpointError, match=r"metrics\.jsonl line 2 is not a JSON object"):
-        read_metrics(path)
-    assert newest_metrics(path) == {"step": 1}
-    assert newest_metrics(tmp_path / "none.jsonl") == {}
-
-
-def test_the_newest_line_of_a_long_file_is_found_without_reading_the_rest(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    append(path, '{"step": 1}\n' + '{"step": 1, "eval/a": 1}\n' * 5_000)
-    assert newest_metrics(path) == {"step": 1}
+    assert newest_metrics(path) == {}
+    append(path, '{"step": 1, "loss": 0.5}\n{"step": 1, "eval/reward_mean": 1.0}\n[3]\nnonsense\n')
+    assert newest_metrics(path) == {"step": 1, "loss": 0.5}
     append(path, '{"step": 2, "loss": 1}\n{"step": 3, "lo')
     assert newest_metrics(path) == {"step": 2, "loss": 1}
 

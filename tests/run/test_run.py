@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 from fakes import FakeBackend
+from metric_lines import read_metrics, read_steps
 from run_world import World, check_balance, episodes
 
 from legos.errors import ArenaError, CheckpointError
 from legos.protocols import Snapshot
 from legos.run.checkpoint import checkpoint_steps, read_state
-from legos.run.metrics import read_metrics, read_steps
 from legos.track.jsonl import JsonlTracker
 
 

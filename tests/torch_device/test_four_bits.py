@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from accounts import balanced_ledger
+from metric_lines import read_steps
 from safetensors.numpy import save_file
 from scripted_server import serving
 
@@ -21,7 +22,6 @@ from legos.errors import ModelError
 from legos.fakes import make_sample
 from legos.losses.objective import Objective
 from legos.records.step import BackendConfig, Update
-from legos.run.metrics import read_steps
 from legos.server.app import make_app
 from legos.server.service import Service
 

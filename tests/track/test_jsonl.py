@@ -9,9 +9,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from metric_lines import read_metrics, read_steps
 
 from legos.errors import CheckpointError
-from legos.run.metrics import read_metrics, read_steps
 from legos.track.jsonl import JsonlTracker
 
 
@@ -40,14 +40,6 @@ def test_the_piece_of_a_line_is_cut(tmp_path: Path) -> None:
     tracker.log({}, step=3)
     tracker.close()
     assert steps(path) == [1, 2, 3]
-
-
-@pytest.mark.parametrize("line", ["nonsense", "[1]"])
-def test_a_broken_line_is_named(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
-    with pytest.raises(CheckpointError, match=r"metrics\.jsonl line 2 is not a JSON object"):
-        read_metrics(path)
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from accounts import balanced_ledger
 from long_arena import arena_file
+from metric_lines import read_steps
 
 from legos.arena.registry import advice
 from legos.cli.process import main
@@ -21,7 +22,6 @@ from legos.errors import ConfigError
 from legos.loop.loop import training_loop
 from legos.loop.trainer import Metrics
 from legos.records.group import Group
-from legos.run.metrics import read_steps
 from legos.wiring.arena import make_arena
 from legos.wiring.ray import ray_players
 from legos.wiring.trainer import trainer_of

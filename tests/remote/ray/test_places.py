@@ -13,13 +13,13 @@ import pytest
 from accounts import balanced_ledger
 from launched import announced
 from long_arena import ARENA, arena_file
+from metric_lines import read_steps
 
 from legos.arena.registry import advice
 from legos.cli import main
 from legos.config.resolve import resolve
 from legos.records.message import Message, Sampling
 from legos.records.names import BASE
-from legos.run.metrics import read_steps
 from legos.wiring.trainer import trainer_of
 
 pytestmark = [

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from accounts import balanced_ledger
+from metric_lines import read_metrics, read_steps
 from rivals import rivals_file
 from short_runs import FEW
 
@@ -20,7 +21,6 @@ from legos.loop.trainer import Metrics
 from legos.records.group import Group
 from legos.remote.process import ServerProcess
 from legos.run.checkpoint import checkpoint_steps
-from legos.run.metrics import read_metrics, read_steps
 from legos.weights.folder import write_adapter
 from legos.wiring.trainer import trainer_of
 
