@@ -1,12 +1,10 @@
 """Settings of the league: which opponents a policy meets, and what is kept of its past."""
 
-from collections.abc import Mapping
 from typing import Literal
 
 from legos.config.setting import Settings, knob
-from legos.errors import ConfigError
 
-__all__ = ["LeagueConfig", "check_opponents"]
+__all__ = ["LeagueConfig"]
 
 
 class LeagueConfig(Settings):
@@ -24,21 +22,3 @@ class LeagueConfig(Settings):
     end of the run with a checkpoint, or the weights of that snapshot for the next step."""
     collapse_elo: float = knob(100.0, unit="Elo", gt=0)
     """Fall of the rating, beyond the intervals of both, that counts as a collapse."""
-
-
-def check_opponents(shares: Mapping[str, float]) -> None:
-    """Refuse shares of opponents that are negative or do not add up to 1.
-
-    Raises:
-        ConfigError: the message names the opponent, or the sum.
-    """
-    for name, share in shares.items():
-        if not 0 <= share <= 1:
-            raise ConfigError(
-                f"the share of {name!r} among opponents is {share:g}; expected 0 to 1"
-            )
-    total = sum(shares.values())
-    if shares and abs(total - 1) > 1e-6:
-        raise ConfigError(
-            f"the shares of opponents add up to {total:g}; expected 1, such as self=0.5 past=0.5"
-        )

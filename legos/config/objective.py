@@ -8,6 +8,7 @@ from pydantic import model_validator
 
 from legos.config.schedule import linear
 from legos.config.setting import Settings, knob
+from legos.config.together import check_together
 from legos.errors import ConfigError
 from legos.loop.select import Selection
 from legos.losses.kl import KlEstimator
@@ -21,6 +22,17 @@ _READ_WITH: Mapping[str, tuple[str, ...]] = {
     "kl_estimator": ("kl_coef", "ema_kl_coef"),
     "ema_decay": ("ema_kl_coef",),
 }
+
+_EXCLUSIVE = (
+    ("kl_server", "kl_estimator", "a server gives log-probabilities of single tokens"),
+    ("kl_server", "kl_reference", "serve the model with it merged, legos export --format fused"),
+    ("kl_server", "kl_refresh_steps", "the reference of a server stays the same"),
+)
+_NEEDED = (
+    ("kl_server", "kl_coef", "set it above 0"),
+    ("kl_reference", "kl_coef", "set it above 0"),
+    ("kl_refresh_steps", "kl_coef", "set it above 0"),
+)
 
 
 class ObjectiveSettings(Settings):
@@ -125,13 +137,7 @@ class ObjectiveSettings(Settings):
             )
         self._refuse(spec.clip_range is None, f"loss {name!r}", "clip_range", "clip_range_high")
         self._refuse(spec.max_clipped is not None, f"loss {name!r}", "clip_skip_threshold")
-        for name in ("kl_reference", "kl_refresh_steps"):
-            if not self.kl_coef and getattr(self, name) is not None:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)} but kl_coef is 0, so nothing reads the "
-                    f"reference; set kl_coef above 0, or leave {name} out"
-                )
-        self._check_kl_server()
+        check_together(self, _EXCLUSIVE, _NEEDED)
         return self
 
     def objective(self, step: int, num_steps: int) -> Objective:
@@ -158,25 +164,6 @@ class ObjectiveSettings(Settings):
             zero_advantage=self.zero_advantage == "remove",
             num_vocabulary=num_vocabulary,
         )
-
-    def _check_kl_server(self) -> None:
-        """Refuse settings of the reference that its servers do not compute."""
-        if not self.kl_server:
-            return
-        where = f"kl_server is {self.kl_server[0]!r}"
-        if not self.kl_coef:
-            raise ConfigError(f"{where} but kl_coef is 0; set it above 0, or leave kl_server out")
-        if self.kl_estimator == "exact":
-            raise ConfigError(
-                f"{where} but kl_estimator is 'exact', which compares whole distributions, and "
-                "servers give log-probabilities of single tokens; choose k2 or k3"
-            )
-        for name, instead in (
-            ("kl_reference", "serve the model with it merged: legos export --format fused"),
-            ("kl_refresh_steps", "leave it out: the reference of a server stays the same"),
-        ):
-            if (value := getattr(self, name)) is not None:
-                raise ConfigError(f"{where} but {name} is {value}; {instead}")
 
     def _refuse(self, unused: bool, by: str, *names: str) -> None:
         """Refuse settings that are not at their defaults and that the chosen loss does not use."""

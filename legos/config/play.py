@@ -6,13 +6,17 @@ from pydantic import field_validator
 
 from legos.arena.curriculum import CurriculumName
 from legos.arena.playable import IllegalMove
-from legos.config.league import check_opponents
 from legos.config.objective import ObjectiveSettings
 from legos.config.setting import Settings, knob
+from legos.config.together import check_together
 from legos.credit import RULES, WITHOUT_GROUPS
 from legos.errors import ConfigError, did_you_mean
+from legos.loop.deficits import check_shares
 
 __all__ = ["MixedArena", "PlayConfig", "check_play"]
+
+_EXCLUSIVE = (("matchmaker", "opponents", "the matchmaker decides who meets whom"),)
+_NEEDED = (("opponents_end", "opponents", "give the shares at the start too, such as self=1"),)
 
 
 class PlayConfig(Settings):
@@ -54,7 +58,7 @@ class PlayConfig(Settings):
     @field_validator("opponents", "opponents_end")
     @classmethod
     def _check_opponents(cls, shares: dict[str, float]) -> dict[str, float]:
-        check_opponents(shares)
+        check_shares(shares, "among opponents")
         return shares
 
     @field_validator("credit")
@@ -101,16 +105,7 @@ def check_play(play: PlayConfig, training: ObjectiveSettings, where: str) -> Non
             f"{where}.group_size is 1 but {where}.credit {play.credit!r} compares the plays of a "
             "group; every advantage would be 0: use at least 2, or credit 'rae'"
         )
-    if play.matchmaker is not None and play.opponents:
-        raise ConfigError(
-            f"{where}.matchmaker is {play.matchmaker!r} but {where}.opponents names "
-            f"{', '.join(play.opponents)}; the matchmaker decides who meets whom: give one of them"
-        )
-    if play.opponents_end and not play.opponents:
-        raise ConfigError(
-            f"{where}.opponents_end names {', '.join(play.opponents_end)} but {where}.opponents is "
-            "empty; give the shares at the start too, such as self=1"
-        )
+    check_together(play, _EXCLUSIVE, _NEEDED, where=f"{where}.")
     if play.credit == "rae" and training.zero_advantage == "remove":
         raise ConfigError(
             f"training.zero_advantage is 'remove' but {where}.credit is 'rae', where an advantage "

@@ -13,10 +13,10 @@ from pydantic import model_validator
 from legos.config.league import LeagueConfig
 from legos.config.learning_rate import learning_rates
 from legos.config.objective import ObjectiveSettings
-from legos.config.places import check_places
 from legos.config.play import MixedArena, PlayConfig, check_play
 from legos.config.schedule import linear
 from legos.config.setting import Settings, knob
+from legos.config.together import EXCLUSIVE, NEEDED, check_together
 from legos.errors import ConfigError
 from legos.loop.deficits import Spill, check_shares
 from legos.records.limits import EngineLimits
@@ -232,29 +232,15 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        training, loop = self.training, self.loop
-        if loop.deterministic and training.staleness_limit > 0:
+        check_together(self, EXCLUSIVE, NEEDED)
+        if self.device == "torch" and not self.remote_engine:
             raise ConfigError(
-                "loop.deterministic is true but training.staleness_limit is "
-                f"{training.staleness_limit}; a deterministic run allows no lag: "
-                "set the limit to 0 or leave it out"
+                "device is torch but server is empty; torch trains and does not generate: start a "
+                "server of the model (legos serve) and give its address, set engine to vllm, or "
+                "set device to mlx"
             )
-        if loop.deterministic and loop.step_concurrency > 1:
-            raise ConfigError(
-                f"loop.deterministic is true but loop.step_concurrency is {loop.step_concurrency}; "
-                "a deterministic run plays for one step at a time: set it to 1 or leave it out"
-            )
-        if training.decode_pause_s is not None and loop.deterministic:
-            raise ConfigError(
-                f"training.decode_pause_s is {training.decode_pause_s} but loop.deterministic is "
-                "true; passes by the clock do not repeat bit for bit, and a deterministic run "
-                "decodes nothing during a pass: leave one of them out"
-            )
-        if training.kl_server and loop.deterministic:
-            raise ConfigError(
-                f"loop.deterministic is true but training.kl_server is {training.kl_server[0]!r}; "
-                "its answers decide which group comes first: leave one of them out"
-            )
+        self._check_mix()
+        training = self.training
         for name, one in self.arenas.items():
             check_play(one.play, training, f"mix.{name}" if self.mix else "play")
             if training.kl_server and one.generation.temperature != 1.0:
@@ -263,36 +249,25 @@ class RunConfig(Settings):
                     f"temperature {one.generation.temperature:g}, and servers score tokens at 1; "
                     "set generation.temperature to 1, or leave kl_server out"
                 )
-        check_places(self)
         return self
 
-    @model_validator(mode="after")
-    def _check_mix(self) -> Self:
+    def _check_mix(self) -> None:
         """Refuse shares that do not add up, and settings that a mix does not read."""
-        if not self.mix:
-            return self
-        if "arena" in self.model_fields_set:
+        names = ", ".join(self.mix)
+        if self.mix and "arena" in self.model_fields_set:
+            raise ConfigError(f"arena is {self.arena!r} but mix names {names}; give one of them")
+        if self.mix and self.ray is not None and self.players:
             raise ConfigError(
-                f"arena is {self.arena!r} but mix names {', '.join(self.mix)}; give one of them"
+                f"players is {self.players} but mix names {names}; players on a Ray cluster play "
+                "one arena: set players to 0, so that plays run in this process"
             )
-        if self.play.options:
-            raise ConfigError(
-                f"play.options is {self.play.options!r} but mix names {', '.join(self.mix)}; give "
-                f"options to their arena: [mix.{next(iter(self.mix))}] options = {{...}}"
-            )
-        if self.ray is not None and self.players:
-            raise ConfigError(
-                f"players is {self.players} but mix names {', '.join(self.mix)}; players on a Ray "
-                "cluster play one arena: set players to 0, so that plays run in this process"
-            )
-        check_shares({name: one.share for name, one in self.mix.items()})
+        check_shares({name: one.share for name, one in self.mix.items()}, "in the mix")
         for name, one in self.mix.items():
             if "concurrency" in one.model_fields_set:
                 raise ConfigError(
                     f"mix.{name}.concurrency is {one.concurrency}, but all arenas have the same "
                     "number of simultaneous plays; set play.concurrency"
                 )
-        return self
 
     @property
     def arenas(self) -> "Mapping[str, PlayedArena]":

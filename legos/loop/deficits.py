@@ -88,24 +88,22 @@ class Deficits:
         self.tokens = dict(self._before)
 
 
-def check_shares(shares: Mapping[str, float]) -> None:
-    """Refuse shares that do not add up to 1.
+def check_shares(shares: Mapping[str, float], whose: str) -> None:
+    """Refuse shares that do not add up to 1, where there are some.
 
     Args:
-        shares: name of each arena -> its share.
+        shares: name -> share.
+        whose: what the shares are of, for messages, such as "in the mix".
 
     Raises:
-        ConfigError: they do not, there are none, or one is no share; it names the shares.
+        ConfigError: they do not, or one is no share; it names the shares.
     """
-    if not shares:
-        raise ConfigError("the mix has no arena; name at least one, such as --mix nim=1")
     for name, share in shares.items():
         if not 0 <= share <= 1:
-            raise ConfigError(f"share of arena {name!r} in the mix is {share:g}; expected 0 to 1")
+            raise ConfigError(f"the share of {name!r} {whose} is {share:g}; expected 0 to 1")
     total = math.fsum(shares.values())
-    if abs(total - 1.0) > _ROUNDING:
+    if shares and abs(total - 1.0) > _ROUNDING:
         listed = ", ".join(f"{name}={share:g}" for name, share in shares.items())
         raise ConfigError(
-            f"the values of share in the mix add up to {total:g}: {listed}; change them so that "
-            "they add up to 1"
+            f"the shares {whose} add up to {total:g}: {listed}; change them to add up to 1"
         )

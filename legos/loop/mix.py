@@ -44,7 +44,9 @@ class Mix:
                 "once, and give it the sum of its shares"
             )
         by_name = dict(zip(names, shares.values(), strict=True))
-        check_shares(by_name)
+        if not names:
+            raise ConfigError("the mix has no arena; name at least one, such as --mix nim=1")
+        check_shares(by_name, "in the mix")
         if tokens_per_step is not None and tokens_per_step < 1:
             raise ConfigError(f"tokens_per_step is {tokens_per_step}; expected at least 1")
         self.arenas = dict(zip(names, shares, strict=True))

@@ -86,7 +86,10 @@ def refused(capsys: pytest.CaptureFixture[str], empty_place: Path) -> Callable[.
         ),
         (
             ["--deterministic", "--training.staleness-limit", "2"],
-            ["loop.deterministic is true but training.staleness_limit is 2", "set the limit to 0"],
+            [
+                "loop.deterministic is true but training.staleness_limit is 2",
+                "leave one of them out",
+            ],
         ),
         (
             ["--play.group-size", "1", "--play.credit", "grpo"],

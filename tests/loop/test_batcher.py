@@ -153,5 +153,5 @@ def test_without_lag_one_group_is_played_at_a_time_by_the_arena_that_lacks_most(
 
 
 def test_shares_that_do_not_add_up_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"share in the mix add up to 0\.9: a=0\.5, b=0\.4"):
-        check_shares({"a": 0.5, "b": 0.4})
+    with pytest.raises(ConfigError, match=r"shares in the mix add up to 0\.9: a=0\.5, b=0\.4"):
+        check_shares({"a": 0.5, "b": 0.4}, "in the mix")

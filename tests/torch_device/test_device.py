@@ -168,7 +168,7 @@ def test_a_gpu_that_torch_does_not_find_is_refused(monkeypatch: pytest.MonkeyPat
     ("settings", "message"),
     [
         ({"server": ()}, r"device is torch but server is empty; .*legos serve"),
-        ({"training": {"memory_limit_gib": 4.0}}, "but training.memory_limit_gib is 4.0"),
+        ({"training": {"memory_limit_gib": 4.0}}, "but training.memory_limit_gib is 4.0; torch"),
         ({"training": {"decode_pause_s": 0.5}}, "but training.decode_pause_s is 0.5"),
     ],
 )
