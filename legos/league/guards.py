@@ -112,63 +112,57 @@ def guard_alarms(found: Standing, collapse_elo: float, prefix: str) -> Iterator[
         collapse_elo: fall of the rating that counts as a collapse.
         prefix: what the names of its metrics begin with.
     """
-    if found.fall >= collapse_elo and found.best is not None:
-        yield _alarm(
-            "error",
-            f"{prefix}fall",
-            f"the rating is {found.fall:.0f} Elo below that of {found.best.name}, and their "
-            "intervals are apart; lower learning_rate, raise ema_kl_coef, or meet more of the past "
-            "(--play.opponents past=0.5)",
+
+    def alarm(metric: str, text: str, level: Level = "warning") -> Alarm:
+        return Alarm(level=level, metric=f"{prefix}{metric}", text=f"{text} ({PAGE})")
+
+    best = "" if found.best is None else found.best.name
+    if best and found.fall >= collapse_elo:
+        text = (
+            f"the rating is {found.fall:.0f} Elo below that of {best}, and their intervals are "
+            "apart; lower learning_rate, raise ema_kl_coef, or meet more of the past "
+            "(--play.opponents past=0.5)"
         )
+        yield alarm("fall", text, "error")
     if found.forgotten:
-        yield _alarm(
-            "warning",
-            f"{prefix}forgotten",
+        yield alarm(
+            "forgotten",
             f"the policy loses to {', '.join(found.forgotten)}, which an earlier snapshot beat; "
             "meet more of the past (--play.opponents hard=0.5)",
         )
     if found.collusion >= AGREED:
-        yield _alarm(
-            "warning",
-            f"{prefix}collusion",
+        yield alarm(
+            "collusion",
             f"seats of the newest weights earn {found.collusion:.2f} of the largest reward more "
             "with each other than with earlier versions: they may have agreed on what only they "
             "understand; look at the plays (legos watch), and meet more of the past",
         )
     if found.plays < ENOUGH:
         return
-    if found.length >= LONGER and found.best is not None:
-        yield _alarm(
-            "warning",
-            f"{prefix}length",
-            f"a seat takes {found.length:.1f} times the tokens that it took at {found.best.name}, "
-            "which is no weaker; lower generation.max_tokens, or charge for length",
+    if best and found.length >= LONGER:
+        yield alarm(
+            "length",
+            f"a seat takes {found.length:.1f} times the tokens that it took at {best}, which is "
+            "no weaker; lower generation.max_tokens, or charge for length",
         )
-    if found.entropy <= LESS_ENTROPY and found.best is not None:
-        yield _alarm(
-            "warning",
-            f"{prefix}entropy",
-            f"the entropy is {found.entropy:.2g} of that at {found.best.name}, which is no weaker: "
-            "unless the game is solved, raise entropy_coef or ema_kl_coef",
+    if best and found.entropy <= LESS_ENTROPY:
+        yield alarm(
+            "entropy",
+            f"the entropy is {found.entropy:.2g} of that at {best}, which is no weaker: unless the "
+            "game is solved, raise entropy_coef or ema_kl_coef",
         )
     if found.draws >= ALL_DRAWS:
-        yield _alarm(
-            "warning",
-            f"{prefix}draw_share",
+        yield alarm(
+            "draw_share",
             f"{found.draws:.0%} of the plays against others are draws, from which little can be "
             "learned; vary the starts, or meet other opponents",
         )
     if found.seat_gap >= ONE_SEAT:
-        yield _alarm(
-            "warning",
-            f"{prefix}seat_gap",
+        yield alarm(
+            "seat_gap",
             f"the score differs by {found.seat_gap:.2f} between two roles: the seat decides the "
             "play, and not who sits there",
         )
-
-
-def _alarm(level: Level, metric: str, text: str) -> Alarm:
-    return Alarm(level=level, metric=metric, text=f"{text} ({PAGE})")
 
 
 def _sure(table: PayoffTable, member: str, other: str) -> float:
