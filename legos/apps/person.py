@@ -10,7 +10,6 @@ from legos.apps.transcript import visible
 from legos.arena.endings import Void
 from legos.records.message import (
     Completion,
-    Continuation,
     Message,
     Prompt,
     Sampling,
@@ -76,8 +75,7 @@ class Person:
         Raises:
             Void: the input has ended.
         """
-        asked = prompt.messages if isinstance(prompt, Continuation) else messages_or_ids(prompt)[0]
-        unread = _unread(asked)
+        unread = _unread(messages_or_ids(prompt)[0])
         new = [each for each in unread if each.role != "system" or each.content not in self._shown]
         self._shown |= {each.content for each in new if each.role == "system"}
         text = "\n".join(each.content for each in new)

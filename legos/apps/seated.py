@@ -15,12 +15,12 @@ from legos.config.schema import RunConfig
 from legos.errors import CheckpointError, ConfigError, did_you_mean
 from legos.league.cast import BOTS, is_adapter
 from legos.league.matchmaker import DRAWS, EXPLOITER, LeagueSeats
-from legos.records.names import BASE
+from legos.records.names import BASE, POLICY
 from legos.run.find import find_run, split_place
 from legos.run.folder import CONFIG, RUNS
 from legos.weights.adapter import Adapter
 
-__all__ = ["check_opponents_exist", "frozen_adapter", "frozen_adapters", "load_seated"]
+__all__ = ["check_opponents_exist", "frozen_adapters", "load_seated"]
 
 logger = logging.getLogger(__name__)
 PLAYS = 16  # plays of an arena whose seats are looked at
@@ -105,30 +105,23 @@ def load_seated(arenas: Iterable[Arena], load: Callable[[Adapter], object]) -> M
     return loaded
 
 
-def frozen_adapter(text: str) -> Adapter:
-    """What ``named_adapter`` reads, under a name of its weights: equal weights, equal name."""
-    adapter = named_adapter(text)
-    return replace(adapter, name=f"seat-{adapter.digest[:12]}")
-
-
 def frozen_adapters(text: str, policies: Sequence[str]) -> Mapping[str, Adapter]:
-    """Policy -> its adapter of the step that a user names; of one policy, ``frozen_adapter``.
+    """Policy -> its adapter of the step that a user names; equal weights have equal names.
 
     Raises:
         CheckpointError: the run or the adapter is not found.
         AdapterError: an adapter is damaged, or the run keeps none of a policy.
     """
-    first = frozen_adapter(text)
-    others: list[Adapter] = []
+    found = [named_adapter(text)]
     if len(policies) > 1:
-        others = adapters_beside(find_run(split_place(text)[0]), first.version, policies[1:])
-    named = [first, *(replace(one, name=f"seat-{one.digest[:12]}") for one in others)]
+        found += adapters_beside(find_run(split_place(text)[0]), found[0].version, policies[1:])
+    named = (replace(one, name=f"seat-{one.digest[:12]}") for one in found)
     return dict(zip(policies, named, strict=True))
 
 
 def _found(text: str) -> Adapter | None:
     try:
-        return frozen_adapter(text)
+        return frozen_adapters(text, (POLICY,))[POLICY]
     except CheckpointError:
         if "@" in text or "/" in text:
             raise

@@ -35,7 +35,7 @@ class ServedRun:
             trainer.engine,
             name=name,
             options=ServerOptions.for_host(host, api_key=None),
-            matches=trainer.endpoints.matches,
+            matches=trainer.generation.endpoints.matches,
             reserved=self._trained,
             client=self._client,
         )
@@ -57,7 +57,7 @@ class ServedRun:
         """
         listener = bind(*self._address)
         await self._trainer.publish_weights()  # the policy must be live before the first request
-        with self._trainer.endpoints.matches.open():
+        with self._trainer.generation.endpoints.matches.open():
             async with serve_app(self._app, listener, drain_s=DRAIN_S) as url:
                 say(
                     f"the policy is served at {url}/v1; talk to it with",

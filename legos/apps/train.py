@@ -3,7 +3,6 @@
 import asyncio
 import math
 import os
-import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Generator
@@ -77,7 +76,9 @@ def check(resolved: ResolvedConfig, *, resume: Path | None = None) -> None:
     if config.adapter is not None and resume is None and config.fork_from is None:
         _check_start(resolved)
     if config.loop.serve_port:
-        _check_port(config.loop.serve_port)
+        from legos.server.listen import bind  # a slow import
+
+        bind(SERVED_AT, config.loop.serve_port).close()
     if resume is None and config.out is not None:
         RunFolder(config.out).check_free()
 
@@ -157,7 +158,7 @@ def _train(
                 base_model=config.model,
                 evaluation=evaluation_of(config, mix, client),
                 count_tokens=_token_count(trainer, served, players),
-                engine_stats=trainer.engine_stats,
+                engine_stats=trainer.engine.stats,
                 writer=writer,
                 league=config.league,
                 play=play_each if players is None else players.play,
@@ -227,16 +228,6 @@ def _check_start(resolved: ResolvedConfig) -> None:
                 f"modules hold; leave {name} out, or leave adapter out"
             )
     start_of(resolved.config, None)
-
-
-def _check_port(port: int) -> None:
-    try:
-        socket.create_server((SERVED_AT, port)).close()
-    except OSError as error:
-        raise ConfigError(
-            f"loop.serve_port is {port}, where no server can listen ({error.strerror}); "
-            "give another port, or 0 for a free one"
-        ) from error
 
 
 @contextmanager
@@ -309,7 +300,7 @@ def _go(
 
         signals.on_stop(stop)
         try:
-            async with serving, shown_while(run, console, trainer.engine_stats):
+            async with serving, shown_while(run, console, trainer.engine.stats):
                 with watched(
                     lambda: trainer.model.turns,
                     folder.path,

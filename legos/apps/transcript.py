@@ -58,10 +58,9 @@ def _sampled(seat: StoredSeat, turn: StoredTurn) -> str:
     facts = [f"{len(turn.token_ids)} tokens, log-probability {fsum(turn.logprobs):.4g}"]
     if versions := sorted({*turn.versions}):
         facts.append(f"version {' and '.join(map(str, versions))}")
-    if settings := seat.sampling | turn.sampling:  # plays that older versions stored have none
-        new, kept = len(turn.prompt_ids), turn.prompt_ids_kept
-        facts.append(f"after {kept + new} of the prompt, {new} of them new")
-        facts.append(f"temperature {settings['temperature']:g}, at most {settings['max_tokens']}")
+    settings, new = seat.sampling | turn.sampling, len(turn.prompt_ids)
+    facts.append(f"after {turn.prompt_ids_kept + new} of the prompt, {new} of them new")
+    facts.append(f"temperature {settings['temperature']:g}, at most {settings['max_tokens']}")
     return f"({'; '.join(facts)})"
 
 

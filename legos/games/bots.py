@@ -5,7 +5,7 @@ import random
 from legos.arena.game import split_position
 from legos.errors import ArenaError
 from legos.games.exact import Policy
-from legos.records.message import Completion, Continuation, Prompt, Sampling, messages_or_ids
+from legos.records.message import Completion, Prompt, Sampling, messages_or_ids
 from legos.records.names import POLICY
 
 __all__ = ["OptimalBot", "RandomBot", "optimal_move"]
@@ -42,7 +42,7 @@ class OptimalBot:
         self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
     ) -> Completion:
         """Choose a move; raises as ``optimal_move``."""
-        asked = prompt.messages if isinstance(prompt, Continuation) else messages_or_ids(prompt)[0]
+        asked, _ = messages_or_ids(prompt)
         move = optimal_move(self._policy, self._role, asked[-1].content, seed=sampling.seed)
         return Completion(text=move, adapter=adapter)
 

@@ -271,7 +271,7 @@ class LeagueSeats(Matchmaker):
         self.unit = state["unit"]
         self.progress = state["progress"]
         self._met = {name: (plays, points) for name, (plays, points) in state["met"].items()}
-        self._tokens = state.get("tokens", 0)  # which older checkpoints lack
+        self._tokens = state["tokens"]
         self._step = None
 
 

@@ -96,8 +96,7 @@ class Ledger:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what ``state`` returned."""
-        # Older checkpoints count tokens that several steps trained on as generated once.
-        self.generated = state["generated"] + state.get("reused", 0)
+        self.generated = state["generated"]
         self.trained_by = Counter(state["trained_by"])
         self.filtered = Counter(state["filtered"])
         self.discarded = Counter(state["discarded"])

@@ -15,7 +15,6 @@ from legos.play.one_task import play_task
 from legos.records.episode import Episode, Task
 from legos.records.message import (
     Completion,
-    Continuation,
     Message,
     Prompt,
     Sampling,
@@ -76,8 +75,7 @@ class _Player:
         if replay.answers.get(role):
             said = replay.answers[role].popleft()
         else:
-            is_further = isinstance(prompt, Continuation)
-            messages = prompt.messages if is_further else messages_or_ids(prompt)[0]
+            messages, _ = messages_or_ids(prompt)
             if role not in replay.ask:
                 replay.question = replay.question or Question(role, messages, sampling)
                 raise Void(WAITING)

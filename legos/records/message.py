@@ -256,14 +256,16 @@ ScoredRows = Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]]
 """Token ids of each prompt, and of the continuations that are scored after it."""
 
 
-def messages_or_ids(
-    prompt: Sequence[Message] | Sequence[int],
-) -> tuple[tuple[Message, ...], tuple[int, ...]]:
+def messages_or_ids(prompt: Prompt) -> tuple[tuple[Message, ...], tuple[int, ...]]:
     """Split a prompt into messages and token ids, one of which is empty.
+
+    A conversation that goes on is taken as its messages.
 
     Raises:
         RequestError: the prompt is neither.
     """
+    if isinstance(prompt, Continuation):
+        return prompt.messages, ()
     expected = "expected messages, such as [Message('user', 'Hello')], or token ids"
     if isinstance(prompt, str):
         raise RequestError(f"the prompt is the text {prompt[:80]!r}; {expected}")

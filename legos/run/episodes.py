@@ -1,7 +1,6 @@
 """episodes.jsonl: plays for people and programs to read, with all that their seats were shown.
 
-``docs/run/runs.md`` describes the fields. Those with a default are missing in plays that older
-versions stored.
+``docs/run/runs.md`` describes the fields.
 """
 
 import json

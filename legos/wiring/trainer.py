@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legos.clients.engine import EngineClient
 from legos.clients.pool import all_done
@@ -31,9 +31,6 @@ from legos.wiring.engines import MakeEngine, TokenEngine
 from legos.wiring.model import apply_lora, check_loaded, model_place
 from legos.wiring.references import reference_servers
 from legos.wiring.serving import both_named
-
-if TYPE_CHECKING:
-    from legos.server.seats import SeatHost
 
 __all__ = ["Trainer", "start_of", "trainer_of"]
 
@@ -194,11 +191,6 @@ class Trainer(PolicyTrainer):
         """A client of the engine."""
         return self.generation.client()
 
-    @property
-    def endpoints(self) -> "SeatHost":
-        """Serves the seats of plays to other programs (``Table.endpoint``)."""
-        return self.generation.endpoints
-
     async def tokens_generated(self, policy: str = POLICY) -> int:
         """Number of tokens that the engine has sampled for a policy.
 
@@ -208,14 +200,6 @@ class Trainer(PolicyTrainer):
             EngineError: the engine has died or was closed.
         """
         return await asyncio.wrap_future(self.engine.tokens_generated(policy))
-
-    def engine_stats(self) -> Mapping[str, float]:
-        """The counts and sizes that the engine reports; see ``Engine.stats``.
-
-        Raises:
-            EngineError: the engine has died or was closed.
-        """
-        return self.engine.stats()
 
     def close(self) -> None:
         """Stop the threads of the engine and of the model."""

@@ -194,26 +194,6 @@ def test_a_replay_shows_what_was_told_and_how_answers_were_sampled(run: RunFolde
     assert "tokens" not in told_so[0]
 
 
-OLD = ("messages", "messages_kept", "asked_as", "choices", "restricted", "sampling")
-
-
-def test_plays_of_older_versions_can_be_read(
-    run: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stored = game_run(run, "leduc")
-    for play in stored:
-        for seat in play["seats"]:
-            del seat["sampling"]
-            for turn in seat["turns"]:
-                turn["token_ids"], turn["logprobs"], turn["versions"] = [1], [-0.5], [0]
-                for name in (*OLD, "prompt_ids", "prompt_ids_kept"):
-                    del turn[name]
-    run.episodes.write_text("".join(json.dumps(play) + "\n" for play in stored))
-    assert main(["watch", str(run.path), "--episode", "1"]) == 0
-    assert "(1 tokens, log-probability -0.5; version 0)" in capsys.readouterr().out
-    assert main(["watch", str(run.path)]) == 0
-
-
 def test_failed_and_void_plays_say_why(run: RunFolder) -> None:
     failed = replace(make_episode({}), error="ValueError: no\n", failure="failed")
     void = replace(make_episode({}), void=True, notes=("void: too long",), children=(failed,))

@@ -193,7 +193,7 @@ def _run(config: RunConfig, kind: str, steps: int, *, lag: bool) -> dict[str, An
         arena = _arena(config, kind, trainer)
 
         def engine_s() -> float:
-            return trainer.engine_stats()["worked_seconds_total"]
+            return trainer.engine.stats()["worked_seconds_total"]
 
         async def note(metrics: Metrics, batches: Sequence[Group]) -> None:
             trace.note(metrics, batches, engine_s())
