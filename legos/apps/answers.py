@@ -44,10 +44,8 @@ def write_answers(
 
     Raises:
         ArenaError: the arena is not found, gives no such answer, or a play fails.
-        ConfigError: there is no play, or the file has another ending.
+        ConfigError: the file has another ending.
     """
-    if plays < 1:
-        raise ConfigError(f"plays is {plays}; expected at least 1")
     if to.suffix != ".jsonl":
         raise ConfigError(f"--to is {to}; expected the name of a .jsonl file")
     arena = make_arena(name, ScriptedClient([]), play=settings)

@@ -9,7 +9,6 @@ from legos.arena.game import Game
 from legos.arena.registry import known_arenas
 from legos.checks import Finding, check_arena
 from legos.config.schema import PlayConfig
-from legos.errors import ConfigError
 from legos.fakes import ScriptedClient
 from legos.wiring.arena import make_arena
 
@@ -47,10 +46,7 @@ def check_by_name(name: str, *, settings: PlayConfig, plays: int, seed: int) -> 
 
     Raises:
         ArenaError: the arena is not found or cannot be played; the message says what to write.
-        ConfigError: there is no play.
     """
-    if plays < 1:
-        raise ConfigError(f"plays is {plays}; expected at least 1")
     arena = make_arena(name, ScriptedClient([]), play=settings)
     return check_arena(arena, plays=plays, seed=seed)
 

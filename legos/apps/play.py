@@ -94,8 +94,6 @@ def play(
     Raises:
         LegosError: the arena, an adapter, a model or a seat is not valid.
     """
-    if plays < 1:
-        raise ConfigError(f"plays is {plays}; expected at least 1")
     generation = GenerationConfig(temperature=temperature)
     arena = make_arena(name, ScriptedClient([]), play=settings, generation=generation)
     arena.play_timeout_s, arena.report_after_s = None, float("inf")  # a person may think for hours

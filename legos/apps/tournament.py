@@ -307,8 +307,6 @@ def _expanded(who: str, snapshots: int) -> Iterator[str]:
     if at != ALL:
         yield who
         return
-    if snapshots < 1:
-        raise ConfigError(f"snapshots is {snapshots}; expected at least 1")
     newest_first = [path for _, path in sorted(find_run(run).adapter_versions.items())][::-1]
     if not newest_first:
         raise CheckpointError(f"{run} holds no adapter yet; train it first")

@@ -6,7 +6,7 @@ from typing import Literal
 from cyclopts import App
 
 from legos.cli.output import Flag, show
-from legos.cli.overrides import PlaySettings, dotted
+from legos.cli.overrides import Count, PlaySettings, dotted
 from legos.config.resolve import resolve
 
 __all__ = ["arenas"]
@@ -33,7 +33,7 @@ def check(
     name: str,
     /,
     *,
-    plays: int = 64,
+    plays: Count = 64,
     seed: int = 0,
     json: Flag = False,
     play: PlaySettings = None,
@@ -62,7 +62,7 @@ def answers(
     *,
     to: Path,
     by: Literal["oracle", "example"] = "oracle",
-    plays: int = 256,
+    plays: Count = 256,
     seed: int = 0,
     play: PlaySettings = None,
 ) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast, get_args
 
-from cyclopts import Group, Parameter, Token
+from cyclopts import Group, Parameter, Token, validators
 from pydantic.fields import FieldInfo
 
 from legos.config.league import LeagueConfig
@@ -22,6 +22,7 @@ from legos.config.setting import Settings, limits
 from legos.errors import ConfigError
 
 __all__ = [
+    "Count",
     "EvaluationLoopOptions",
     "EvaluationPlayOptions",
     "GenerationOptions",
@@ -39,6 +40,9 @@ __all__ = [
     "shares",
 ]
 
+
+Count = Annotated[int, Parameter(validator=validators.Number(gte=1))]
+"""A number of plays, or of other things, of which there must be one."""
 
 Several = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 """An option that may be repeated."""

@@ -1,7 +1,7 @@
 """``legos play``: play an arena in the terminal."""
 
 from legos.cli.output import Flag, show_line
-from legos.cli.overrides import Key, PlaySettings, Several, dotted
+from legos.cli.overrides import Count, Key, PlaySettings, Several, dotted
 from legos.config.resolve import resolve
 from legos.errors import ConfigError
 
@@ -17,7 +17,7 @@ def play(
     name: str | None = None,
     model: str | None = None,
     api_key: Key = None,
-    plays: int = 1,
+    plays: Count = 1,
     seed: int | None = None,
     temperature: float = 1.0,
     thinking: Flag = False,

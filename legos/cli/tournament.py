@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from legos.cli.output import Flag, show, show_line
-from legos.cli.overrides import Key, PlaySettings, dotted
+from legos.cli.overrides import Count, Key, PlaySettings, dotted
 from legos.cli.ratings import interval, show_members
 
 __all__ = ["tournament"]
@@ -16,7 +16,7 @@ def tournament(
     plays: int | None = None,
     seed: int = 0,
     temperature: float | None = None,
-    snapshots: int = 8,
+    snapshots: Count = 8,
     model: str | None = None,
     api_key: Key = None,
     json: Flag = False,
