@@ -3,7 +3,6 @@
 import inspect
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, TypeGuard, cast, get_args
 
 from legos.arena.answer import Reply
@@ -259,22 +258,14 @@ def checked_choices(choices: Any, role: str) -> tuple[str, ...]:
     Raises:
         ArenaError: the list is empty, or no answer can equal one of the choices.
     """
-    iterable = hasattr(choices, "__iter__") and not isinstance(choices, str)
-    texts: tuple[Any, ...] = tuple(choices) if iterable else ()
-    try:
-        complaint = _complaint(texts)
-    except TypeError:  # one of them cannot be hashed
-        complaint = _complaint.__wrapped__(texts)
-    if iterable and not complaint:
-        return texts
-    if isinstance(choices, str):
-        complaint = f"are the text {choices!r}; expected a list of texts"
-    elif not iterable:
-        complaint = f"are {shown(choices)}; expected a list of texts"
-    raise ArenaError(f"the choices for {role!r} {complaint}")
+    if isinstance(choices, str) or not hasattr(choices, "__iter__"):
+        raise ArenaError(f"the choices for {role!r} are {shown(choices)}; expected a list of texts")
+    texts = tuple(choices)
+    if complaint := _complaint(texts):
+        raise ArenaError(f"the choices for {role!r} {complaint}")
+    return texts
 
 
-@lru_cache(maxsize=1024)
 def _complaint(texts: tuple[Any, ...]) -> str | None:
     """The first problem of the choices, or None."""
     if not texts:
@@ -321,16 +312,10 @@ def checked_rewards(returned: Any, roles: Sequence[str], source: str) -> dict[st
 
 def _unlike(returned: Any, roles: Sequence[str]) -> str:
     """Describe how a value differs from one reward for each role."""
-    form = dict.fromkeys(roles, 0.0)
-    expected = f"expected a reward for each role: return {form}"
+    expected = f"expected a reward for each role: return {dict.fromkeys(roles, 0.0)}"
     if returned is None:
         return f"None; is a `return` missing? {expected}"
     if not isinstance(returned, Mapping):
         return f"{shown(returned)}; {expected}"
-    given = cast("Mapping[str, Any]", returned)
-    none_for = ", ".join(repr(role) for role in roles if role not in given)
-    unknown = ", ".join(repr(role) for role in given if role not in form)
-    complaints = [f"none for {none_for}"] if none_for else []
-    complaints += [f"{unknown} is no role"] if unknown else []
-    names = ", ".join(map(repr, given)) or "no role"
-    return f"rewards for {names}: {', '.join(complaints)}; {expected}"
+    names = ", ".join(map(repr, cast("Mapping[str, Any]", returned))) or "no role"
+    return f"rewards for {names}; {expected}"

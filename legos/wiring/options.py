@@ -5,7 +5,6 @@ import json
 import logging
 import types
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -34,12 +33,10 @@ def check_options(config: RunConfig) -> None:
         ArenaError: as for ``checked_options``.
     """
     for name, one in config.arenas.items():
-        checked_options(name, one.play.options, where=f"mix.{name}" if config.mix else "play")
+        checked_options(name, one.play.options)
 
 
-def checked_options(
-    name: str, options: Mapping[str, object], *, where: str = "play"
-) -> dict[str, Any]:
+def checked_options(name: str, options: Mapping[str, object]) -> dict[str, Any]:
     """Check options by the constructor of the arena, and give them the types that it annotates.
 
     A list becomes a tuple where one is annotated, a text a path, and ``none`` None. Options without
@@ -48,38 +45,32 @@ def checked_options(
     Args:
         name: name of the arena.
         options: its options, as TOML has them or as objects.
-        where: the group that holds them, ``play`` or ``mix.ARENA``.
 
     Raises:
         ArenaError: an option is unknown, missing or of another type, or the arena is not found.
     """
     kind = find_arena(name)
-    _check_names(name, kind, options, where)
+    _check_names(name, kind, options)
     annotated = dict(_annotations(kind))
     return {
-        option: _typed(name, option, value, annotated[option], where)
-        if option in annotated
-        else value
+        option: _typed(name, option, value, annotated[option]) if option in annotated else value
         for option, value in options.items()
     }
 
 
-def _check_names(name: str, kind: type, options: Mapping[str, object], where: str) -> None:
+def _check_names(name: str, kind: type, options: Mapping[str, object]) -> None:
     parameters = inspect.signature(kind).parameters
-    for key, p in parameters.items():
-        required = p.default is p.empty and p.kind not in _VARIADIC
-        if required and key not in OF_EVERY_ARENA and key not in options:
-            raise ArenaError(
-                f"arena {name!r} needs an option {key!r}; give --play.options.{key} VALUE"
-                if where == "play"
-                else f"arena {name!r} needs an option {key!r}; give it in options of [{where}]"
-            )
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     known = [
         key
         for key, p in parameters.items()
         if key not in OF_EVERY_ARENA and p.kind not in _VARIADIC
     ]
+    for key in known:
+        if parameters[key].default is inspect.Parameter.empty and key not in options:
+            raise ArenaError(
+                f"arena {name!r} needs an option {key!r}; give --play.options.{key} VALUE"
+            )
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for option in options:
         if option in OF_EVERY_ARENA or not (takes_any or option in known):
             hint = did_you_mean(option, known) if known else "; it takes none"
@@ -108,7 +99,7 @@ def _annotations(kind: type) -> Iterator[tuple[str, tuple[Any, Any]]]:
             return
 
 
-def _typed(name: str, option: str, value: object, annotated: tuple[Any, Any], where: str) -> Any:
+def _typed(name: str, option: str, value: object, annotated: tuple[Any, Any]) -> Any:
     """An option as its annotation says.
 
     Raises:
@@ -135,10 +126,7 @@ def _typed(name: str, option: str, value: object, annotated: tuple[Any, Any], wh
         return _accepted(adapter, value)
     except ValidationError as error:
         reason = " or ".join(expected(each, optional) for each in error.errors(include_url=False))
-    raise ArenaError(
-        f"arena {name!r}: option {option!r} is {value!r}; {reason}"
-        f"{_how(adapter, option, value, where)}"
-    )
+        raise ArenaError(f"arena {name!r}: option {option!r} is {value!r}; {reason}") from None
 
 
 def _accepted(adapter: TypeAdapter[Any], value: object) -> Any:
@@ -154,17 +142,6 @@ def _accepted(adapter: TypeAdapter[Any], value: object) -> Any:
     except (TypeError, ValueError):  # an object of a program
         return adapter.validate_python(value, strict=True)
     return adapter.validate_json(text, strict=True)
-
-
-def _how(adapter: TypeAdapter[Any], option: str, value: object, where: str) -> str:
-    """How to write the value, where it is one item of a list, or a text without its quotes."""
-    for instead in ([value], str(value)):
-        with suppress(ValidationError):
-            _accepted(adapter, instead)
-            written = json.dumps(instead, default=str)
-            given = f"--play.options.{option} '{written}'"
-            return f"; write {given if where == 'play' else f'{option} = {written}'}"
-    return ""
 
 
 def _read(annotation: Any, init: Any) -> Any:

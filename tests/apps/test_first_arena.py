@@ -191,7 +191,7 @@ def test_answers_that_are_never_legal_where_equal_rewards_are_left_out(
     ("methods", "attributes", "message"),
     [
         ("def payoff(self, state): pass", "", "payoff(2) of game 'mine' returned None; is a `retu"),
-        ("def payoff(self, state): return {'ann': 1}", "", "for 'ann': none for 'bob'; expected a"),
+        ("def payoff(self, state): return {'ann': 1}", "", "rewards for 'ann'; expected a"),
         (
             "def legal(self, state, role): return [1]",
             "",

@@ -135,7 +135,7 @@ def test_a_part_that_is_not_finite_fails_its_play_alone(reward: Any, message: st
 
 
 def test_a_missing_role_is_refused_as_without_parts() -> None:
-    with pytest.raises(ArenaError, match="rewards for 'writer': none for 'judge'"):
+    with pytest.raises(ArenaError, match="rewards for 'writer'; expected a reward for each role"):
         step(Graded({"writer": {"correct": 1.0}}))
 
 

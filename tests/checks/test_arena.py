@@ -69,7 +69,7 @@ def test_rewards_that_break_the_rules_are_an_error() -> None:
     async def play(self: Arena, t: Table) -> Mapping[str, float]:
         return {"ann": 1.0}
 
-    with pytest.raises(ArenaError, match="none for 'bob'"):
+    with pytest.raises(ArenaError, match="rewards for 'ann'; expected a reward for each role"):
         check_arena(talk(play=play), plays=3)
 
 

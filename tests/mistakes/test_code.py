@@ -95,8 +95,8 @@ ARENAS = {  # what the class Mine(Base) has -> message of its step
         "play() of arena 'mine' returned 1.0, a float; expected a reward for each role: ..."
     ),
     "async def play(self, t): return {'palyer': 1.0}": (
-        "play() of arena 'mine' returned rewards for 'palyer': none for 'player', 'palyer' is no "
-        "role; expected a reward for each role: return {'player': 0.0}"
+        "play() of arena 'mine' returned rewards for 'palyer'; expected a reward for each "
+        "role: return {'player': 0.0}"
     ),
     "async def play(self, t): return {'player': '1'}": (
         "play() of arena 'mine' gives 'player' the reward '1', a str; expected a finite number ..."

@@ -165,7 +165,7 @@ def test_when_all_plays_fail_the_first_failure_is_told() -> None:
 @pytest.mark.parametrize(
     ("rewards", "message"),
     [
-        ({}, "returned rewards for no role: none for 'player'; expected a reward for each role"),
+        ({}, "returned rewards for no role; expected a reward for each role"),
         ({"player": 1.0, "other": 0.0}, "returned rewards for 'player', 'other': 'other' is no"),
         ({"player": float("nan")}, "gives 'player' the reward nan, a float; expected a finite"),
     ],
