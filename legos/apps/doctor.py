@@ -10,11 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from legos.apps.markdown import table_head, table_line
-from legos.arena.registry import advice
 from legos.bench.models import write_bench_model
 from legos.checks.device import Check, run_checks
-from legos.config.resolve import resolve
-from legos.errors import LegosError
 from legos.installed import own_version
 from legos.mac import mac_facts
 from legos.machine import blas, blas_hint
@@ -114,7 +111,6 @@ def _facts() -> dict[str, Any]:
         "device": _device(),
         "blas": blas_hint() or blas(),
         "disk_free_gib": shutil.disk_usage(disk).free / 2**30,
-        "settings": _settings(),
         "environment": {
             name: value
             for name, value in sorted(os.environ.items())
@@ -128,15 +124,6 @@ def _device() -> Mapping[str, Any]:
         return find_device().facts()
     except Exception as error:  # the library is not installed, or finds no device
         return {"error": f"{type(error).__name__}: {error}"}
-
-
-def _settings() -> str:
-    """Whether the default settings of ``legos train`` are valid on this machine."""
-    try:
-        config = resolve(recommend=advice).config
-    except LegosError as error:
-        return f"{error}"
-    return f"valid (model {config.model}, arena {config.title})"
 
 
 def _line(check: Check) -> str:
