@@ -209,26 +209,18 @@ class Completion(Generated, frozen=True, kw_only=True):
                 message names the field and both lengths.
         """
         num_tokens = len(self.token_ids)
-        if len(self.logprobs) != num_tokens or len(self.versions) != num_tokens:
-            raise RecordError(
-                f"a completion of {num_tokens} tokens has {len(self.logprobs)} log-probabilities "
-                f"and {len(self.versions)} versions; every token needs one of each"
-            )
-        for field, what in (
-            (self.raw_logprobs, "raw log-probabilities"),
-            (self.alternatives, "sets of alternatives"),
+        for name, values, needed in (
+            ("logprobs", self.logprobs, True),
+            ("versions", self.versions, True),
+            ("raw_logprobs", self.raw_logprobs, False),
+            ("alternatives", self.alternatives, False),
+            ("legal", self.legal, self.restricted),
         ):
-            if len(field) not in (0, num_tokens):
+            if len(values) != num_tokens and (values or needed):
                 raise RecordError(
-                    f"a completion of {num_tokens} tokens has {len(field)} {what}; every token "
-                    "needs one, or none has one"
+                    f"{name} of a completion of {num_tokens} tokens has {len(values)} values; "
+                    "every token needs one"
                 )
-        if len(self.legal) != num_tokens and (self.legal or self.restricted):
-            kind = "a restricted completion" if self.restricted else "a completion"
-            raise RecordError(
-                f"{kind} of {num_tokens} tokens has {len(self.legal)} sets of legal tokens; "
-                "every token needs one"
-            )
 
     @property
     def trainable(self) -> bool:

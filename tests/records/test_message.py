@@ -108,20 +108,20 @@ def test_every_token_has_a_logprob_and_a_version(field: str, value: tuple[float,
 def test_legal_tokens_are_known_for_all_tokens_or_none() -> None:
     assert completion(legal=()).legal == ()
     assert completion(legal=((2,), (3,))).legal == ((2,), (3,))
-    with pytest.raises(RecordError, match="1 sets of legal tokens"):
+    with pytest.raises(RecordError, match="legal of a completion of 2 tokens has 1 values"):
         completion(legal=((2,),))
 
 
 def test_a_restricted_completion_says_what_was_legal() -> None:
-    with pytest.raises(RecordError, match="restricted"):
+    with pytest.raises(RecordError, match="legal of a completion of 2 tokens has 0 values"):
         completion(restricted=True)
 
 
 def test_extras_are_known_for_all_tokens_or_none() -> None:
     assert completion(raw_logprobs=(-1.0, -2.0)).raw_logprobs == (-1.0, -2.0)
-    with pytest.raises(RecordError, match="2 tokens has 1 raw log-probabilities"):
+    with pytest.raises(RecordError, match="raw_logprobs of a completion of 2 tokens has 1 values"):
         completion(raw_logprobs=(-1.0,))
-    with pytest.raises(RecordError, match="2 tokens has 3 sets of alternatives"):
+    with pytest.raises(RecordError, match="alternatives of a completion of 2 tokens has 3 values"):
         completion(alternatives=((), (), ()))
 
 
