@@ -34,7 +34,6 @@ __all__ = [
     "Engine",
     "Matchmaker",
     "Publisher",
-    "Ratios",
     "RewardModel",
     "Scorer",
     "Seat",
@@ -46,8 +45,6 @@ __all__ = [
 Deliver = Callable[[Sequence[tuple[int, Result]]], None]
 Snapshot = Callable[[Path], object]
 """Writes the state of a backend into an existing folder; any thread may call it."""
-Ratios = Callable[[], Any] | None
-"""Computes the importance ratios of all trained tokens of a step: [A] floats."""
 
 
 class Client(Protocol):
@@ -384,9 +381,7 @@ class Tracker(Protocol):
         """
         ...
 
-    def plays(
-        self, episodes: Sequence[Episode], *, step: int, evaluation: bool, ratios: Ratios = None
-    ) -> None:
+    def plays(self, episodes: Sequence[Episode], *, step: int, evaluation: bool) -> None:
         """Record the plays of a step or of an evaluation, before its metrics."""
 
     def alert(self, alarm: Alarm, *, step: int) -> None:
