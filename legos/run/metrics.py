@@ -27,8 +27,8 @@ Metrics = dict[str, float | int | None]
 class MetricTable(Mapping[str, NDArray[Any]]):
     """Metrics as columns: name -> [N] values of N steps, NaN where a step has none.
 
-    ``table["step"]`` and other whole numbers are integers, and all else float64. Step 0 has the
-    first evaluation; the metrics of an evaluation stand in the row of its step.
+    ``table["step"]`` has integers, and all else float64. Step 0 has the first evaluation; the
+    metrics of an evaluation stand in the row of its step.
     """
 
     def __init__(self, columns: "Mapping[str, array[Any]]") -> None:
@@ -40,8 +40,7 @@ class MetricTable(Mapping[str, NDArray[Any]]):
     def __getitem__(self, name: str) -> NDArray[Any]:
         if name not in self._names:
             raise KeyError(name)
-        column = self._columns[name]
-        return np.array(column[: self.num_steps], np.int64 if column.typecode == "q" else float)
+        return np.array(self._columns[name][: self.num_steps])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -134,7 +133,7 @@ class MetricTail:
 
     def _begin(self) -> None:
         self._lines = NewLines(self._path)
-        self._columns: dict[str, array[Any]] = {"step": array("q")}  # "q": all are whole numbers
+        self._columns: dict[str, array[Any]] = {"step": array("l")}
         self._table = MetricTable({})
         self.damaged: list[int] = []
 
@@ -144,20 +143,11 @@ class MetricTail:
         row = bisect_left(steps, values["step"])
         if row == len(steps) or steps[row] != values["step"]:
             for name, column in columns.items():
-                value = values.get(name, nan)
-                columns[name] = column = _fitting(column, value)
-                column.insert(row, value)
+                column.insert(row, values.get(name, nan))
         for name, value in values.items():
             if name not in columns:
-                one = len(steps) == 1
-                columns[name] = array("q", [0]) if one else array("d", [nan]) * len(steps)
-            columns[name] = column = _fitting(columns[name], value)
-            column[row] = value
-
-
-def _fitting(column: "array[Any]", value: float) -> "array[Any]":
-    """The column, or a copy as floats where it has whole numbers and the value is none."""
-    return column if column.typecode == "d" or type(value) is int else array("d", column)
+                columns[name] = array("d", [nan]) * len(steps)
+            columns[name][row] = value
 
 
 def _number(value: object) -> float:

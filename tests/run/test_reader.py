@@ -57,7 +57,7 @@ def test_values_of_any_kind_and_steps_in_any_order_become_columns(folder: RunFol
     table = run.metrics
     assert table["step"].tolist() == [1, 3]
     assert table["n"].tolist() == [2, 1]
-    assert table["n"].dtype == np.int64
+    assert table["n"].dtype == np.float64
     assert table.points("late") == [(3, 7.0)]
     assert table.newest == {"step": 3, "n": 1, "late": 7.0}
     assert table.points("huge") == table.points("none") == []
