@@ -15,30 +15,7 @@ from legos.weights.adapter import Adapter
 from legos.wiring.device import Row, device_checks
 from legos.wiring.model import apply_lora, load_model
 
-__all__ = ["EngineBench", "numbered_requests"]
-
-
-def numbered_requests(
-    prompts: Sequence[Row], max_tokens: int, *adapters: str, stream: bool = True
-) -> list[Request]:
-    """Requests with their numbers as seeds and the adapters by turns.
-
-    Args:
-        prompts: token ids of each prompt.
-        max_tokens: length of each answer.
-        adapters: names of adapters.
-        stream: whether the first one is streamed.
-    """
-    return [
-        Request(
-            prompt_ids=prompt,
-            max_tokens=max_tokens,
-            seed=number,
-            adapter=adapters[number % len(adapters)],
-            stream=stream and number == 0,
-        )
-        for number, prompt in enumerate(prompts)
-    ]
+__all__ = ["EngineBench"]
 
 
 class EngineBench:

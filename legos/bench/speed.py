@@ -11,11 +11,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from legos.bench.engine_bench import EngineBench, numbered_requests
+from legos.bench.engine_bench import EngineBench
 from legos.bench.step_bench import StepBench
 from legos.bench.turns import in_turn, medians, seconds_of
 from legos.records.limits import EngineLimits
 from legos.records.names import POLICY
+from legos.records.request import Request
 from legos.weights.folder import read_adapter, write_adapter
 from legos.wiring.device import Row, Split, device_checks
 from legos.wiring.model import load_model
@@ -82,11 +83,18 @@ def _generation(bench: EngineBench, streams: int, time_s: float) -> Iterator[Lin
         """New ones for each measurement: the engine reuses what it computed for equal ones."""
         return bench.prompts(streams, PROMPT, seed=next(seeds))
 
+    def run(tokens: int) -> float:
+        requests = [
+            Request(prompt_ids=prompt, max_tokens=tokens, seed=number)
+            for number, prompt in enumerate(prompts())
+        ]
+        return bench.run(requests)
+
     def seconds(tokens: int) -> tuple[float, float]:
         """Median seconds of the kit and of mlx-lm for answers of so many tokens."""
         return medians(
             in_turn(
-                lambda: bench.run(numbered_requests(prompts(), tokens, POLICY, stream=False)),
+                lambda: run(tokens),
                 lambda: bench.bare(prompts(), max_tokens=tokens, lora=True),
                 seconds=time_s,
             )

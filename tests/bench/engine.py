@@ -20,13 +20,14 @@ from itertools import pairwise
 from typing import Any
 
 from bench.command import Ratio, run
+from bench.numbered import numbered_requests
 from bench.rounds import Workload
 from cache_bytes import counted
 from delta_peaks import memory_vs_loop
 from load_peaks import load_check_peak
 from msgspec.structs import replace
 
-from legos.bench.engine_bench import EngineBench, numbered_requests
+from legos.bench.engine_bench import EngineBench
 from legos.bench.models import HEAD, write_bench_model
 from legos.bench.turns import medians
 from legos.clients.submit import submit_all

@@ -19,10 +19,10 @@ from typing import Any
 from bench.command import Ratio, run, speed_ratio
 from bench.device_code import DeviceTime, bare_shared_generation
 from bench.line import samples_per_minute, slow_play_throughput, timed_steps
+from bench.numbered import numbered_requests
 from bench.rounds import Workload
 
 from legos.arena.registry import advice
-from legos.bench.engine_bench import numbered_requests
 from legos.bench.turns import medians, seconds_of
 from legos.clients.submit import submit_all
 from legos.config.resolve import resolve

@@ -23,12 +23,13 @@ from typing import Any
 import httpx
 from bench.clients import Body, clients, speed
 from bench.command import Compared, Ratio, run
+from bench.numbered import numbered_requests
 from bench.rounds import Workload
 from bench.server_processes import ROWS, Server, drop_command, running, servers_of
 from bench.servers_in_turn import measure_servers, ratios_to_best
 from bench.streams import CHAT, Streams, growth
 
-from legos.bench.engine_bench import EngineBench, numbered_requests
+from legos.bench.engine_bench import EngineBench
 from legos.bench.models import write_bench_model
 from legos.bench.turns import medians
 from legos.machine import quiet_collector
