@@ -16,14 +16,11 @@ from legos.run.find import find_run, split_place
 from legos.run.folder import RunFolder
 from legos.run.key_figures import key_figures
 from legos.run.run import Run
-from legos.track import (
-    ConsoleTracker,
-    ExperimentTracker,
-    JsonlTracker,
-    ManyTrackers,
-    TrackerBeside,
-)
-from legos.track.console import LONG_ANSWER
+from legos.track.beside import TrackerBeside
+from legos.track.console import LONG_ANSWER, ConsoleTracker
+from legos.track.experiment import ExperimentTracker
+from legos.track.jsonl import JsonlTracker
+from legos.track.many import ManyTrackers
 from legos.track.trackio import start_trackio
 from legos.track.wandb import kill_service, start_wandb
 

@@ -36,7 +36,7 @@ from legos.run.find import checkpoint_of, find_run, fresh_folder, split_place
 from legos.run.folder import FAILS_AGAIN, RUNS, RunFolder
 from legos.run.run import Run
 from legos.stalls import STALL_AFTER_S, LoopWatch
-from legos.track import ConsoleTracker
+from legos.track.console import ConsoleTracker
 from legos.weights.adapter import Adapter
 from legos.wiring.arena import make_mix
 from legos.wiring.evaluate import evaluation_of

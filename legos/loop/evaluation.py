@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from statistics import fmean
 from typing import Any, cast
 
@@ -22,15 +22,8 @@ __all__ = ["ArenaEvaluation", "MixEvaluation", "flat_metrics"]
 
 logger = logging.getLogger(__name__)
 SEED = 0x5EED  # evaluations use other plays than training
-UNDEFINED = (  # metrics that are not defined without enumerating the states
-    "optimal_move_rate",
-    "exploitability",
-    "joint_value",
-    "optimal_joint_value",
-    "illegal_probability",
-    "vs_random",
-    "vs_optimal",
-)
+UNDEFINED = [field.name for field in fields(GameReport) if field.name != "arena"]
+"""Metrics that are not defined without enumerating the states."""
 
 
 class ArenaEvaluation:

@@ -17,7 +17,7 @@ from tiny_folders import write_tiny_model
 
 from legos.builtin import builtin_path
 from legos.cli.process import main
-from legos.track import JsonlTracker
+from legos.track.jsonl import JsonlTracker
 
 FAST = (*NIM, "--steps", "2")
 

@@ -28,8 +28,8 @@ from legos.config.resolve import read_config
 from legos.config.schema import RunConfig
 from legos.records.names import POLICY, evaluated_name
 from legos.run.checkpoint import newest_whole, read_state
-from legos.track import JsonlTracker
 from legos.track.experiment import grouped
+from legos.track.jsonl import JsonlTracker
 from legos.weights.folder import read_adapter
 from legos.wiring.trainer import Trainer, trainer_of
 

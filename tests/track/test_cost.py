@@ -7,7 +7,8 @@ from time import perf_counter, thread_time
 import pytest
 from made_records import make_episode
 
-from legos.track import ExperimentTracker, TrackerBeside
+from legos.track.beside import TrackerBeside
+from legos.track.experiment import ExperimentTracker
 from legos.track.wandb import start_wandb
 
 STEPS = 200

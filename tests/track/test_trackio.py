@@ -9,7 +9,7 @@ from made_records import make_episode
 from legos.errors import ConfigError
 from legos.losses.alarms import Alarm
 from legos.run.key_figures import key_figures
-from legos.track import ExperimentTracker
+from legos.track.experiment import ExperimentTracker
 from legos.track.trackio import start_trackio
 
 

@@ -41,7 +41,7 @@ from pathlib import Path
 from made_records import make_episode
 from legos.losses.alarms import Alarm
 from legos.run.key_figures import key_figures
-from legos.track import ExperimentTracker
+from legos.track.experiment import ExperimentTracker
 from legos.track.wandb import start_wandb
 
 assert "wandb" not in sys.modules
@@ -117,7 +117,8 @@ KILLED = """
 import sys, time
 from pathlib import Path
 import wandb
-from legos.track import ExperimentTracker, TrackerBeside
+from legos.track.experiment import ExperimentTracker
+from legos.track.beside import TrackerBeside
 from legos.track.wandb import start_wandb
 
 folder = Path(sys.argv[1])
@@ -153,7 +154,8 @@ HUNG = """
 import signal, sys
 from pathlib import Path
 import psutil, wandb
-from legos.track import ExperimentTracker, TrackerBeside
+from legos.track.experiment import ExperimentTracker
+from legos.track.beside import TrackerBeside
 from legos.track.wandb import kill_service, start_wandb
 
 folder = Path(sys.argv[1])
