@@ -115,7 +115,8 @@ def play(
                 say(text)
             episodes.append(episode)
             if players.name is not None and not episode.error and not episode.void:
-                PersonalPlay.of(episode, settings.options, names).keep()
+                result = episode.result()
+                PersonalPlay(options=settings.options, members=names, result=result).keep()
             if episode.void and ME in who.values():
                 break
     if len(episodes) > 1:

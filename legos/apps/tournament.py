@@ -241,7 +241,7 @@ def _with_people(
     """
     table, number = results.table, 0
     for kept in personal_plays():
-        if (kept.arena, kept.options) != (arena.name, play.options):
+        if (kept.result.arena, kept.options) != (arena.name, play.options):
             continue
         for mine, theirs in permutations(names, 2):
             one, two = (
@@ -251,9 +251,8 @@ def _with_people(
             people = [who.startswith(PERSON) for who in (mine, theirs)]
             whole = one and two and len(one) + len(two) == len(kept.members)
             if whole and any(people) and (table.sides > 1 or len(one) == 1):
-                episode = kept.episode()
-                returns = episode.mean_return(one), episode.mean_return(two)
-                table.count(mine, theirs, episode, one, returns)
+                returns = kept.result.mean_return(one), kept.result.mean_return(two)
+                table.count(mine, theirs, kept.result, one, returns)
                 number += people[0]
     for person in (who for who in names if who.startswith(PERSON)):
         if not any(table.tally(person, other).plays for other in names):

@@ -8,7 +8,6 @@ from itertools import combinations, product
 from math import sqrt
 
 import numpy as np
-from msgspec import structs
 
 from legos.arena.arena import Arena
 from legos.arena.cursor import plays_from
@@ -208,11 +207,8 @@ def _seated(cast: Cast, seating: _Seating, roles: Sequence[str]) -> Arena:
 
 
 async def _results_of(plays: Awaitable[Sequence[Episode]]) -> list[Episode]:
-    """Plays without what was said in them, which a tournament would keep; rewards are returns."""
-    return [
-        structs.replace(each, rollouts=(), children=(), rewards=each.returns)
-        for each in await plays
-    ]
+    """Plays without what was said in them, which a tournament would keep."""
+    return [each.result() for each in await plays]
 
 
 def _count(table: PayoffTable, episode: Episode, seating: _Seating, roles: Sequence[str]) -> None:

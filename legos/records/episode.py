@@ -91,9 +91,8 @@ class Episode(Struct, frozen=True, kw_only=True):
 
     def mean_return(self, roles: Sequence[str]) -> float:
         """Mean return of some roles."""
-        seats = [each for each in self.rollouts if each.role in roles]
-        of_play = sum([self.rewards[role] for role in roles])
-        return (of_play + sum([each.turn_rewards for each in seats])) / len(roles)
+        returns = self.returns
+        return sum([returns[role] for role in roles]) / len(roles)
 
     def forfeited(self, role: str) -> bool:
         """Whether a role forfeited the play, which its notes then say."""
@@ -121,3 +120,15 @@ class Episode(Struct, frozen=True, kw_only=True):
         """The same episode without the data of its tasks, which may have any type."""
         children = tuple(child.without_data() for child in self.children)
         return replace(self, task=replace(self.task, data=None), children=children)
+
+    def result(self) -> "Episode":
+        """How it ended, without what was said in it; its rewards are the returns."""
+        return Episode(
+            arena=self.arena,
+            task=Task(id=self.task.id),
+            rollouts=(),
+            rewards=self.returns,
+            notes=tuple(f"{role} forfeits" for role in self.rewards if self.forfeited(role)),
+            error=self.error,
+            void=self.void,
+        )

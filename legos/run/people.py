@@ -9,7 +9,7 @@ import msgspec
 from legos.errors import CheckpointError
 from legos.files.atomic import refusals_named
 from legos.files.lines import append_whole
-from legos.records.episode import Episode, Task
+from legos.records.episode import Episode
 from legos.run.folder import RUNS
 
 __all__ = ["PEOPLE", "PersonalPlay", "personal_plays"]
@@ -20,30 +20,9 @@ PEOPLE = RUNS / "people.jsonl"
 class PersonalPlay(msgspec.Struct, frozen=True, kw_only=True):
     """A play that ended, in which a person had a seat."""
 
-    arena: str
-    options: dict[str, Any]  # of the arena
-    members: dict[str, str]  # role -> ``person:NAME``, a bot, a server, or an adapter by its digest
-    returns: dict[str, float]  # role -> return
-    forfeits: list[str]  # roles that forfeited
-
-    @classmethod
-    def of(
-        cls, episode: Episode, options: Mapping[str, Any], members: Mapping[str, str]
-    ) -> "PersonalPlay":
-        """Take what counts of a play."""
-        return cls(
-            arena=episode.arena,
-            options=dict(options),
-            members=dict(members),
-            returns=dict(episode.returns),
-            forfeits=[role for role in members if episode.forfeited(role)],
-        )
-
-    def episode(self) -> Episode:
-        """The play without what was said in it."""
-        notes = tuple(f"{role} forfeits" for role in self.forfeits)
-        task = Task(id="")
-        return Episode(arena=self.arena, task=task, rollouts=(), rewards=self.returns, notes=notes)
+    options: Mapping[str, Any]  # of the arena
+    members: Mapping[str, str]  # role -> ``person:NAME``, a bot, a server, or an adapter's digest
+    result: Episode  # without what was said
 
     def keep(self) -> None:
         """Add it to the file of all such plays.
@@ -53,7 +32,8 @@ class PersonalPlay(msgspec.Struct, frozen=True, kw_only=True):
         """
         with refusals_named(PEOPLE):
             PEOPLE.parent.mkdir(parents=True, exist_ok=True)
-            append_whole(PEOPLE, msgspec.json.encode(self) + b"\n")
+            line = msgspec.json.encode(self, enc_hook=float)  # NumPy's floats
+            append_whole(PEOPLE, line + b"\n")
 
 
 def personal_plays(path: Path = PEOPLE) -> Iterator[PersonalPlay]:

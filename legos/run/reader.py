@@ -188,7 +188,7 @@ def open_run(run: str | Path, parent: Path = RUNS) -> RunReader:
     ::
 
         run = open_run("nim-1")
-        run.metrics["reward_mean"]                     # NumPy; run.metrics.frame() with pandas
+        run.metrics["reward_mean"]                     # NumPy
         run.episodes(role="first", reward=(1.0, None)) # plays, read when they are asked for
 
     Args:
