@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 from collections.abc import Generator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from legos.device import LocalEngine, ModelHandle
 from legos.errors import CheckpointError
 from legos.records.limits import EngineLimits
 from legos.records.names import POLICY
-from legos.run.find import find_adapter, find_run, split_place
+from legos.run.find import find_adapter
 from legos.run.folder import RunFolder
 from legos.run.metrics import MetricTail
 from legos.weights.adapter import Adapter
@@ -62,14 +62,7 @@ def named_adapter(text: str, *, name: str = POLICY) -> Adapter:
         CheckpointError: the run or the adapter is not found.
         AdapterError: the adapter is damaged.
     """
-    try:
-        return replace(read_adapter(find_adapter(text)), name=name)
-    except CheckpointError as error:
-        with suppress(CheckpointError):  # there is no such run, as the error says
-            run = find_run(split_place(text)[0])
-            if not run.adapter_versions:
-                error.add_note(f"continue the run with\n  {resume_command(run.path)}")
-        raise
+    return replace(read_adapter(find_adapter(text)), name=name)
 
 
 def adapters_beside(run: RunFolder, version: int, policies: Sequence[str]) -> list[Adapter]:

@@ -26,7 +26,7 @@ from legos.league.tournament import (
     mean_interval,
     played_results,
 )
-from legos.run.find import find_run, split_place
+from legos.run.find import adapter_of, find_run, split_place
 from legos.run.folder import RunFolder
 from legos.run.people import personal_plays
 from legos.wiring.arena import make_arena
@@ -306,9 +306,9 @@ def _expanded(who: str, snapshots: int) -> Iterator[str]:
     if at != ALL:
         yield who
         return
-    newest_first = [path for _, path in sorted(find_run(run).adapter_versions.items())][::-1]
-    if not newest_first:
-        raise CheckpointError(f"{run} holds no adapter yet; train it first")
+    folder = find_run(run)
+    adapter_of(folder)  # raises where there is none
+    newest_first = [*folder.adapter_versions.values()][::-1]
     last, number = len(newest_first) - 1, min(snapshots, len(newest_first))
     spread = {round(index * last / max(number - 1, 1)) for index in range(number)}
     for index in sorted(spread, reverse=True):

@@ -30,7 +30,8 @@ class AlarmLog:
     def __init__(self) -> None:
         self.evaluated: Mapping[str, float] = {}
         self.alert: Callable[[Alarm, int], object] = lambda _, __: None
-        self._sounding: set[tuple[str, str]] = set()  # metric and level of alarms already logged
+        # League -> metric and level of its alarms that were logged.
+        self._sounding: dict[str, set[tuple[str, str]]] = {}
         self._equal: dict[str, tuple[int, Rewards]] = {}  # arena -> steps, and rewards in all
 
     def after_step(
@@ -50,13 +51,24 @@ class AlarmLog:
         found = alarms(metrics, prefixes)
         for arena in arenas:
             found += self._equal_rewards(arena, [b for b in groups if b.arena == arena])
+        self.sound(found, step=int(metrics["step"] or 0))
+
+    def sound(self, found: Sequence[Alarm], *, step: int, league: str = "") -> None:
+        """Log alarms, except those that have sounded already.
+
+        Args:
+            found: all that sound at this step.
+            step: the step.
+            league: arena whose league they are of; empty: they are of the step.
+        """
+        before = self._sounding.get(league, set())
         for alarm in found:
-            if (alarm.metric, alarm.level) not in self._sounding:
+            if (alarm.metric, alarm.level) not in before:
                 level = logging.ERROR if alarm.level == "error" else logging.WARNING
-                logger.log(level, "step %d: %s", metrics["step"], alarm.text)
-                self.alert(alarm, int(metrics["step"] or 0))
-        warned = {(metric, level) for metric, level in self._sounding if level == "warning"}
-        self._sounding = warned | {(alarm.metric, alarm.level) for alarm in found}
+                logger.log(level, "step %d: %s", step, alarm.text)
+                self.alert(alarm, step)
+        warned = {(metric, level) for metric, level in before if level == "warning"}
+        self._sounding[league] = warned | {(alarm.metric, alarm.level) for alarm in found}
 
     def _equal_rewards(self, arena: str, groups: Sequence[Group]) -> list[Alarm]:
         """An alarm if every role of an arena has earned the same in many steps."""

@@ -1,6 +1,7 @@
 """Find runs and adapters by the names that a user gives, and a name for a new run."""
 
 import re
+import shlex
 from pathlib import Path
 
 from legos.errors import CheckpointError
@@ -74,7 +75,8 @@ def adapter_of(run: RunFolder, at: str | None = None) -> Path:
     """
     found = run.adapter_versions
     if not found:
-        raise CheckpointError(f"{run.path} holds no adapter yet; train it first")
+        command = shlex.join(["uv", "run", "legos", "train", "--resume", str(run.path)])
+        raise CheckpointError(f"{run.path} holds no adapter yet; train it first with\n  {command}")
     if at is None:
         return found[max(found)]
     known = {path.name: path for path in found.values()}

@@ -15,7 +15,7 @@ from legos.league.matchmaker import LeagueSeats
 from legos.league.pool import Snapshot
 from legos.loop.mix import Mix
 from legos.loop.trainer import Metrics, PolicyTrainer
-from legos.protocols import Publisher, Tracker
+from legos.protocols import Publisher
 from legos.run.folder import RunFolder
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
@@ -67,7 +67,6 @@ class RunLeague:
             n: f"league/{n}/" if len(mix.arenas) > 1 else "league/" for n in mix.arenas
         }
         self._standings: dict[str, Standing] = {}  # arena -> where the policy stands
-        self._sounding: set[str] = set()  # alarms of the snapshot before
 
     def fork(self, run: Path) -> None:
         """Take over the files of all snapshots from the run that this one is forked from."""
@@ -88,14 +87,11 @@ class RunLeague:
         if any(not league.pool.members for league in self._leagues.values()):
             await self._take(publisher)
 
-    async def after_step(
-        self, publisher: Publisher, tracker: Tracker, metrics: Metrics
-    ) -> dict[str, float]:
+    async def after_step(self, publisher: Publisher, metrics: Metrics) -> dict[str, float]:
         """Judge the policy and take a snapshot, if one is due; returns metrics of the league.
 
         Args:
             publisher: loads adapters into the engines.
-            tracker: receives the alarms.
             metrics: those of the step.
 
         Raises:
@@ -108,7 +104,7 @@ class RunLeague:
             league.progress = step / self._trainer.num_steps
             found = league.metrics()
             if due:
-                found |= self._judged(name, league, tracker, self._figures(name, metrics))
+                found |= self._judged(name, league, self._figures(name, metrics))
             own |= {f"{self._prefixes[name]}{key}": value for key, value in found.items()}
         if due and self._leagues:
             if best := self._fallen_from():
@@ -125,21 +121,14 @@ class RunLeague:
         return {"length": length, "entropy": float(metrics.get(f"{prefix}entropy") or 0.0)}
 
     def _judged(
-        self, name: str, league: LeagueSeats, tracker: Tracker, figures: Mapping[str, float]
+        self, name: str, league: LeagueSeats, figures: Mapping[str, float]
     ) -> dict[str, float]:
         """The metrics of the policy's rating; its alarms are logged when they begin."""
         policy, unit = self._policies[name][0], league.unit or None
         now = standing(league.table, league.pool, policy, unit=unit, **figures)
         self._standings[name] = now
-        prefix, before = self._prefixes[name], self._sounding
-        alarms = list(guard_alarms(now, self._settings.collapse_elo, prefix))
-        self._sounding = {one for one in before if not one.startswith(prefix)}
-        self._sounding |= {alarm.metric for alarm in alarms}
-        for alarm in alarms:
-            if alarm.metric not in before:
-                level = logging.ERROR if alarm.level == "error" else logging.WARNING
-                logger.log(level, "step %d: %s: %s", self._trainer.step, alarm.metric, alarm.text)
-                tracker.alert(alarm, step=self._trainer.step)
+        found = [*guard_alarms(now, self._settings.collapse_elo, self._prefixes[name])]
+        self._trainer.alarms.sound(found, step=self._trainer.step, league=name)
         return now.metrics()
 
     def _fallen_from(self) -> Snapshot | None:

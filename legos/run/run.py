@@ -311,7 +311,7 @@ class Run:
         last = step >= settings.steps  # its checkpoint is written when the run closes
         metrics |= self.speed.of_step(groups, metrics["step_s"] or 0.0)
         episodes = [episode for group in groups for episode in group.episodes]
-        metrics |= await self._league.after_step(out.publisher, out.steps, metrics)
+        metrics |= await self._league.after_step(out.publisher, metrics)
         out.steps.plays(episodes, step=step, evaluation=False)
         self._state.log(metrics, out.steps)
         self.example = next((e for e in episodes if not (e.error or e.void)), self.example)

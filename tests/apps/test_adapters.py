@@ -36,7 +36,7 @@ def test_a_run_that_was_killed_before_its_first_adapter_can_be_resumed(
     assert main(command) == 2
     printed = capsys.readouterr().err
     assert "run holds no adapter yet" in printed
-    assert printed.endswith("continue the run with\n  uv run legos train --resume run\n")
+    assert printed.endswith("train it first with\n  uv run legos train --resume run\n")
 
 
 def test_a_run_that_does_not_exist_is_not_resumed(capsys: pytest.CaptureFixture[str]) -> None:
