@@ -1,12 +1,11 @@
 """The settings of a run, from the options of ``legos train``."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from legos.arena.registry import advice
 from legos.config.resolve import ResolvedConfig, is_chosen, knobs, read_config, resolve, settings_of
-from legos.config.toml import read_sources
 from legos.errors import ConfigError
 from legos.run.checkpoint import read_state
 from legos.run.find import checkpoint_of, find_adapter, find_run, split_place
@@ -69,7 +68,9 @@ def _resumed(
             f"--out {overrides['out']} differs from --resume {run.path}; leave it out"
         )
     overrides = {**overrides, "out": run.path}
-    return _changed(run, files, overrides, keep=_KEPT, what=f"the run in {run.path}")
+    resolved = resolve(run=run.settings, files=files, overrides=overrides)  # no new advice
+    _check_kept(run, resolved, keep=_KEPT, what=f"the run in {run.path}")
+    return resolved
 
 
 def _forked(files: Sequence[Path], fork: str, overrides: Mapping[str, object]) -> ResolvedConfig:
@@ -80,14 +81,13 @@ def _forked(files: Sequence[Path], fork: str, overrides: Mapping[str, object]) -
     start = f"{parent.path}@{step}"
     overrides = {"out": None, **overrides, "fork_from": start}
     lora = [name for name in knobs() if name.startswith(_LORA)]
-    resolved = _changed(
-        parent,
-        files,
-        overrides,
-        keep=[*_SHARED, *lora],
-        what=f"{start} to fork from",
+    resolved = resolve(
+        run=parent.settings,
+        files=files,
+        overrides=overrides,
         inherit=lambda source: f"run {start}" if is_chosen(source) else source,
     )
+    _check_kept(parent, resolved, keep=[*_SHARED, *lora], what=f"{start} to fork from")
     if resolved.config.loop.steps <= step:
         raise ConfigError(
             f"loop.steps is {resolved.config.loop.steps} but {start} has done {step} steps "
@@ -98,31 +98,21 @@ def _forked(files: Sequence[Path], fork: str, overrides: Mapping[str, object]) -
     return resolved
 
 
-def _changed(
-    run: RunFolder,
-    files: Sequence[Path],
-    overrides: Mapping[str, object],
-    *,
-    keep: Sequence[str],
-    what: str,
-    inherit: Callable[[str], str] = str,
-) -> ResolvedConfig:
-    """The settings of a run with files and options over them.
+def _check_kept(
+    run: RunFolder, resolved: ResolvedConfig, *, keep: Sequence[str], what: str
+) -> None:
+    """Refuse changes of a run's settings that must not change.
 
     Args:
-        run: the run whose settings are changed.
-        files: TOML files; they win over the run.
-        overrides: options; they win over everything.
-        keep: settings that must not change.
+        run: the run.
+        resolved: its settings, with files and options over them.
+        keep: settings that must not change, besides the arenas of a mix.
         what: name of the run in messages.
-        inherit: source of a value in the run -> its source in the result.
 
     Raises:
         ConfigError: a setting of ``keep`` changes; with the source of its new value.
     """
-    settings = run.settings
-    resolved = resolve(run=settings, files=files, overrides=overrides)  # no new advice
-    former = read_config(settings)
+    former = read_config(run.settings)
     old, new = settings_of(former), settings_of(resolved.config)
     before, after = former.mix, resolved.config.mix
     if list(before) != list(after):
@@ -136,9 +126,3 @@ def _changed(
                 f"{name} is {new[name]!r} ({resolved.sources[name]}) but {what} has "
                 f"{old[name]!r}; leave it out, or start a new run"
             )
-    origins = read_sources(settings.read_text(encoding="utf-8"))
-    sources = {
-        name: inherit(origins.get(name, source)) if source == f"file {settings}" else source
-        for name, source in resolved.sources.items()
-    }
-    return replace(resolved, sources=sources)

@@ -19,7 +19,7 @@ from legos.builtin import BUILTIN, RECOMMENDED
 from legos.config.play import MixedArena
 from legos.config.schema import RunConfig
 from legos.config.setting import BadSetting, Settings, SettingsError, admits_none
-from legos.config.toml import split_name, uncommented, write_toml
+from legos.config.toml import read_sources, split_name, uncommented, write_toml
 from legos.errors import ConfigError, did_you_mean
 
 __all__ = [
@@ -101,6 +101,7 @@ def resolve(
     files: Sequence[Path] = (),
     overrides: Mapping[str, object] | None = None,
     recommend: Recommend | None = None,
+    inherit: Callable[[str], str] = str,
 ) -> ResolvedConfig:
     """Merge the layers and check the result.
 
@@ -109,6 +110,7 @@ def resolve(
         files: TOML files; a later one wins.
         overrides: dotted name -> value from the command line; wins over everything.
         recommend: returns what the arena recommends.
+        inherit: source of a value in the run -> its source in the result.
 
     Raises:
         ConfigError: a file cannot be read, a setting does not exist, a value has the wrong type or
@@ -120,7 +122,15 @@ def resolve(
     advice = _advice(recommend, _merge(chosen)[0]) if recommend is not None else []
     if _merge([*advice, *chosen])[0].get(_DETERMINISTIC) is True:
         advice.append(_Layer(source=_DETERMINISTIC, values=_IMPLIED))
-    return _build(*_merge([*advice, *chosen]))
+    resolved = _build(*_merge([*advice, *chosen]))
+    if run is None:
+        return resolved
+    origins = read_sources(run.read_text(encoding="utf-8"))
+    sources = {
+        name: inherit(origins.get(name, source)) if source == f"file {run}" else source
+        for name, source in resolved.sources.items()
+    }
+    return replace(resolved, sources=sources)
 
 
 def _advice(recommend: Recommend, chosen: Mapping[str, object]) -> list[_Layer]:

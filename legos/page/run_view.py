@@ -1,12 +1,12 @@
 """One run as the page shows it: what was read of its files so far, and what is new."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from threading import RLock
 from time import monotonic
 
-from legos.config.resolve import read_config, settings_of
+from legos.config.resolve import resolve, settings_of
 from legos.config.schema import RunConfig
-from legos.config.toml import read_sources
 from legos.errors import CheckpointError, LegosError
 from legos.page.health import AlarmHistory
 from legos.run.ending import Standing, standing
@@ -44,7 +44,7 @@ class RunView:
         self.lock = RLock()
         self.config: RunConfig | None = None
         self.settings: dict[str, object] = {}
-        self.sources: dict[str, str] = {}
+        self.sources: Mapping[str, str] = {}
         self.config_text = ""
         self._config_of: tuple[int, int] | None = None  # time and size of the file that was read
         self._config_problem: str | None = None
@@ -151,10 +151,10 @@ class RunView:
             return
         self._config_of, self._config_problem = stamp, None
         try:
-            self.config = read_config(self.folder.settings)
+            resolved = resolve(run=self.folder.settings)
+            self.config, self.sources = resolved.config, resolved.sources
             self.settings = settings_of(self.config)
             self.config_text = self.folder.config.read_text(encoding="utf-8")
-            self.sources = read_sources(self.config_text)
         except (LegosError, OSError, UnicodeError, ValueError) as error:
             self.config, self.settings, self.sources, self.config_text = None, {}, {}, ""
             self._config_problem = f"settings: {error}"

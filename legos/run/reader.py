@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
-from legos.config.resolve import is_chosen, read_config, settings_of
-from legos.config.toml import read_sources
+from legos.config.resolve import is_chosen, resolve, settings_of
 from legos.run.checkpoint import checkpoint_steps
 from legos.run.ending import Standing, standing
 from legos.run.episodes import StoredEpisode, numbered_episode
@@ -110,11 +109,8 @@ class RunReader:
             CheckpointError: ``config.toml`` was cut, edited or lost.
             ConfigError: it is of another version.
         """
-        path = self.folder.settings
-        values = settings_of(read_config(path))
-        sources = read_sources(path.read_text(encoding="utf-8"))
-        known = {name: source for name, source in sources.items() if name in values}
-        return RunSettings(values=values, sources=known)
+        found = resolve(run=self.folder.settings)
+        return RunSettings(values=settings_of(found.config), sources=found.sources)
 
     @property
     def metrics(self) -> MetricTable:
