@@ -8,6 +8,8 @@ from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
+import numpy as np
+
 from legos.apps.evaluate import reported
 from legos.apps.members import adapters_of, cast_of, free_seats, lasting_names, model_of
 from legos.arena.arena import Arena
@@ -309,9 +311,9 @@ def _expanded(who: str, snapshots: int) -> Iterator[str]:
     folder = find_run(run)
     adapter_of(folder)  # raises where there is none
     newest_first = [*folder.adapter_versions.values()][::-1]
-    last, number = len(newest_first) - 1, min(snapshots, len(newest_first))
-    spread = {round(index * last / max(number - 1, 1)) for index in range(number)}
-    for index in sorted(spread, reverse=True):
+    number = min(snapshots, len(newest_first))
+    spread: list[int] = np.linspace(0, len(newest_first) - 1, number).round().astype(int).tolist()
+    for index in reversed(spread):
         yield f"{run}@{newest_first[index].name}"
 
 

@@ -37,12 +37,12 @@ from legos.run.folder import FAILS_AGAIN, RUNS, RunFolder
 from legos.run.run import Run
 from legos.stalls import STALL_AFTER_S, LoopWatch
 from legos.track.console import ConsoleTracker
-from legos.weights.adapter import Adapter
 from legos.wiring.arena import make_mix
 from legos.wiring.evaluate import evaluation_of
 from legos.wiring.model import has_followers
 from legos.wiring.options import check_options
 from legos.wiring.ray import ray_players
+from legos.wiring.serving import put_on
 from legos.wiring.trainer import Trainer, start_of, trainer_of
 
 if TYPE_CHECKING:
@@ -140,7 +140,8 @@ def _train(
     with closing(made) as trainer:
         client = trainer.client()
         mix = make_mix(config, client)
-        seated = load_seated(mix.arenas.values(), partial(_load, trainer, config.model))
+        put = partial(put_on, trainer.engine, model=config.model)
+        seated = load_seated(mix.arenas.values(), put)
         served = _served(config, trainer)
         with (
             ThreadPoolExecutor(max_workers=1) as writer,
@@ -319,16 +320,6 @@ def _go(
         quiet_collector()
         share_cores(2)  # play and training
         asyncio.run(go(*out))
-
-
-def _load(trainer: Trainer, model: str, adapter: Adapter) -> None:
-    """Make the adapter of an opponent live.
-
-    Raises:
-        AdapterError: it was trained on another model, or does not fit.
-    """
-    adapter.check_base(model)
-    trainer.generation.load_adapter(adapter)
 
 
 def _served(config: RunConfig, trainer: Trainer) -> "ServedRun | None":

@@ -1,7 +1,8 @@
 """What a policy does in the same positions and tasks over the steps of a run."""
 
-from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from legos.page.play_search import row_values
 from legos.run.index.plays import PlayIndex
@@ -16,17 +17,12 @@ def answers_over_steps(index: PlayIndex) -> list[dict[str, Any]]:
     """The tasks that were played in most steps, with an answer from some of these."""
     found: list[dict[str, Any]] = []
     for arena, task in index.most_played_tasks(_MOST_TASKS):
-        rows = [row_values(play) for play in index.known(_some(index.first_of_steps(arena, task)))]
+        numbers = index.first_of_steps(arena, task)
+        spread = np.linspace(0, len(numbers) - 1, min(len(numbers), _MOST_STEPS)).round()
+        some = [numbers[int(at)] for at in spread]
+        rows = [row_values(play) for play in index.known(some)]
         kept = ("step", "number", "answer", "rewards")
         answers = [{name: row[name] for name in kept} for row in rows if row["answer"]]
         if answers:
             found.append({"task": task, "asked": rows[0]["asked"], "answers": answers})
     return found
-
-
-def _some(items: Sequence[int]) -> Sequence[int]:
-    """The first and the last of them, and some between."""
-    if len(items) <= _MOST_STEPS:
-        return items
-    last = len(items) - 1
-    return [items[round(index * last / (_MOST_STEPS - 1))] for index in range(_MOST_STEPS)]

@@ -16,7 +16,6 @@ from legos.remote.engine import RemoteEngine
 from legos.remote.legos_server import RETRIES, LegosServer
 from legos.remote.publish.broadcast import Broadcaster
 from legos.remote.publish.engine import EnginePublisher
-from legos.weights.adapter import Adapter, AdapterInfo
 from legos.wiring.same_model import check_same_model
 
 if TYPE_CHECKING:
@@ -61,15 +60,6 @@ class TokenEngine:
         from legos.wiring.http import seat_host  # a slow import
 
         return seat_host(self.model, self.engine)
-
-    def load_adapter(self, adapter: Adapter) -> AdapterInfo:
-        """Load an adapter that is not trained, for seats that name it; blocks until it is live.
-
-        Raises:
-            AdapterError: it does not fit the model.
-            EngineError: the engine cannot be reached.
-        """
-        return self.engine.load_adapter(adapter).result()
 
     def close(self) -> None:
         """Stop the engine, and what was started for it; a server that ran before goes on."""

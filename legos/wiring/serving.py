@@ -32,8 +32,9 @@ def put_on(engine: Engine, adapter: Adapter, model: str) -> None:
     """Make an adapter live in an engine of a model.
 
     Raises:
-        AdapterError: the adapter does not fit; the message names both.
+        AdapterError: it was trained on another model, or does not fit; the message names both.
     """
+    adapter.check_base(model)
     with both_named(adapter, model):
         engine.load_adapter(adapter).result()
 

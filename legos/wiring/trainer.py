@@ -180,7 +180,7 @@ class Trainer(PolicyTrainer):
             raise AdapterError(
                 f"adapter {name!r} is being trained here; load yours as another name"
             )
-        return self.generation.load_adapter(replace(read_adapter(Path(folder)), name=name))
+        return self.engine.load_adapter(replace(read_adapter(Path(folder)), name=name)).result()
 
     @property
     def engine(self) -> LocalEngine:

@@ -106,7 +106,7 @@ class _VllmBench:
         """Seconds of a publication of the trained policy."""
         adapter = self._next()
         started = time.perf_counter()
-        self._engine.load_adapter(adapter)
+        self._engine.engine.load_adapter(adapter).result()
         return time.perf_counter() - started
 
     def by_hand(self) -> float:

@@ -50,7 +50,7 @@ def both() -> Iterator[Both]:
     )
     with serving(make_app(service)) as url:
         there = served_engine([url], model, api_key=None)
-        there.load_adapter(changed(model.base_adapter(), version=3))
+        there.engine.load_adapter(changed(model.base_adapter(), version=3)).result()
         yield Both(url, model, engine, here, there)
         there.close()
     engine.close()
@@ -116,7 +116,7 @@ def test_tokens_are_counted_adapters_dropped_and_a_closed_engine_refuses(both: B
     assert engine.stats()["worked_seconds_total"] > 0
     assert engine.versions() == {"policy": 3}
     rival = changed(both.model.base_adapter(), name="rival", version=1)
-    both.there.load_adapter(rival)
+    both.there.engine.load_adapter(rival).result()
     assert both.engine.versions() == {"policy": 3, "rival": 1}
     engine.drop_adapter("rival").result()
     assert both.engine.versions() == engine.versions() == {"policy": 3}
@@ -128,7 +128,7 @@ def test_a_server_that_was_started_again_gets_its_adapters_again(
     both: Both, caplog: pytest.LogCaptureFixture
 ) -> None:
     rival = changed(both.model.base_adapter(), name="rival", version=1)
-    both.there.load_adapter(rival)
+    both.there.engine.load_adapter(rival).result()
     expected = ask(both.there.client(), Sampling(max_tokens=5))
 
     def lose() -> None:

@@ -54,7 +54,7 @@ def served(
     vllm_server: ServerProcess, model: ModelHandle, adapter: Adapter
 ) -> Iterator[TokenEngine]:
     made = vllm_at([vllm_server.url], model, policies=("policy",))
-    made.load_adapter(adapter)
+    made.engine.load_adapter(adapter).result()
     yield made
     made.close()
 
@@ -170,7 +170,7 @@ def test_an_adapter_is_dropped_and_a_closed_engine_refuses(
     vllm_server: ServerProcess, model: ModelHandle
 ) -> None:
     served = vllm_at([vllm_server.url], model, policies=("policy",))
-    served.load_adapter(random_adapter(model, 1))
+    served.engine.load_adapter(random_adapter(model, 1)).result()
     served.engine.drop_adapter("policy").result()
     with pytest.raises(RequestError, match="'policy' is not live"):
         ask(served.client(), Sampling(max_tokens=1))
@@ -185,7 +185,7 @@ def test_several_servers_share_the_requests_and_all_get_each_version(
     served = vllm_at([vllm_server.url, vllm_server.url], model, policies=("policy",))
     try:
         for version in (1, 2):
-            served.load_adapter(random_adapter(model, version))
+            served.engine.load_adapter(random_adapter(model, version)).result()
             found = ask(served.client(), *[Sampling(max_tokens=2)] * 6)
             assert {one for each in found for one in each.versions} == {version}
         models = httpx.get(f"{vllm_server.url}/v1/models", trust_env=False).json()["data"]
