@@ -34,6 +34,7 @@ __all__ = [
     "Engine",
     "Matchmaker",
     "Publisher",
+    "Ratios",
     "RewardModel",
     "Scorer",
     "Seat",
@@ -45,6 +46,8 @@ __all__ = [
 Deliver = Callable[[Sequence[tuple[int, Result]]], None]
 Snapshot = Callable[[Path], object]
 """Writes the state of a backend into an existing folder; any thread may call it."""
+Ratios = Callable[[], Any] | None
+"""Computes the importance ratios of all trained tokens of a step: [A] floats."""
 
 
 class Client(Protocol):
@@ -381,7 +384,9 @@ class Tracker(Protocol):
         """
         ...
 
-    def plays(self, episodes: Sequence[Episode], *, step: int, evaluation: bool) -> None:
+    def plays(
+        self, episodes: Sequence[Episode], *, step: int, evaluation: bool, ratios: Ratios = None
+    ) -> None:
         """Record the plays of a step or of an evaluation, before its metrics."""
 
     def alert(self, alarm: Alarm, *, step: int) -> None:

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from legos.records.group import Group
 from legos.records.sample import Sample
 from legos.records.step import PassResult
 
-__all__ = ["PolicyPass", "TrainedTurn", "TrainedTurns", "trained_turns"]
+__all__ = ["PolicyPass", "TrainedTurn", "TrainedTurns", "importance_ratios", "trained_turns"]
 
 Floats = NDArray[np.float32]
 
@@ -55,6 +56,23 @@ class TrainedTurn(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 TrainedTurns = Mapping[str, Sequence[TrainedTurn | None]]
 """Name of a rollout -> what the trainer computed for each of its turns; None: unknown."""
+
+
+def importance_ratios(passes: Sequence[PolicyPass]) -> Floats:
+    """[A] probability of each trained token before a step, over that with which it was sampled.
+
+    Args:
+        passes: the passes of the step.
+    """
+    known = [
+        (logprobs, sample.logprobs)
+        for one in passes
+        for sample, logprobs in zip(one.samples, one.found.logprobs, strict=False)
+        if len(logprobs) == len(sample.logprobs)
+    ]
+    current = np.concatenate([np.zeros(0, np.float32), *(logprobs for logprobs, _ in known)])
+    behaviour = np.fromiter(chain.from_iterable(logprobs for _, logprobs in known), np.float32)
+    return np.exp(log_ratio(np, current, behaviour))
 
 
 def trained_turns(

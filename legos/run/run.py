@@ -20,6 +20,7 @@ from legos.loop.evaluation import flat_metrics
 from legos.loop.loop import batcher_of, training_loop
 from legos.loop.mix import Mix, mix_of
 from legos.loop.player import PlayGroup
+from legos.loop.trained import importance_ratios
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.play.step import play_each
 from legos.protocols import Snapshot, Tracker
@@ -312,7 +313,8 @@ class Run:
         metrics |= self.speed.of_step(groups, metrics["step_s"] or 0.0)
         episodes = [episode for group in groups for episode in group.episodes]
         metrics |= await self._league.after_step(out.publisher, metrics)
-        out.steps.plays(episodes, step=step, evaluation=False)
+        ratios = partial(importance_ratios, self._trainer.passes)
+        out.steps.plays(episodes, step=step, evaluation=False, ratios=ratios)
         self._state.log(metrics, out.steps)
         self.example = next((e for e in episodes if not (e.error or e.void)), self.example)
         self._plays.add_step(step, groups, self._trainer.passes)

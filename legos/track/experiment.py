@@ -15,7 +15,7 @@ import numpy as np
 
 from legos.files.lines import has_evaluation_alone
 from legos.losses.alarms import Alarm
-from legos.protocols import Tracker
+from legos.protocols import Ratios, Tracker
 from legos.records.episode import Episode
 
 __all__ = ["ExperimentTracker", "grouped"]
@@ -42,9 +42,9 @@ class _Logged(TypedDict):
 class ExperimentTracker(Tracker):
     """Logs to an open run of a service.
 
-    Of a step it logs the metrics, and every ten steps histograms of rewards and answer lengths; of
-    an evaluation its metrics, a table of plays, and the adapter if it is the best so far; at the
-    end the newest adapter.
+    Of a step it logs the metrics, and every ten steps histograms of rewards, answer lengths and
+    importance ratios; of an evaluation its metrics, a table of plays, and the adapter if it is the
+    best so far; at the end the newest adapter.
     """
 
     def __init__(
@@ -97,7 +97,9 @@ class ExperimentTracker(Tracker):
         self._logged[kind] = step
         self._row(values, step)
 
-    def plays(self, episodes: Sequence[Episode], *, step: int, evaluation: bool) -> None:
+    def plays(
+        self, episodes: Sequence[Episode], *, step: int, evaluation: bool, ratios: Ratios = None
+    ) -> None:
         """Take the plays of a step or of an evaluation, before its metrics; see ``Tracker``."""
         if evaluation or self._plays[0] != "evaluation":
             self._plays = ("evaluation" if evaluation else "training", episodes)
@@ -107,15 +109,17 @@ class ExperimentTracker(Tracker):
         ended = [e for e in episodes if not (e.error or e.void)]
         rewards = [reward for e in ended for reward in e.trained_returns]
         lengths = [len(turn.completion.token_ids) for r in rollouts for turn in r.turns]
-        found = {"rewards": rewards, "answer_tokens": lengths}
-        histograms = {
-            f"train/histogram/{name}": self._library.Histogram(
-                np_histogram=np.histogram(np.asarray(values, np.float64), _BINS)
-            )
-            for name, values in found.items()
-            if values
-        }
-        self._row(histograms, step)
+        found = {"rewards": rewards, "answer_tokens": lengths, "ratios": ratios() if ratios else ()}
+        self._row(
+            {
+                f"train/histogram/{name}": self._library.Histogram(
+                    np_histogram=np.histogram(np.asarray(values, np.float64), _BINS)
+                )
+                for name, values in found.items()
+                if len(values)
+            },
+            step,
+        )
 
     def alert(self, alarm: Alarm, *, step: int) -> None:
         """Send an alarm."""

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from time import perf_counter, thread_time
 
+import numpy as np
 import pytest
 from made_records import make_episode
 
@@ -38,10 +39,11 @@ def test_logging_takes_less_than_a_hundredth_of_a_step_of_a_second(tmp_path: Pat
     timed = Timed(wandb, run, tmp_path / "run", better=lambda _: {})
     tracker, called = TrackerBeside(timed, "W&B"), 0.0
     episodes = [make_episode({"only": float(index % 3)}) for index in range(256)]
+    ratios = np.exp(np.random.default_rng(0).normal(0, 0.1, 100_000)).astype(np.float32)
     for step in range(1, STEPS + 1):
         metrics = {f"metric_{index}": index / step for index in range(100)}
         started = perf_counter()
-        tracker.plays(episodes, step=step, evaluation=False)
+        tracker.plays(episodes, step=step, evaluation=False, ratios=lambda: ratios)
         tracker.log(metrics, step=step)
         called += perf_counter() - started
     tracker.close()

@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from made_records import make_episode
 from msgspec.structs import replace
@@ -169,13 +170,17 @@ def test_an_evaluation_has_a_table_of_plays_from_the_worst_to_the_best(service: 
 def test_every_ten_steps_have_histograms(service: Service) -> None:
     tracker = service.tracker()
     for step in (9, 10, 11):
-        tracker.plays(played(4), step=step, evaluation=False)
+        ratios = lambda: np.array([0.5, 1.0, 1.0], np.float32)  # noqa: E731
+        tracker.plays(played(4), step=step, evaluation=False, ratios=ratios)
         tracker.log({"loss": 0.5}, step=step)
     assert steps_of(service) == [(0, 9), (1, 10), (2, 10), (3, 11)]
     found = {name: values for name, values in service.rows[1][1].items() if name != "step"}
-    assert set(found) == {f"train/histogram/{name}" for name in ("rewards", "answer_tokens")}
-    counts, edges = found["train/histogram/rewards"]
-    assert (counts.sum(), edges[0], edges[-1]) == (4, 0.0, 3.0)
+    assert set(found) == {
+        f"train/histogram/{name}" for name in ("rewards", "answer_tokens", "ratios")
+    }
+    counts, edges = found["train/histogram/ratios"]
+    assert (counts.sum(), edges[0], edges[-1]) == (3, 0.5, 1.0)
+    assert found["train/histogram/rewards"][0].sum() == 4
 
 
 def test_alarms_become_alerts(service: Service) -> None:

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from made_records import make_episode
 
@@ -34,7 +35,8 @@ def test_what_is_written_over_a_resume(tmp_path: Path, monkeypatch: pytest.Monke
         library, run = start_trackio(folder, config={"seed": 3}, group="seeds")
         tracker = ExperimentTracker(library, run, folder, better=key_figures, step_column=False)
         for step in range(first, last + 1):
-            tracker.plays(plays, step=step, evaluation=False)
+            ratios = lambda: np.ones(5, np.float32)  # noqa: E731
+            tracker.plays(plays, step=step, evaluation=False, ratios=ratios)
             tracker.log({"loss": 1 / step, "policy_version": step}, step=step)
         tracker.plays(plays, step=last - 1, evaluation=True)
         tracker.log({"eval/reward_mean": 0.1 * last}, step=last - 1)
@@ -43,5 +45,5 @@ def test_what_is_written_over_a_resume(tmp_path: Path, monkeypatch: pytest.Monke
     rows = storage.get_logs("legos", "nim-1")
     assert [row["step"] for row in rows if "train/loss" in row] == [*range(1, 14)]
     assert [row["step"] for row in rows if "eval/reward_mean" in row] == [11, 12]
-    assert [row["step"] for row in rows if "train/histogram/rewards" in row] == [10]
+    assert [row["step"] for row in rows if "train/histogram/ratios" in row] == [10]
     assert all("eval/plays" in row for row in rows if "eval/reward_mean" in row)

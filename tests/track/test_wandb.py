@@ -38,6 +38,7 @@ def test_a_mode_given_is_kept(mode: WandbMode) -> None:
 LOGGED = """
 import sys
 from pathlib import Path
+import numpy as np
 from made_records import make_episode
 from legos.losses.alarms import Alarm
 from legos.run.key_figures import key_figures
@@ -54,7 +55,7 @@ import wandb
 tracker = ExperimentTracker(wandb, run, folder, better=key_figures)
 plays = [make_episode({"only": reward}) for reward in (0.0, 1.0)]
 for step in range(first, last + 1):
-    tracker.plays(plays, step=step, evaluation=False)
+    tracker.plays(plays, step=step, evaluation=False, ratios=lambda: np.ones(5, np.float32))
     tracker.log({"step": step, "loss": 1 / step, "policy_version": step, "kl": None}, step=step)
 tracker.plays(plays, step=last - 1, evaluation=True)
 tracker.log({"eval/reward_mean": 0.1 * last}, step=last - 1)
@@ -95,7 +96,7 @@ def test_what_is_written_offline_over_a_resume(tmp_path: Path) -> None:
     assert [row["_step"] for row in rows] == [*range(16)]
     assert [row["step"] for row in rows if "train/loss" in row] == [*range(1, 14)]
     assert [row["step"] for row in rows if "eval/reward_mean" in row] == [11, 12]
-    assert [row["step"] for row in rows if "train/histogram/rewards" in row] == [10]
+    assert [row["step"] for row in rows if "train/histogram/ratios" in row] == [10]
     assert all("eval/plays" in row for row in rows if "eval/reward_mean" in row)
     assert not any("train/kl" in row for row in rows)
     for names, summary in (("*", False), ("eval/*", True), ("train/*", True)):
