@@ -1,7 +1,8 @@
 """Merge layers of settings into one configuration that records the source of every value.
 
-Later layers win: the defaults, the settings for the built-in model, the arena's recommended
-settings, what ``loop.deterministic`` implies, TOML files in order, and the command line.
+Later layers win: the defaults, the settings for an engine in this process or for the built-in
+model, the arena's recommended settings, what ``loop.deterministic`` implies, TOML files in order,
+and the command line.
 """
 
 import re
@@ -42,6 +43,9 @@ _NONE = ("none", Path("none"))  # the command line converts the text of a path
 _OPTIONS = "play.options"
 _MIX = "mix."
 _OWN = "play."  # of each arena of a mix
+_ONE_DEVICE: Mapping[str, object] = {"training.staleness_limit": 0}
+"""Where one device trains and generates, turns take no longer than both at once, and large steps
+learn far more of what the newest policy sampled."""
 _DETERMINISTIC = "loop.deterministic"
 _IMPLIED: Mapping[str, object] = {
     "training.staleness_limit": 0,
@@ -143,7 +147,12 @@ def _advice(recommend: Recommend, chosen: Mapping[str, object]) -> list[_Layer]:
     arena, model = (chosen.get(name, fields[name].default) for name in ("arena", "model"))
     if not (isinstance(arena, str) and isinstance(model, str)):
         return []  # a wrong type, which the check of the whole configuration reports
-    layers = [_Layer(source=f"model {BUILTIN}", values=RECOMMENDED)] if model == BUILTIN else []
+    layers: list[_Layer] = []
+    elsewhere = chosen.get("server") or chosen.get("ray") or chosen.get("engine") == "vllm"
+    if not elsewhere:
+        layers.append(_Layer(source="one device", values=_ONE_DEVICE))
+    if model == BUILTIN:
+        layers.append(_Layer(source=f"model {BUILTIN}", values=RECOMMENDED))
     mixed = list(dict.fromkeys(split_name(n)[0][1] for n in chosen if n.startswith(_MIX)))
     found = {name: recommend(name, model) for name in mixed}
     for name, values in found.items():

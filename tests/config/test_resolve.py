@@ -1,5 +1,6 @@
 """Layers of settings: which wins, where each value came from, and how bad ones are refused."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -118,7 +119,27 @@ def test_a_resumed_runs_file_gives_every_value(tmp_path: Path) -> None:
 
 def test_large_models_get_no_advice_meant_for_the_built_in_one() -> None:
     resolved = resolve(overrides={"model": "some/model"}, recommend=lambda _arena, _model: {})
-    assert resolved.config == RunConfig(model="some/model")
+    changed = {name for name, source in resolved.sources.items() if source != "default"}
+    assert changed == {"model", "training.staleness_limit"}
+
+
+@pytest.mark.parametrize(
+    ("given", "limit", "source"),
+    [
+        ({"model": "some/model"}, 0, "one device"),
+        ({"model": "some/model", "training.staleness_limit": 2}, 2, "command line"),
+        ({}, 1, "model builtin"),
+        ({"model": "some/model", "server": ("http://localhost:1",)}, 3, "default"),
+        ({"model": "some/model", "engine": "vllm"}, 3, "default"),
+        ({"model": "some/model", "ray": "local"}, 3, "default"),
+    ],
+)
+def test_play_and_training_take_turns_where_one_device_does_both(
+    given: Mapping[str, object], limit: int, source: str
+) -> None:
+    resolved = resolve(overrides=given, recommend=lambda _arena, _model: {})
+    assert resolved.config.training.staleness_limit == limit
+    assert resolved.sources["training.staleness_limit"] == source
 
 
 def test_none_can_be_written_where_a_setting_admits_it(tmp_path: Path) -> None:
