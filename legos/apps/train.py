@@ -138,8 +138,7 @@ def _train(
         api_key=os.environ.get("LEGOS_API_KEY"),
     )
     with closing(made) as trainer:
-        client = trainer.client()
-        mix = make_mix(config, client)
+        mix = make_mix(config, client := trainer.client())
         put = partial(put_on, trainer.engine, model=config.model)
         seated = load_seated(mix.arenas.values(), put)
         served = _served(config, trainer)
