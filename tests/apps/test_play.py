@@ -171,7 +171,7 @@ def test_the_end_of_the_input_ends_the_plays() -> None:
         (["nim", "--seat", "first"], "--seat is 'first'; expected ROLE=WHO, such as first=me"),
         (["nim", "--seat", "frist=me"], "names the role 'frist'; did you mean 'first'?"),
         (["nim", "--against", "nobody"], "nobody holds no run and no adapter"),
-        (["nim", "--plays", "0"], '"--plays". Must be >= 1'),
+        (["nim", "--plays", "0"], "Must be >= 1"),
         (["nmi"], "no arena is called 'nmi'; did you mean 'nim'?"),
         (["nim", "--play.options.largst", "9"], "takes no option 'largst'"),
         (["talk.py:Talk", "--against", "optimal"], "no optimal player of arena 'talk' can be com"),

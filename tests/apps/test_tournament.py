@@ -246,7 +246,7 @@ def test_failed_plays_are_counted_and_members_that_never_met_are_named(
         (["nim", "nim@7"], "keeps no adapter of step 7; it has those of steps 0, 1, 2"),
         (["random", "nobody"], "nobody holds no run and no adapter"),
         (["nim", "nobody@all"], "nobody holds no run"),
-        (["nim@all", "random", "--snapshots", "0"], '"--snapshots". Must be >= 1'),
+        (["nim@all", "random", "--snapshots", "0"], "Must be >= 1"),
         (["nim", "random", "--plays", "0"], "evaluation_plays is 0"),
         (["nim", "random", "--play.options.largst", "4"], "takes no option 'largst'"),
         (["base", "random", "--arena", "sums"], "arena 'sums' cannot meet: it seats one player"),
