@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from math import nan
-from operator import add
 from typing import Any
 
 import numpy as np
@@ -44,7 +43,14 @@ class Tally(Struct, frozen=True):
         return self.reward / self.plays if self.plays else nan
 
     def __add__(self, other: "Tally") -> "Tally":
-        return Tally(*map(add, structs.astuple(self), structs.astuple(other)))
+        return Tally(
+            self.wins + other.wins,
+            self.draws + other.draws,
+            self.losses + other.losses,
+            self.reward + other.reward,
+            self.squares + other.squares,
+            self.forfeits + other.forfeits,
+        )
 
 
 class PayoffTable:

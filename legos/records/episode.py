@@ -91,8 +91,9 @@ class Episode(Struct, frozen=True, kw_only=True):
 
     def mean_return(self, roles: Sequence[str]) -> float:
         """Mean return of some roles."""
-        returns = self.returns
-        return sum([returns[role] for role in roles]) / len(roles)
+        seats = [each for each in self.rollouts if each.role in roles]
+        of_play = sum([self.rewards[role] for role in roles])
+        return (of_play + sum([each.turn_rewards for each in seats])) / len(roles)
 
     def forfeited(self, role: str) -> bool:
         """Whether a role forfeited the play, which its notes then say."""

@@ -1,9 +1,7 @@
 """One training sequence, with everything per token."""
 
 import math
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from operator import le
 from typing import Any, SupportsFloat
 
@@ -15,7 +13,6 @@ from legos.records.names import POLICY
 __all__ = ["Sample"]
 
 MAX_ADVANTAGE = 1e12  # its square, times the tokens of a step, is within the range of float32
-LARGEST = sys.float_info.max
 LOGPROB_ROUNDING = 1e-4  # a log-probability may exceed 0 by this rounding error
 
 
@@ -54,33 +51,61 @@ class Sample(Struct, frozen=True, kw_only=True, gc=False, array_like=True):
                 log-probability that is not a finite number <= 0, an advantage out of range, greedy
                 sampling, or a token outside the only legal ones.
         """
-        for complaint in self._complaints():
-            raise RecordError(complaint)
-
-    def _complaints(self) -> Iterator[str]:
-        """Yield a message for the first reason why it cannot be trained on."""
-        chosen, given = self.positions, self.reference_logprobs
-        lengths = [len(self.logprobs), len(self.versions), len(self.advantages), len(self.legal)]
-        lengths += [] if given is None else [len(given)]
-        if not chosen or set(lengths) != {len(chosen)}:
-            yield f"a sample with {len(chosen)} chosen tokens has fields of lengths {lengths}"
-        if chosen[0] < 1 or chosen[-1] >= len(self.token_ids) or any(map(le, chosen[1:], chosen)):
-            yield f"positions {chosen} do not increase within 1..{len(self.token_ids) - 1}"
+        num_chosen = len(self.positions)
+        lengths = (len(self.logprobs), len(self.versions), len(self.advantages), len(self.legal))
+        if lengths != (num_chosen,) * 4:
+            raise RecordError(
+                f"a sample with {num_chosen} chosen tokens has fields of lengths {lengths}"
+            )
+        if not num_chosen:
+            raise RecordError("a sample without a chosen token has nothing to train on")
+        if self.positions[0] < 1 or self.positions[-1] >= len(self.token_ids):
+            raise RecordError(
+                f"positions {self.positions[0]}..{self.positions[-1]} leave "
+                f"1..{len(self.token_ids) - 1}"
+            )
+        if num_chosen > 1 and not _increase(self.positions):
+            raise RecordError(f"positions {self.positions} do not increase")
         if not 0 < self.temperature < math.inf:
-            yield (
+            raise RecordError(
                 f"completions at temperature {self.temperature} have no ratio (0 is greedy); "
                 "sample at a finite temperature above 0"
             )
-        for logprob in _outside((*self.logprobs, *(given or ())), -LARGEST, LOGPROB_ROUNDING):
-            yield f"log-probability {logprob} is not a finite number <= 0, as an engine reports one"
-        for advantage in _outside(self.advantages, -MAX_ADVANTAGE, MAX_ADVANTAGE):
-            yield (
-                f"advantage {advantage} is not finite, or its size is above {MAX_ADVANTAGE:g}; "
-                f"look at the rewards of {self.group!r}, and at the credit rule"
+        self._check_logprobs()
+        given, limit = self.advantages, MAX_ADVANTAGE
+        if not (_all_finite(given) and max(given) <= limit and min(given) >= -limit):
+            bad = next(a for a in given if not abs(a) <= limit)
+            raise RecordError(
+                f"advantage {bad} is not finite, or its size is above {MAX_ADVANTAGE:g}; look at "
+                f"the rewards of {self.group!r}, and at the credit rule"
             )
-        for position, legal in zip(chosen, self.legal, strict=True) if self.restricted else ():
+        if self.reference_logprobs is not None:
+            self._check_reference(self.reference_logprobs)
+        if self.restricted:
+            self._check_legal()
+
+    def _check_logprobs(self) -> None:
+        try:
+            fine = _all_finite(self.logprobs) and max(self.logprobs) <= LOGPROB_ROUNDING
+        except TypeError:  # an endpoint may report None instead of a number
+            fine = False
+        if not fine:
+            bad = next(given for given in self.logprobs if not _is_logprob(given))
+            raise RecordError(
+                f"log-probability {bad} is not a finite number <= 0; the engine must report one"
+            )
+
+    def _check_reference(self, given: tuple[float, ...]) -> None:
+        if len(given) != len(self.positions) or not all(map(_is_logprob, given)):
+            raise RecordError(
+                f"reference_logprobs holds {len(given)} numbers for {len(self.positions)} chosen "
+                "tokens; expected one finite number <= 0 for each, or None"
+            )
+
+    def _check_legal(self) -> None:
+        for position, legal in zip(self.positions, self.legal, strict=True):
             if self.token_ids[position] not in legal:
-                yield (
+                raise RecordError(
                     f"token {self.token_ids[position]} was chosen where only {legal} could be "
                     "sampled; a restricted sample needs its legal tokens"
                 )
@@ -98,9 +123,18 @@ class Sample(Struct, frozen=True, kw_only=True, gc=False, array_like=True):
         return first if self.versions.count(first) == len(self.versions) else max(self.versions)
 
 
-def _outside(values: Sequence[Any], low: float, high: float) -> list[Any]:
-    """What is no number from ``low`` to ``high``; fast where all are, as in almost all samples."""
-    with suppress(TypeError):  # an endpoint may report None instead of a number
-        if low <= min(values) and max(values) <= high and math.isfinite(sum(values)):
-            return []
-    return [v for v in values if not (isinstance(v, SupportsFloat) and low <= float(v) <= high)]
+def _all_finite(numbers: Sequence[float]) -> bool:
+    """Whether all numbers are finite: their sum usually tells, in a tenth of the time."""
+    return math.isfinite(sum(numbers)) or all(map(math.isfinite, numbers))
+
+
+def _increase(positions: Sequence[int]) -> bool:
+    """Whether positions increase; most are one answer, without a gap."""
+    first, last = positions[0], positions[-1]
+    if last - first + 1 == len(positions) and positions == tuple(range(first, last + 1)):
+        return True
+    return not any(map(le, positions[1:], positions))
+
+
+def _is_logprob(given: Any) -> bool:
+    return isinstance(given, SupportsFloat) and -math.inf < float(given) <= LOGPROB_ROUNDING
