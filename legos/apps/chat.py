@@ -17,7 +17,7 @@ from legos.clients.engine import EngineClient
 from legos.clients.openai import OpenAIClient
 from legos.errors import LegosError
 from legos.records.limits import EngineLimits
-from legos.records.message import Message, Sampling
+from legos.records.message import Completion, Message, Sampling
 from legos.records.names import BASE, POLICY
 
 __all__ = ["Chat", "chat"]
@@ -33,6 +33,7 @@ BUILTIN_CAN = (
 )
 LONGEST = 512  # tokens of an answer, by default
 BUILTIN_LONGEST = 32  # the same for the built-in model, whose longer answers do not end
+CUT = "(cut off after {} tokens; --max-tokens N allows more)"
 SEEDS = 1 << 63
 
 
@@ -56,8 +57,8 @@ class Chat:
     system: str = ""
     history: list[Message] = field(default_factory=list[Message])
 
-    async def answer(self, question: str) -> str:
-        """The answer, which enters the history.
+    async def answer(self, question: str) -> Completion:
+        """The answer, whose text enters the history.
 
         The position of a game is asked without the history, as arenas ask it, and the answer is a
         legal move.
@@ -79,7 +80,7 @@ class Chat:
         said = await self.client.complete([*messages, prompt], sampling, adapter=self.adapter)
         if game is None:
             self.history += (prompt, Message("assistant", said.text))
-        return said.text
+        return said
 
     def command(self, line: str) -> str | None:
         """Execute a line that begins with a slash; the message to show, or None to end."""
@@ -193,7 +194,9 @@ def _turn(talk: Chat, line: str, runner: asyncio.Runner, console: Console) -> bo
         return message is not None
 
     answer = runner.run(talk.answer(line))
-    console.out(visible(answer) if console.is_terminal else answer, highlight=False)
+    console.out(visible(answer.text) if console.is_terminal else answer.text, highlight=False)
+    if answer.finish_reason == "length" and console.is_terminal:
+        _show(console, CUT.format(talk.sampling.max_tokens))
     return True
 
 

@@ -29,9 +29,10 @@ from legos.wiring.model import apply_lora, load_model
 MODELS = {"data": [{"id": "policy", "owned_by": "legos"}]}
 
 
-def said(text: str) -> HttpAnswer:
+def said(text: str, finish_reason: str = "stop") -> HttpAnswer:
     tokens = {"token_ids": [], "token_logprobs": [], "versions": []}
-    return HttpAnswer({"choices": [{"message": {"content": text}, **tokens}]})
+    choice = {"message": {"content": text}, "finish_reason": finish_reason, **tokens}
+    return HttpAnswer({"choices": [choice]})
 
 
 def talk(url: str, text: str, **options: Any) -> int:
@@ -190,6 +191,8 @@ def test_ctrl_c_stops_an_answer_and_at_the_prompt_ends_the_chat() -> None:
     def reply(question: str) -> HttpAnswer | None:
         if question == "refuse":
             return HttpAnswer({"error": {"message": "too long"}}, 400)
+        if question == "hello":
+            return said("well", finish_reason="length")
         return None if question == "hang" else said("well")
 
     server = answering(reply)
@@ -198,6 +201,7 @@ def test_ctrl_c_stops_an_answer_and_at_the_prompt_ends_the_chat() -> None:
         terminal.wait_for("> ")
         terminal.type("hello\n")
         terminal.wait_for("well")
+        terminal.wait_for("cut off after 512 tokens")
         terminal.wait_for("> ")
         terminal.type("refuse\n")
         terminal.wait_for("too long")
