@@ -99,5 +99,6 @@ class StandIn:
         values = zip(watched, logprobs(adapter, watched), strict=True)
         tops = {f"token_id:{token}": nats for token, nats in values}
         sampled = {"token_logprobs": [-1.0], "top_logprobs": [tops]}
-        choice = {"index": 0, "finish_reason": "length", "token_ids": [5], "logprobs": sampled}
-        return HttpAnswer(json.dumps({"choices": [choice]}).encode())
+        choice = {"finish_reason": "length", "token_ids": [5], "logprobs": sampled}
+        choices = [{"index": index, **choice} for index in range(len(asked.body["prompt"]))]
+        return HttpAnswer(json.dumps({"choices": choices}).encode())

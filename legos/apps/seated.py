@@ -15,12 +15,12 @@ from legos.config.schema import RunConfig
 from legos.errors import CheckpointError, ConfigError, did_you_mean
 from legos.league.cast import BOTS, is_adapter
 from legos.league.matchmaker import DRAWS, EXPLOITER, LeagueSeats
-from legos.records.names import BASE, POLICY
+from legos.records.names import BASE, POLICY, frozen_name
 from legos.run.find import find_run, split_place
 from legos.run.folder import CONFIG, RUNS
 from legos.weights.adapter import Adapter
 
-__all__ = ["check_opponents_exist", "frozen_adapters", "load_seated"]
+__all__ = ["check_opponents_exist", "frozen_adapters", "live_opponents", "load_seated"]
 
 logger = logging.getLogger(__name__)
 PLAYS = 16  # plays of an arena whose seats are looked at
@@ -70,7 +70,8 @@ def load_seated(arenas: Iterable[Arena], load: Callable[[Adapter], object]) -> M
         load: makes an adapter live in the engine under its name.
 
     Returns:
-        Name of each as seats have it -> its name in the engine.
+        Name of each as seats have it -> its name in the engine; ``live_opponents`` has those of
+        leagues.
 
     Raises:
         CheckpointError: ``RUN@STEP`` or a folder is not found.
@@ -87,8 +88,6 @@ def load_seated(arenas: Iterable[Arena], load: Callable[[Adapter], object]) -> M
                 for policy, adapter in frozen_adapters(name, policies).items():
                     load(adapter)
                     league.cast.live[name, policy] = adapter.name
-                    if len(policies) == 1:
-                        loaded[name] = adapter.name
             continue
         live: dict[str, str] = {}  # as seats name an adapter -> as the engine does
         for task, seed in plays_from(arena, arena.seed, PLAYS, held_out=False):
@@ -105,6 +104,12 @@ def load_seated(arenas: Iterable[Arena], load: Callable[[Adapter], object]) -> M
     return loaded
 
 
+def live_opponents(arenas: Iterable[Arena]) -> Mapping[tuple[str, str], str]:
+    """Opponent and policy -> the name in the engine of the adapter that ``load_seated`` loaded."""
+    leagues = [arena.matchmaker for arena in arenas if isinstance(arena.matchmaker, LeagueSeats)]
+    return {each: name for league in leagues for each, name in league.cast.live.items()}
+
+
 def frozen_adapters(text: str, policies: Sequence[str]) -> Mapping[str, Adapter]:
     """Policy -> its adapter of the step that a user names; equal weights have equal names.
 
@@ -115,7 +120,7 @@ def frozen_adapters(text: str, policies: Sequence[str]) -> Mapping[str, Adapter]
     found = [named_adapter(text)]
     if len(policies) > 1:
         found += adapters_beside(find_run(split_place(text)[0]), found[0].version, policies[1:])
-    named = (replace(one, name=f"seat-{one.digest[:12]}") for one in found)
+    named = (replace(one, name=frozen_name(one.digest)) for one in found)
     return dict(zip(policies, named, strict=True))
 
 

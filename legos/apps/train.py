@@ -5,9 +5,15 @@ import math
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, closing, contextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    closing,
+    contextmanager,
+    nullcontext,
+)
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -19,12 +25,13 @@ from legos.apps.adapters import resume_command
 from legos.apps.page_beside import page_beside
 from legos.apps.progress import shown_while, trackers
 from legos.apps.restart import restart, watched
-from legos.apps.seated import check_opponents_exist, load_seated
+from legos.apps.seated import check_opponents_exist, live_opponents, load_seated
 from legos.apps.signals import StopSignals
 from legos.apps.summary import announcement, comparison, summary
 from legos.config.resolve import ResolvedConfig, is_chosen, read_config
 from legos.config.schema import RunConfig
 from legos.errors import ConfigError, DeviceError, LegosError, TrainerError
+from legos.loop.mix import Mix
 from legos.mac import awake
 from legos.machine import quiet_collector, share_cores
 from legos.play.step import play_each
@@ -145,7 +152,7 @@ def _train(
         with (
             ThreadPoolExecutor(max_workers=1) as writer,
             StopSignals() as signals,
-            ray_players(config, trainer.generation, trainer.model, seated=seated) as players,
+            _players(config, trainer, mix, seated) as players,
             _folder(resolved, resumed, mix.title) as folder,
         ):
             signals.advice = f"; continue with\n  {resume_command(folder.path)}"
@@ -178,6 +185,15 @@ def _train(
             _print(*summary(run, folder, config, seconds, signals.received))
             ended(folder.path)
         return 0 if signals.received is None else 128 + signals.received
+
+
+def _players(
+    config: RunConfig, trainer: Trainer, mix: Mix, seated: Mapping[str, str]
+) -> AbstractContextManager["Players | None"]:
+    """The players on a Ray cluster, with the opponents that are live; see ``ray_players``."""
+    opponents = live_opponents(mix.arenas.values())
+    place = trainer.generation, trainer.model
+    return ray_players(config, *place, seated=seated, opponents=opponents)
 
 
 def _restore(run: Run, config: RunConfig, checkpoint: Path | None) -> None:

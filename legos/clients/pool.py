@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from legos.errors import EndpointError, EngineError, RequestError
+from legos.errors import EndpointError, EngineError, NotFoundError, RequestError
 
 __all__ = ["Pooled", "ServerPool", "all_done"]
 
@@ -99,6 +99,7 @@ class ServerPool(Generic[ServerT]):
             weight: number of requests that it counts as, a list of them.
 
         Raises:
+            NotFoundError: no server that answers has what it names.
             RequestError: one server after the other stopped answering while it had the request.
             EngineError: every server has failed it.
         """
@@ -120,6 +121,8 @@ class ServerPool(Generic[ServerT]):
             except (EndpointError, EngineError) as error:
                 failures[index] = error
                 self._down.add(index)
+            except NotFoundError as error:  # it may get an adapter later than the others
+                failures[index] = error
             except TimeoutError:
                 if not ejected.expired():
                     raise
@@ -134,10 +137,7 @@ class ServerPool(Generic[ServerT]):
             finally:
                 self._waiting[index].discard(ejected)
                 self._count(index, -weight)
-        [last] = [*failures.values()][-1:]
-        if len(failures) == 1 and isinstance(last, EngineError):
-            raise last
-        raise EngineError("; ".join(map(str, failures.values()))) from last
+        raise _failure([*failures.values()])
 
     def _choose(self, fits: Callable[[int], bool], failures: Container[int]) -> int:
         """The least busy of the servers that have not failed a request; those that answer first."""
@@ -186,6 +186,17 @@ class ServerPool(Generic[ServerT]):
             if index in self._down and len(self._down) < len(self.servers):
                 while waiting:
                     waiting.pop().reschedule(asyncio.get_running_loop().time())
+
+
+def _failure(failures: Sequence[Exception]) -> Exception:
+    """The error of a request that no server has answered."""
+    if missing := [error for error in failures if isinstance(error, NotFoundError)]:
+        return missing[0]
+    if len(failures) == 1 and isinstance(failures[0], EngineError):
+        return failures[0]
+    failure = EngineError("; ".join(map(str, failures)))
+    failure.__cause__ = failures[-1]
+    return failure
 
 
 async def all_done(calls: Iterable[Awaitable[object]]) -> None:

@@ -2,7 +2,15 @@
 
 from functools import lru_cache
 
-__all__ = ["BASE", "LAG", "MODEL_HEADER", "POLICY", "adapter_name", "evaluated_name"]
+__all__ = [
+    "BASE",
+    "LAG",
+    "MODEL_HEADER",
+    "POLICY",
+    "adapter_name",
+    "evaluated_name",
+    "frozen_name",
+]
 
 POLICY = "policy"  # the adapter that is trained, unless another name is given
 BASE = "base"  # the model without an adapter
@@ -19,3 +27,8 @@ def adapter_name(asked: str) -> str:
 def evaluated_name(policy: str) -> str:
     """Name of the adapter with a policy's weights of the step that is being evaluated."""
     return f"{policy}-evaluated"
+
+
+def frozen_name(digest: str) -> str:
+    """Name of an adapter that is not trained, by its weights: equal weights, equal name."""
+    return f"seat-{digest[:12]}"

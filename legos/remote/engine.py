@@ -43,6 +43,7 @@ class RemoteServer(Pooled, Protocol):
         """Sample completions of one adapter; an error for each that the server refuses.
 
         Raises:
+            NotFoundError: the adapter is not live there.
             EndpointError, EngineError: the server does not answer.
         """
         ...

@@ -56,6 +56,7 @@ class LegosServer:
         retries: int = RETRIES,
         load_retries: int = 4,
         timeout_s: float = REQUEST_S,
+        staying: Collection[str] | None = None,
     ) -> None:
         """Describe a server; nothing is sent yet.
 
@@ -65,11 +66,12 @@ class LegosServer:
             retries: maximum number of retries of a failed request.
             load_retries: maximum number of retries of a failed publication.
             timeout_s: maximum time of one answer, seconds.
+            staying: names of the adapters that stay live when this object is closed; None: all.
 
         Raises:
             RequestError: the address is not an HTTP address.
         """
-        self._url = url
+        self._url, self._staying = url, staying
         self._live: dict[str, Adapter] = {}  # what this process has loaded there
         self._loading = asyncio.Lock()
         self._losses = 0  # of all adapters, since the last publication
@@ -90,9 +92,11 @@ class LegosServer:
         """Sample completions; see ``RemoteServer``."""
         try:
             return await self._sampled(requests[0].adapter, requests)
+        except NotFoundError:
+            raise
         except RequestError as error:
-            if len(requests) == 1 or isinstance(error, NotFoundError):
-                return [error] * len(requests)
+            if len(requests) == 1:
+                return [error]
         half = len(requests) // 2  # so that only the refused ones fail
         return [*await self.answer(requests[:half]), *await self.answer(requests[half:])]
 
@@ -162,9 +166,18 @@ class LegosServer:
         return await healthy(self._url)
 
     async def aclose(self) -> None:
-        """Close the connections."""
-        await self._transport.aclose()
-        await self._loads.aclose()
+        """Drop the adapters that do not stay, if the server answers, and close the connections."""
+        staying = self._live if self._staying is None else self._staying
+        left = [name for name in self._live if name not in staying]
+        self._live = {name: each for name, each in self._live.items() if name in staying}
+        try:
+            for name in left:
+                await self._loads.request("DELETE", f"/adapters/{quote(name)}", bytes)
+        except (EndpointError, RequestError) as error:
+            logger.info("opponents of this run stay at %s: %s", self._url, error)
+        finally:
+            await self._transport.aclose()
+            await self._loads.aclose()
 
     async def _sampled(self, adapter: str, asked: Sequence[Request]) -> Sequence[Generated]:
         """The answers to requests for one adapter."""

@@ -7,13 +7,10 @@ from pathlib import Path
 
 from legos.config.schema import RunConfig
 from legos.errors import ConfigError
-from legos.league.cast import is_adapter
-from legos.league.matchmaker import DRAWS, EXPLOITER, EXPLOITERS
-from legos.run.league import LEAD
-from legos.wiring.arena import policies_of
 from legos.wiring.engines import MakeEngine, kind_of, served_engine
+from legos.wiring.rivals import rank_of_rivals, rivals_of
 
-__all__ = ["elsewhere", "engine_at", "rivals_of"]
+__all__ = ["elsewhere", "engine_at"]
 
 _KINDS = {"vllm": "a vLLM server", "openai": "neither `legos serve` nor vLLM"}
 
@@ -26,12 +23,14 @@ def elsewhere(
     Raises:
         ConfigError: the servers are of a kind that cannot work together.
         EngineError: a server does not answer.
+        AdapterError: the adapter of an opponent is damaged.
     """
     from legos.wiring.ray import ray_engine
     from legos.wiring.vllm import started_vllm
 
     if config.engine == "vllm":
-        return partial(started_vllm, policies=policies, rivals=rivals_of(config), say=say)
+        rivals, rank = rivals_of(config), rank_of_rivals(config)
+        return partial(started_vllm, policies=policies, rivals=rivals, rank=rank, say=say)
     if config.ray is not None and not config.server:
         return partial(ray_engine, config, say=say)
     if not config.server:
@@ -44,21 +43,6 @@ def elsewhere(
         api_key=api_key,
         adapter_folder=folder,
     )
-
-
-def rivals_of(config: RunConfig) -> int:
-    """Most adapters of opponents that are live at the same time, as a rule.
-
-    Those of the pool, the ones that have just left it, and those that the settings name.
-    """
-    league, named, pools = config.league, set[str](), 0
-    patience = config.training.staleness_limit + LEAD
-    for name, one in config.arenas.items():
-        if not (shares := {**one.play.opponents, **one.play.opponents_end}):
-            continue
-        pools += len({*policies_of({name: one})} - {EXPLOITER}) + (EXPLOITERS in shares)
-        named |= {who for who in shares if who not in DRAWS and is_adapter(who)}
-    return pools * (league.snapshots + patience // league.snapshot_every + 2) + len(named)
 
 
 def engine_at(
@@ -98,4 +82,4 @@ def engine_at(
             f"server {other!r} is {_KINDS[kinds[other]]}, and the servers of a run are all "
             "`legos serve` or all vLLM; give addresses of one kind"
         )
-    return partial(served_engine, urls, api_key=api_key)
+    return partial(served_engine, urls, api_key=api_key, policies=policies)

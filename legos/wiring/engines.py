@@ -76,6 +76,7 @@ def served_engine(
     model: ModelHandle,
     *,
     api_key: str | None,
+    policies: Sequence[str] | None = None,
 ) -> TokenEngine:
     """The engine on running servers (``legos serve``), which must have the model.
 
@@ -83,12 +84,15 @@ def served_engine(
         urls: their addresses.
         model: the trainer's model, with LoRA.
         api_key: their API key.
+        policies: names of the adapters that stay there after the run; None: all.
 
     Raises:
         ModelError: a server has another model, or another tokenizer.
         EngineError: a server does not answer.
     """
-    servers = [LegosServer(url, api_key=api_key, load_retries=RETRIES) for url in urls]
+    servers = [
+        LegosServer(url, api_key=api_key, load_retries=RETRIES, staying=policies) for url in urls
+    ]
     engine = RemoteEngine(servers, Broadcaster((server.name, server) for server in servers))
     with ExitStack() as stack:
         stack.callback(engine.close)

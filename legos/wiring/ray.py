@@ -23,6 +23,8 @@ from legos.clients.engine import EngineClient
 from legos.config.schema import RunConfig
 from legos.device import ModelHandle
 from legos.errors import ConfigError
+from legos.league.cast import Cast
+from legos.league.matchmaker import LeagueSeats
 from legos.machine import blas_environment, quiet_collector
 from legos.remote.engine import RemoteEngine, RemoteServer
 from legos.remote.legos_server import LegosServer
@@ -33,12 +35,15 @@ from legos.weights.model_folder import resolve_folder
 from legos.wiring.arena import make_arena
 from legos.wiring.engines import TokenEngine, kind_of
 from legos.wiring.model import model_place
+from legos.wiring.rivals import rivals_of
 from legos.wiring.same_model import check_same_model
 
 if TYPE_CHECKING:
     from legos.remote.ray.players import MadeArena, Players
 
 __all__ = ["ray_engine", "ray_players"]
+
+ADAPTERS = 64  # that an engine may have, besides opponents
 
 
 def ray_engine(
@@ -65,7 +70,10 @@ def ray_engine(
         say(f"starting {num} engines on the Ray cluster {config.ray!r}")
         parts = 1 + math.ceil(num / nodes)  # of a node: its engines, and a player or the trainer
         key = secrets.token_urlsafe()
-        options: dict[str, object] = {"max-batch": config.generation.max_batch}
+        options: dict[str, object] = {
+            "max-batch": config.generation.max_batch,
+            "max-adapters": ADAPTERS + rivals_of(config),
+        }
         if config.training.memory_limit_gib is not None:
             options["memory-limit-gib"] = config.training.memory_limit_gib
         command = partial(serve_command, config.model, options)
@@ -90,6 +98,7 @@ def ray_players(
     model: ModelHandle,
     *,
     seated: Mapping[str, str] | None = None,
+    opponents: Mapping[tuple[str, str], str] | None = None,
 ) -> "Generator[Players | None]":
     """Within the block, players on the cluster play groups; None: the settings name none.
 
@@ -98,6 +107,7 @@ def ray_players(
         generation: the engine.
         model: the trainer's model.
         seated: name of an adapter as seats have it -> its name in the engine.
+        opponents: the same for opponents of a league, as ``Cast.live``.
 
     Raises:
         ConfigError: Ray is not installed, a node has another version of legos, or players cannot
@@ -125,6 +135,8 @@ def ray_players(
             places=[server.place for server in placed],
             api_key=placed[0].api_key if placed else os.environ.get("LEGOS_API_KEY"),
             seated=seated or {},
+            opponents=opponents or {},
+            opponents_key=os.environ.get("LEGOS_API_KEY"),
             context=model.context,
             tool_format=model.tool_format,
         )
@@ -171,6 +183,8 @@ class _PlayPlace:
     places: Sequence[str]  # of servers on the cluster; empty: those of the settings generate
     api_key: str | None
     seated: Mapping[str, str]  # name of an adapter as seats have it -> its name in the engine
+    opponents: Mapping[tuple[str, str], str]  # as ``Cast.live``
+    opponents_key: str | None  # API key of opponents that are servers
     tool_format: ToolFormat
     context: int  # of the model, in tokens
 
@@ -193,6 +207,9 @@ class _PlayPlace:
             league=config.league,
             seed=config.seed,
         )
+        if isinstance(arena.matchmaker, LeagueSeats):
+            key = self.opponents_key
+            arena.matchmaker.cast = Cast(arena, live=self.opponents, api_key=key)
         if self.seated:
             arena.matchmaker = SeatOverride(partial(renamed, self.seated), arena.matchmaker)
         module = sys.modules[type(arena).__module__]

@@ -89,6 +89,7 @@ def started_vllm(
     *,
     policies: Sequence[str],
     rivals: int = 0,
+    rank: int = 0,
     say: Callable[[str], object],
 ) -> TokenEngine:
     """Start ``vllm serve`` as a process of ours, and return its engine.
@@ -97,6 +98,7 @@ def started_vllm(
         model: the trainer's model, with LoRA.
         policies: names of the trained adapters.
         rivals: number of further adapters that play at the same time.
+        rank: their largest LoRA rank, where it may exceed that of the model.
         say: receives the progress of the start.
 
     Raises:
@@ -109,7 +111,7 @@ def started_vllm(
         name=model.folder.name,
         dtype=model.dtype,
         context=model.context,
-        rank=model.lora.rank,
+        rank=max(model.lora.rank, rank),
         max_loras=2 * len(policies) + 3 + rivals,  # evaluated copies, base, next version, a rival
     )
     with ExitStack() as stack:

@@ -7,7 +7,7 @@ import pytest
 from accounts import balanced_ledger
 from metric_lines import read_metrics, read_steps
 from scripted_server import serving
-from short_runs import NIM
+from short_runs import FEW, NIM
 from tiny_folders import write_tiny_model
 
 from legos import apply_lora, load_model
@@ -75,6 +75,23 @@ def test_a_run_on_a_server_is_evaluated_balanced_and_resumed(
     assert 0 < ledger["trained"] <= ledger["generated"] <= sampled
     assert engine.versions()["policy"] == steps[5]["policy_version"]
     assert 0 <= (steps[4]["loop/engine_idle_share"] or 0) < 1
+
+
+def test_a_league_plays_on_a_server_and_leaves_the_policy_there(
+    url: str, engine: LocalEngine
+) -> None:
+    shares = ("self=0.3", "past=0.3", "hard=0.2", "base=0.1", "random=0.1")
+    opponents = [each for share in shares for each in ("--play.opponents", share)]
+    league = ("--league.snapshot-every", "1", "--league.snapshots", "2", *opponents)
+    place = ("--server", url, "--server", url, "--out", str(RUN), "--arena", "kuhn", *FEW)
+    assert main(["train", *place, *league, "--steps", "4"]) == 0
+    assert main(["train", "--resume", str(RUN), "--steps", "7"]) == 0
+    steps = [step for step in read_steps(RUN / "metrics.jsonl") if step["step"]]
+    assert {step["arena/failed"] for step in steps} == {0}
+    met = {name for step in steps for name in step if name.startswith("league/plays_")}
+    assert met == {f"league/plays_{name}" for name in ("past", "base", "random")}
+    balanced_ledger(RUN)
+    assert [*engine.versions()] == ["policy"]
 
 
 def test_a_folder_of_adapters_is_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:

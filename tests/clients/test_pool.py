@@ -9,7 +9,7 @@ import pytest
 from virtual_time import in_virtual_time
 
 from legos.clients.pool import CHECK_S, ServerPool
-from legos.errors import EndpointError, EngineError
+from legos.errors import EndpointError, EngineError, NotFoundError
 
 
 class Server:
@@ -177,3 +177,23 @@ def test_a_cancelled_request_is_not_sent_elsewhere() -> None:
         assert [server.checked for server in servers] == [0, 0]
 
     virtually(go())
+
+
+def test_what_a_server_lacks_is_asked_of_another_one() -> None:
+    class Lacking(Server):
+        async def answer(self) -> int:
+            self.asked += 1
+            raise NotFoundError("adapter 'policy-1' is not live")
+
+    async def go() -> None:
+        lacking, has = Lacking("a"), Server("b")
+        has.go.set()
+        pool = ServerPool((lacking, has))
+        for number in range(1, 5):
+            assert await pool.ask(lambda one: one.answer()) == number
+        assert lacking.asked >= 2  # it has not failed, and may have got it since
+        for other in (Lacking("c"), Server("c", fails=True)):
+            with pytest.raises(NotFoundError, match="'policy-1' is not live"):
+                await ServerPool((lacking, other)).ask(lambda one: one.answer())
+
+    asyncio.run(go())

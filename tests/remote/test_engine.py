@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace as changed
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from scripted_server import serving
 from legos import Message, Sampling, apply_lora, load_model
 from legos.clients.engine import EngineClient
 from legos.device import LocalEngine, ModelHandle
-from legos.errors import AdapterError, EngineError, RequestError
+from legos.errors import AdapterError, EngineError, NotFoundError, RequestError
 from legos.records.message import Completion
 from legos.records.request import Generated, Request
 from legos.remote.engine import CLOSE_S, MOVE_LISTS, RemoteEngine
@@ -180,6 +180,16 @@ def test_a_closed_engine_refuses_and_the_server_goes_on(both: Both) -> None:
     assert len(ask(both.there.client(), Sampling(max_tokens=1), count=1)) == 1
 
 
+def test_only_the_policies_stay_at_a_server_after_the_run(both: Both) -> None:
+    other = served_engine([both.url], both.model, api_key=None, policies=("policy",))
+    for name, version in (("policy", 3), ("policy-abc", 1), ("seat-abc", 2)):
+        one = changed(both.model.base_adapter(), name=name, version=version)
+        other.engine.load_adapter(one).result()
+    assert both.engine.versions() == {"policy": 3, "policy-abc": 1, "seat-abc": 2}
+    other.close()
+    assert both.engine.versions() == {"policy": 3}
+
+
 @pytest.mark.parametrize("hanging", ["loader", "server"])
 def test_a_server_that_hangs_does_not_keep_an_engine_from_closing(both: Both, hanging: str) -> None:
     class Hangs:
@@ -249,3 +259,39 @@ def test_moves_wait_for_each_other_while_lists_of_them_are_on_their_way() -> Non
     assert [found[n].token_ids for n in range(1, last)] == [(n,) for n in range(1, last)]
     assert engine.stats()["requests_running"] == 0
     engine.close()
+
+
+def test_a_player_elsewhere_finds_the_server_that_has_an_opponent() -> None:
+    """It does not know which servers have got a snapshot already."""
+
+    class Server:
+        def __init__(self, *live: str) -> None:
+            self.name, self.live, self.answered = "one", live, 0
+
+        async def answer(self, requests: list[Request]) -> list[Generated]:
+            if requests[0].adapter not in self.live:
+                raise NotFoundError(f"adapter {requests[0].adapter!r} is not live")
+            self.answered += len(requests)
+            return [Generated(token_ids=(one.seed,), finish_reason="length") for one in requests]
+
+        async def aclose(self) -> None:
+            """Nothing is open."""
+
+    late, early = Server("policy"), Server("policy", "policy-abc")
+    servers: Any = [late, early]
+    engine = RemoteEngine(servers, None)
+    found: dict[int, Any] = {}
+    done = threading.Event()
+
+    def deliver(results: Sequence[tuple[int, Any]]) -> None:
+        found.update(results)
+        if len(found) == 8:
+            done.set()
+
+    for number, adapter in enumerate(["policy-abc", "policy"] * 4):
+        request = Request(prompt_ids=(number,), max_tokens=9, seed=number, adapter=adapter)
+        engine.submit([(number, request)], deliver)
+    assert done.wait(10)
+    engine.close()
+    assert [found[number].token_ids for number in range(8)] == [(number,) for number in range(8)]
+    assert early.answered >= 4

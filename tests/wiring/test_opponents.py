@@ -15,7 +15,7 @@ from legos.fakes import ScriptedClient
 from legos.league.matchmaker import LeagueSeats
 from legos.loop.evaluation import ArenaEvaluation
 from legos.wiring.arena import make_arena, policies_of
-from legos.wiring.elsewhere import rivals_of
+from legos.wiring.rivals import rivals_of
 
 HALF = {"self": 0.5, "past": 0.5}
 OWN = """
@@ -134,7 +134,7 @@ def test_an_exploiter_is_a_second_policy_of_its_arena_alone() -> None:
     assert made("nim").policies == ("policy",)
 
 
-def test_the_slots_of_a_server_count_every_opponent() -> None:
+def test_the_slots_of_a_server_count_every_opponent(tmp_path: Path) -> None:
     def rivals(play: Any, **league: Any) -> int:
         training = {"staleness_limit": 3}
         settings = {"play": play, "training": training, "league": league, "arena": "kuhn"}
@@ -146,6 +146,10 @@ def test_the_slots_of_a_server_count_every_opponent() -> None:
     assert rivals({"opponents": HALF}, snapshots=4, snapshot_every=1) == 4 + 5 + 2
     named = {"self": 0.5, "random": 0.1, "base": 0.1, "nim-1@400": 0.2, "exploiter": 0.1}
     assert rivals({"opponents": named}) == 8 + 2 + 1
+    file = tmp_path / "two.py"
+    file.write_text(TWO)
+    settings = {"play": {"opponents": {"self": 0.5, "two-1": 0.5}}, "arena": f"{file}:Two"}
+    assert rivals_of(RunConfig.model_validate(settings)) == 2 * (8 + 2) + 2  # of each policy
 
 
 def test_evaluations_have_the_policy_in_every_seat() -> None:

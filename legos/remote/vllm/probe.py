@@ -4,6 +4,7 @@ vLLM ignores tensors whose names it does not know, and answers 200: only its log
 what it has loaded.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
@@ -16,6 +17,7 @@ from legos.weights.adapter import Adapter
 
 __all__ = ["TOLERANCE", "Probe"]
 
+logger = logging.getLogger(__name__)
 Floats = NDArray[np.floating]
 TOLERANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.25}
 """Largest mean difference of a log-probability, nats, by the type in which the server computes."""
@@ -76,6 +78,9 @@ class Probe:
     def check(self, adapter: Adapter, found: Floats, *, server: str) -> None:
         """Check the log-probabilities of a server: the trainer's, and not those of the base model.
 
+        An opponent may have LoRA of another rank or on other modules, which the trainer's model
+        cannot compute; then a warning says where it answers like the base model.
+
         Args:
             adapter: the adapter that was loaded.
             found: [K] nats at the server.
@@ -84,9 +89,18 @@ class Probe:
         Raises:
             AdapterError: they differ.
         """
-        expected, base = self.expected(adapter), self._base
-        gap, from_base = _gap(found, expected), _gap(found, base)
-        label = f"adapter {adapter.name}@{adapter.version}"
+        base, label = self._base, f"adapter {adapter.name}@{adapter.version}"
+        from_base = _gap(found, base)
+        if _shapes(adapter) != _shapes(self._like):
+            if adapter.has_effect and not from_base > TIMES_NOISE * self.noise:
+                logger.warning(
+                    "%s answers for %s, whose LoRA is not that of the run and cannot be compared, "
+                    "as for the base model: it may ignore the adapter",
+                    *(server, label),
+                )
+            return
+        expected = self.expected(adapter)
+        gap = _gap(found, expected)
         if from_base < gap and _gap(expected, base) > TIMES_NOISE * self.noise:
             raise AdapterError(
                 f"{server} has loaded {label} but answers like the base model: vLLM ignores "
@@ -107,6 +121,11 @@ class Probe:
     def _base(self) -> Floats:
         """[K] nats of the model without an adapter."""
         return self.expected(self._like.times(0.0))
+
+
+def _shapes(adapter: Adapter) -> dict[str, tuple[int, ...]]:
+    """Name of each array -> its shape."""
+    return {name: np.shape(array) for name, array in adapter.arrays.items()}
 
 
 def _gap(one: Floats, other: Floats) -> float:

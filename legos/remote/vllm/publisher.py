@@ -8,7 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from legos.clients.pool import all_done
-from legos.errors import AdapterError, DeviceError, EndpointError, EngineError, RequestError
+from legos.errors import (
+    AdapterError,
+    DeviceError,
+    EndpointError,
+    EngineError,
+    NotFoundError,
+    RequestError,
+)
 from legos.remote.process import ServerProcess
 from legos.remote.vllm.api import VllmApi
 from legos.remote.vllm.live import LiveAdapters, ServedModel
@@ -61,6 +68,7 @@ class VllmPublisher:
         self._names = names
         self._base = ""  # the server's name of the base model
         self._slots: int | None = None  # adapters that can answer at once; None: not known
+        self._most = 0  # adapters that were live at once, where they exceeded the slots
         self._unloaded: deque[str] = deque()  # names whose folders still exist
         self._publishing = asyncio.Lock()
 
@@ -90,8 +98,8 @@ class VllmPublisher:
         """Load an adapter; return once requests use it.
 
         Raises:
-            AdapterError: the server rejects it or computes something else, there is no slot for
-                it, or its version was published with other weights.
+            AdapterError: the server rejects it or computes something else, or its version was
+                published with other weights.
             EngineError: the server failed.
         """
         info = adapter.info
@@ -104,8 +112,10 @@ class VllmPublisher:
                     f"{info.name}@{info.version} is live with digest {former.digest}, not "
                     f"{info.digest}; give the new adapter a version of its own"
                 )
-            self._check_slots({*filter(self._published, self.live.newest), info.name})
+            self._warn_of_slots({*filter(self._published, self.live.newest), info.name})
             served = ServedModel(model=self._folders.model(adapter), adapter=adapter)
+            if served.model in self._unloaded:  # a snapshot that has come back
+                self._unloaded.remove(served.model)
             with self.failures():
                 await all_done([self._folders.write(adapter), self._retire()])
                 await self._load(served)
@@ -126,6 +136,22 @@ class VllmPublisher:
             with self.failures():
                 await self._retire()
 
+    async def restore(self, served: ServedModel) -> None:
+        """Load an adapter again that the server has lost, because it was started again.
+
+        Raises:
+            EngineError: the server has another model than before.
+            EndpointError: the server failed.
+        """
+        async with self._publishing:
+            if served.adapter is None or served.model in await self.api.listed():
+                return  # another request has restored it
+            try:
+                await self._load(served)
+            except AdapterError as error:
+                raise EngineError(str(error)) from error
+        logger.warning("%s has lost %s; it is loaded again", self.api.url, served.model)
+
     @contextmanager
     def failures(self) -> Generator[None]:
         """Within the block, a failure of the server ends the run.
@@ -136,7 +162,7 @@ class VllmPublisher:
         """
         try:
             yield
-        except EndpointError as error:
+        except (EndpointError, NotFoundError) as error:  # or it has lost an adapter again
             if self._process is None:
                 raise EngineError(
                     f"{error}; start the vLLM server at {self.api.url} again, and resume the run"
@@ -159,6 +185,16 @@ class VllmPublisher:
         """The adapter that is live under a name; None: none is, or the base model answers."""
         live = self.live.newest.get(name)
         return None if live is None else live.adapter
+
+    def _warn_of_slots(self, names: Collection[str]) -> None:
+        """Log once that a server has fewer slots than adapters, which it computes in turn."""
+        if self._slots is not None and len(names) > max(self._slots, self._most):
+            self._most = len(names)
+            logger.warning(
+                "%s has %d slots for the %d adapters that are live, and computes some in turn; "
+                "--max-loras %d would be faster",
+                *(self.api.url, self._slots, len(names), len(names) + 1),
+            )
 
     def _check_slots(self, names: Collection[str]) -> None:
         """Refuse a server that cannot hold some adapters and the next version of one of them."""

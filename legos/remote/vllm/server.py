@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from legos.clients.health import healthy
 from legos.clients.lists import RequestLists
 from legos.clients.transport import Transport, api_root, server_name
-from legos.errors import EndpointError, EngineError, NotFoundError, RequestError
+from legos.errors import EngineError, NotFoundError, RequestError
 from legos.records.message import ScoredRows
 from legos.records.request import Generated, Request
 from legos.remote.vllm.completions import (
@@ -118,15 +118,17 @@ class VllmServer:
 
         Raises:
             RequestError: the server refuses the list, or no such adapter is live.
-            EngineError: the server fails, or was started again without its adapters.
+            EngineError: the server fails, or has lost the adapter and does not take it again.
         """
         read = partial(sampled_of, query=query, count=len(prompts))
         with self._publisher.live.use(query.adapter) as served, self._publisher.failures():
             body = body_of(query, prompts, model=served.model)
+            ask = partial(self._transport.request, "POST", "/completions", read, json=body)
             try:
-                found = await self._transport.request("POST", "/completions", read, json=body)
-            except NotFoundError as error:
-                raise EndpointError(f"the vLLM server has lost {served.model}: {error}") from error
+                found = await ask()
+            except NotFoundError:  # it was started again
+                await self._publisher.restore(served)
+                found = await ask()
             return [(sampled, served.version) for sampled in found]
 
     async def _restricted(self, query: Query, request: Request) -> Generated:

@@ -6,6 +6,7 @@ from bench.ray import RATIOS, bench_ray
 from bench.rounds import Workload
 
 pytestmark = [
+    pytest.mark.optional,
     pytest.mark.nightly,
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore"),

@@ -4,7 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,32 @@ from legos.records.names import BASE
 from legos.wiring.trainer import trainer_of
 
 pytestmark = [
-    pytest.mark.nightly,
+    pytest.mark.optional,
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore"),
 ]
+DUEL = """
+from dataclasses import replace
+
+from legos import Arena, Task
+
+class Duel(Arena):
+    roles = policies = ("first", "second")
+    tasks_per_step, group_size, max_tokens = 8, 4, 4
+
+    def tasks(self, rng):
+        for number in range(1000):
+            yield Task(id=str(number))
+
+    def seats(self, task):
+        seats = super().seats(task)
+        return {role: replace(seat, name=role, adapter=role) for role, seat in seats.items()}
+
+    async def play(self, t):
+        said = [(await t.ask(role, f"Nim: {t.task.id} left")).text for role in self.roles]
+        gain = float(len(said[0]) - len(said[1]))
+        return {"first": gain, "second": -gain}
+"""
 STORES = ARENA.replace("return {", "t.store('seen')[t.task.id] = 1\n        return {")
 
 
@@ -41,6 +63,7 @@ def server() -> Generator[str]:
             process.kill()
 
 
+@pytest.mark.nightly
 def test_players_in_the_cluster_ask_a_server(cluster: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     training = ("--training.min-samples-per-step", "16", "--steps", "3", "--out", str(run))
@@ -54,6 +77,7 @@ def test_players_in_the_cluster_ask_a_server(cluster: Any, tmp_path: Path) -> No
     assert balanced_ledger(run)["trained"] > 0
 
 
+@pytest.mark.nightly
 def test_a_json_schema_holds_in_an_engine_of_the_cluster(cluster: Any) -> None:
     digit = {"type": "integer", "minimum": 0, "maximum": 9}
     schema = {"type": "object", "properties": {"n": digit}, "required": ["n"]}
@@ -67,6 +91,7 @@ def test_a_json_schema_holds_in_an_engine_of_the_cluster(cluster: Any) -> None:
     assert 0 <= json.loads(said.text)["n"] <= 9
 
 
+@pytest.mark.nightly
 def test_an_arena_that_keeps_something_for_later_plays_needs_one_process(
     cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,17 +103,34 @@ def test_an_arena_that_keeps_something_for_later_plays_needs_one_process(
     assert balanced_ledger(tmp_path / "run")["trained"] > 0
 
 
-def test_players_in_the_cluster_seat_opponents(cluster: Any, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    training = ("--training.min-samples-per-step", "16", "--steps", "4", "--out", str(run))
-    shares = ("self=0.3", "past=0.2", "hard=0.3", "random=0.2")
-    opponents = [each for share in shares for each in ("--play.opponents", share)]
-    league = ("--league.snapshot-every", "1", "--league.snapshots", "2")
+@pytest.mark.nightly
+def test_players_in_the_cluster_seat_opponents_of_a_server(cluster: Any, tmp_path: Path) -> None:
     with server() as url:
         where = ("--ray", "auto", "--players", "2", "--server", url)
-        assert main(["train", *where, "--arena", "kuhn", *training, *opponents, *league]) == 0
+        shares = ("self=0.3", "past=0.2", "hard=0.3", "random=0.2")
+        assert met(tmp_path / "run", *where, "--arena", "kuhn", shares=shares) == {"past", "random"}
+
+
+def test_opponents_play_in_two_engines_of_the_cluster(cluster: Any, tmp_path: Path) -> None:
+    """Those of an arena with two policies: snapshots of each, and the adapters of another run."""
+    (tmp_path / "duel.py").write_text(DUEL)
+    arena, other = ("--arena", f"{tmp_path / 'duel.py'}:Duel"), tmp_path / "other"
+    training = ("--training.min-samples-per-step", "8", "--training.lora-rank", "4")
+    assert main(["train", *arena, *training, "--steps", "1", "--out", str(other)]) == 0
+    where = ("--ray", "auto", "--players", "2", "--engines", "2")
+    shares = ("self=0.2", "past=0.5", f"{other}=0.3")
+    assert met(tmp_path / "run", *where, *arena, shares=shares) == {"past", str(other)}
+
+
+def met(run: Path, *options: str, shares: Sequence[str]) -> set[str]:
+    """Whom a run with opponents has met; none of its plays may fail."""
+    opponents = [each for share in shares for each in ("--play.opponents", share)]
+    league = ("--league.snapshot-every", "1", "--league.snapshots", "2")
+    training = ("--training.min-samples-per-step", "16", "--steps", "6", "--out", str(run))
+    assert main(["train", *options, *training, *opponents, *league]) == 0
     steps = [step for step in read_steps(run / "metrics.jsonl") if step["step"]]
     assert all(step["arena/failed"] == 0 for step in steps)
-    met = {name for step in steps for name in step if name.startswith("league/plays_")}
-    assert met == {"league/plays_past", "league/plays_random"}
     assert balanced_ledger(run)["trained"] > 0
+    of = "league/plays_"
+    names = {name for step in steps for name in step if name.startswith(of)}
+    return {name.removeprefix(of) for name in names} - {"first", "second"}

@@ -168,6 +168,28 @@ def test_what_the_server_has_no_room_for_names_the_flag(
     assert not listed(vllm_server)
 
 
+def test_more_adapters_than_slots_keep_their_probabilities(
+    vllm_server: ServerProcess, model: ModelHandle, random_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    """The server has 4 slots, and memory for 8; it reads the others from their folders again."""
+    adapters = [random_adapter(number, name=f"policy-{number:012x}") for number in range(1, 11)]
+    prompt = [50, 60, 70, 80]
+
+    async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
+        for adapter in adapters:
+            await publisher.publish(adapter)
+        names = [live.newest[adapter.name].model for adapter in adapters]
+        for _ in range(2):
+            asked = (sampled(vllm_server.url, name, prompt, 30) for name in names)
+            for adapter, choice in zip(adapters, await asyncio.gather(*asked), strict=True):
+                found = choice["logprobs"]["token_logprobs"]
+                expected = logprobs(model, adapter, prompt, choice["token_ids"])
+                np.testing.assert_allclose(found, expected, atol=1e-4)
+
+    tell(vllm_server.url, model, tmp_path, story)
+    assert not listed(vllm_server)
+
+
 def test_a_killed_server_ends_the_run_with_its_log(
     start_vllm: Callable[..., ServerProcess],
     model: ModelHandle,

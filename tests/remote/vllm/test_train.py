@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from accounts import balanced_ledger
@@ -42,6 +43,35 @@ def test_a_run_is_evaluated_balanced_and_resumed(
     assert all((step["mismatch_k3"] or 0) < 1e-6 for step in steps.values())
     assert all(step["staleness_max"] == 0 for step in steps.values())
     balanced_ledger(RUN)
+
+
+def test_a_league_plays_and_is_resumed(
+    start_vllm: Callable[..., ServerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With snapshots, which come and go, bots, the model, and a run of another LoRA rank."""
+    monkeypatch.chdir(tmp_path)
+    common = ("--arena", "kuhn", *FEW)
+    wide = ("--training.lora-rank", "16", "--steps", "1", "--out", "wide")
+    assert main(["train", *common, *wide]) == 0
+    server = start_vllm(max_loras=11)
+    shares = ("self=0.2", "past=0.2", "hard=0.2", "base=0.1", "random=0.1", "wide=0.2")
+    opponents = [each for share in shares for each in ("--play.opponents", share)]
+    league = ("--league.snapshot-every", "1", "--league.snapshots", "2", *opponents)
+    place = ("--server", server.url, "--training.staleness-limit", "0", "--out", str(RUN))
+    assert main(["train", *common, *place, *league, "--steps", "5"]) == 0
+    assert main(["train", "--resume", str(RUN), "--steps", "8"]) == 0
+    steps = [step for step in read_steps(RUN / "metrics.jsonl") if step["step"]]
+    assert [step["step"] for step in steps] == list(range(1, 9))
+    assert {step["arena/failed"] for step in steps} == {0}
+    assert all((step["mismatch_k3"] or 0) < 1e-6 for step in steps)
+    met = {name for step in steps for name in step if name.startswith("league/plays_")}
+    of = "league/plays_"
+    assert met == {f"{of}{name}" for name in ("past", "base", "random", "wide")}
+    assert steps[-1]["league/elo_low"] < steps[-1]["league/elo_high"]  # pyright: ignore
+    balanced_ledger(RUN)
+    models = httpx.get(f"{server.url}/v1/models", trust_env=False).json()["data"]
+    assert len(models) == 1  # the base model: nothing of the run is left
+    server.close()
 
 
 def test_a_run_whose_server_is_killed_goes_on_in_a_new_process(
