@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from legos.config.resolve import read_config
 from legos.errors import CheckpointError
 from legos.files.atomic import refusals_named
 from legos.run.ending import standing
@@ -18,10 +19,13 @@ def league(run: str) -> dict[str, Any]:
         run: folder of the run, or its name in runs/.
 
     Raises:
-        CheckpointError: there is no such run, or it has no opponents.
+        CheckpointError: there is no such run, it has no opponents, or the file of people's plays is
+            damaged.
+        ConfigError: its settings cannot be read.
     """
     folder = find_run(run)
-    found = {each.arena: each.figures() for each in stored_leagues(folder)}
+    leagues = stored_leagues(folder, read_config(folder.settings))
+    found = {each.arena: each.figures() for each in leagues}
     if not found:
         raise CheckpointError(
             f"{folder.path} has no league: its policy plays itself alone; train with opponents, "

@@ -14,6 +14,7 @@ from legos.league.cast import BOTS, Cast, is_adapter
 from legos.protocols import Seat
 from legos.records.limits import EngineLimits
 from legos.records.names import BASE, POLICY
+from legos.run.people import lasting_base
 from legos.weights.adapter import Adapter
 from legos.wiring.serving import base_of, put_on
 
@@ -60,7 +61,7 @@ def lasting_names(
         adapters: ``adapters_of`` the members.
         model: the base model.
     """
-    names = {who: who for who in members} | {BASE: f"{BASE} of {model}"}
+    names = {who: who for who in members} | {BASE: lasting_base(model)}
     for who in dict.fromkeys(who for who, _ in adapters):
         names[who] = "+".join(one.name for (each, _), one in adapters.items() if each == who)
     return names

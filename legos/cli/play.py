@@ -38,7 +38,7 @@ def play(
             a server, URL or URL#NAME. If nobody is me, the first role that is not named is.
         against: WHO plays the other roles.
         name: Your name; keeps the plays in runs/people.jsonl, so that person:NAME can be a member
-            of a tournament.
+            of a tournament, and is rated by legos league.
         model: A model folder, a name on the hub, or "builtin"; by default the model that the
             adapters were trained on.
         api_key: File with the API key of the servers.

@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 from legos.errors import CheckpointError
-from legos.run.leagues import stored_leagues
+from legos.run.checkpoint import checkpoints
+from legos.run.leagues import StoredLeague, stored_leagues
 
 if TYPE_CHECKING:
     from legos.page.run_view import RunView
@@ -15,16 +16,20 @@ _POINTS = 500  # of a chart
 
 def league(run: "RunView") -> dict[str, Any]:
     """What the view of the league shows, as JSON values."""
-    try:
-        leagues = stored_leagues(run.folder)
-    except CheckpointError:  # of a run that has written none yet
-        leagues = []
+    leagues: list[StoredLeague] = []
+    problem: str | None = None
+    if run.config is not None and checkpoints(run.folder.checkpoints):
+        try:
+            leagues = stored_leagues(run.folder, run.config)
+        except CheckpointError as error:
+            problem = str(error)
     return {
         "leagues": [
             each.figures() | _over_steps(run, each.arena, several=len(leagues) > 1)
             for each in leagues
         ],
         "shares": run.settings.get("play.opponents") or {},
+        "problem": problem,
     }
 
 

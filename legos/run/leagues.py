@@ -1,13 +1,19 @@
-"""The leagues of a run, as its newest checkpoint has them."""
+"""The leagues of a run, as its newest checkpoint has them, and the people who play against it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import Any
 
+from legos.config.schema import RunConfig
+from legos.league.cast import PERSON
 from legos.league.payoffs import PayoffTable
 from legos.league.pool import Pool
 from legos.league.ratings import ratings
+from legos.records.names import BASE, adapter_name, frozen_name
 from legos.run.checkpoint import newest_whole, read_state
 from legos.run.folder import RunFolder
+from legos.run.people import lasting_base, personal_plays
 
 __all__ = ["StoredLeague", "stored_leagues"]
 
@@ -21,6 +27,54 @@ class StoredLeague:
     pool: Pool
     table: PayoffTable
     unit: float | None = None  # reward that counts as a whole win; None: every win does
+    people: Sequence[str] = ()  # ``person:NAME`` of those whose plays count
+    met: Sequence[str] = ()  # snapshots that people have played against
+
+    def with_people(self, options: Mapping[str, Any], model: str) -> "StoredLeague":
+        """The same with the kept plays of people against snapshots, bots and the base model.
+
+        They count where the arena, its options and the weights are the same. A snapshot that has
+        met nobody yet, as the last one of a run, cannot be rated: what people have played against
+        it counts for the one before, as do the plays of the policy before the snapshot was taken.
+
+        Args:
+            options: options of the arena.
+            model: the base model.
+
+        Raises:
+            CheckpointError: the file of the plays is damaged.
+        """
+        members, table = self._by_lasting_name(model), deepcopy(self.table)
+        unit, people, met = self.unit, dict[str, None](), dict[str, None]()
+        for kept in personal_plays(self.arena, options):
+            sides, episode = kept.sides, kept.result
+            names = {who: members.get(who, who) for who in sides}
+            persons = [who for who in sides if who.startswith(PERSON)]
+            if len(sides) != 2 or not persons or not {*sides} <= {*members, *persons}:
+                continue
+            (mine, played), (theirs, others) = sides.items()
+            returns = episode.mean_return(played), episode.mean_return(others)
+            account = table.account(names[mine], names[theirs], played, others)
+            account.count(*returns, episode.gave_up)
+            unit = unit and max(unit, *map(abs, returns))
+            people |= dict.fromkeys(persons)
+            met |= {name: None for name in names.values() if name in self.pool.taken.values()}
+        return replace(self, table=table, unit=unit, people=[*people], met=[*met])
+
+    def _by_lasting_name(self, model: str) -> dict[str, str]:
+        """The members whom people can have met, by their names in the plays of people."""
+        met = self.table.members
+        found = {lasting_base(model) if name == BASE else name: name for name in met}
+        newest = {self.pool.of(each.policy)[-1].name for each in self.pool.members}
+        for digest, name in self.pool.taken.items():
+            counted = [name] if name in met else []
+            if name in newest and not counted:
+                of = adapter_name(name)
+                counted = [one for one in self.pool.taken.values() if adapter_name(one) == of]
+                counted = sorted((one for one in counted if one in met), key=_step)
+            if counted:
+                found[frozen_name(digest)] = counted[-1]
+        return found
 
     def figures(self) -> dict[str, Any]:
         """Ratings and pay-offs as JSON values.
@@ -29,11 +83,14 @@ class StoredLeague:
             ``arena``; ``step``; ``ratings``: member -> ``rating`` (Elo), ``low`` and ``high`` (its
             interval of 95 %), ``plays``, and ``step`` of a snapshot, the strongest first;
             ``matrix``: member -> member -> ``score``, ``reward`` and ``plays`` of the first against
-            the second, where they have met; ``alone``: snapshots that have met nobody yet.
+            the second, where they have met; ``alone``: snapshots that have met nobody yet, and
+            people who have met none of the members.
         """
-        steps = {each.name: each.step for each in self.pool.members}
+        snapshots = [each.name for each in self.pool.members]
+        taken = {name: _step(name) for name in self.pool.taken.values()}
         among = self.pool.present(self.table.members)
-        newest = next((name for name in reversed(steps) if name in among), None)
+        newest = next((name for name in reversed(snapshots) if name in among), None)
+        among += [name for name in self.met if name not in among]  # those that have left
         met = [] if newest is None else self.table.connected(newest, among)
         rated = ratings(self.table, met, unit=self.unit) if len(met) > 1 else []
         order = [each.member for each in rated]
@@ -46,7 +103,7 @@ class StoredLeague:
                     "low": each.low,
                     "high": each.high,
                     "plays": each.plays,
-                    "step": steps.get(each.member),
+                    "step": taken.get(each.member),
                 }
                 for each in rated
             },
@@ -58,32 +115,41 @@ class StoredLeague:
                 }
                 for mine in order
             },
-            "alone": [name for name in steps if name not in order],
+            "alone": [name for name in (*snapshots, *self.people) if name not in order],
         }
 
 
-def stored_leagues(run: RunFolder) -> list[StoredLeague]:
-    """The leagues of a run's arenas; none where it has no opponents.
+def _step(snapshot: str) -> int:
+    """The step of a snapshot, from its name."""
+    return int(snapshot.rpartition("@")[2])
+
+
+def stored_leagues(run: RunFolder, config: RunConfig) -> list[StoredLeague]:
+    """The leagues of a run's arenas, with people; none where it has no opponents.
+
+    Args:
+        run: the run.
+        config: its settings.
 
     Raises:
-        CheckpointError: it has no intact checkpoint.
+        CheckpointError: it has no intact checkpoint, or the file of people's plays is damaged.
     """
     place = newest_whole(run.checkpoints)
     state = read_state(place)
     found: list[StoredLeague] = []
-    for arena, parts in state["arenas"].items():
+    arenas = zip(state["arenas"].items(), config.arenas.values(), strict=False)
+    for (arena, parts), settings in arenas:
         if "pool" not in (stored := parts["matchmaker"]):
             continue
         pool, table = Pool(0), PayoffTable()
         pool.restore(stored["pool"])
         table.restore(stored["table"])
-        found.append(
-            StoredLeague(
-                arena=arena,
-                step=state["trainer"]["step"],
-                pool=pool,
-                table=table,
-                unit=stored["unit"] or None,
-            )
+        league = StoredLeague(
+            arena=arena,
+            step=state["trainer"]["step"],
+            pool=pool,
+            table=table,
+            unit=stored["unit"] or None,
         )
+        found.append(league.with_people(settings.play.options, config.model))
     return found

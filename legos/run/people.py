@@ -1,7 +1,6 @@
-"""Plays of people at the terminal, which count in tournaments."""
+"""Plays of people at the terminal, which count in tournaments and leagues."""
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,9 +9,10 @@ from legos.errors import CheckpointError
 from legos.files.atomic import refusals_named
 from legos.files.lines import append_whole
 from legos.records.episode import Episode
+from legos.records.names import BASE
 from legos.run.folder import RUNS
 
-__all__ = ["PEOPLE", "PersonalPlay", "personal_plays"]
+__all__ = ["PEOPLE", "PersonalPlay", "lasting_base", "personal_plays"]
 
 PEOPLE = RUNS / "people.jsonl"
 
@@ -23,6 +23,14 @@ class PersonalPlay(msgspec.Struct, frozen=True, kw_only=True):
     options: Mapping[str, Any]  # of the arena
     members: Mapping[str, str]  # role -> ``person:NAME``, a bot, a server, or an adapter's digest
     result: Episode  # without what was said
+
+    @property
+    def sides(self) -> Mapping[str, Sequence[str]]:
+        """Who has played -> their roles."""
+        sides: dict[str, list[str]] = {}
+        for role, who in self.members.items():
+            sides.setdefault(who, []).append(role)
+        return sides
 
     def keep(self) -> None:
         """Add it to the file of all such plays.
@@ -36,18 +44,25 @@ class PersonalPlay(msgspec.Struct, frozen=True, kw_only=True):
             append_whole(PEOPLE, line + b"\n")
 
 
-def personal_plays(path: Path = PEOPLE) -> Iterator[PersonalPlay]:
-    """All plays that were kept, oldest first; none where there is no file.
+def personal_plays(arena: str, options: Mapping[str, Any]) -> Iterator[PersonalPlay]:
+    """The plays of an arena with these options that were kept, oldest first.
 
     Raises:
-        CheckpointError: a line is no play.
+        CheckpointError: a line of the file is no play.
     """
-    if not path.exists():
+    if not PEOPLE.exists():
         return
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    for number, line in enumerate(PEOPLE.read_bytes().splitlines(), start=1):
         try:
-            yield msgspec.json.decode(line, type=PersonalPlay)
+            kept = msgspec.json.decode(line, type=PersonalPlay)
         except msgspec.MsgspecError as error:
             raise CheckpointError(
-                f"line {number} of {path} is no play of a person: {error}; remove the line"
+                f"line {number} of {PEOPLE} is no play of a person: {error}; remove the line"
             ) from error
+        if (kept.result.arena, kept.options) == (arena, options):
+            yield kept
+
+
+def lasting_base(model: str) -> str:
+    """The base model as a member of these plays."""
+    return f"{BASE} of {model}"

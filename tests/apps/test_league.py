@@ -1,7 +1,10 @@
 """Opponents in real runs of the built-in model: two policies, a pool, and exact continuation."""
 
 import asyncio
+import io
+import json
 import random
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -10,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_snapshots import take as made
 from metric_lines import read_steps
 from safetensors.numpy import load_file
 from stored_plays import TIMES
@@ -135,7 +139,7 @@ def test_an_opponent_stays_within_its_play_while_weights_change() -> None:
         async def take(version: int) -> None:
             adapter = weights(version)
             await trainer.publisher.publish(adapter)  # as the policy
-            snapshot = league.pool.add(adapter, version, lambda _: 0.0)
+            snapshot = made(league.pool, adapter, version)
             assert snapshot is not None
             await trainer.publisher.publish(replace(adapter, name=snapshot.live))
             for gone in league.pool.forget(before=99, but=league.playing):
@@ -180,3 +184,21 @@ def test_a_snapshot_is_asked_of_a_run_that_trains_and_a_policy_it_lacks_is_named
     assert main(["train", "--resume", str(tmp_path / "run"), "--steps", "2", *added]) != 0
     said = " ".join(capsys.readouterr().err.split())
     assert "it has no policy 'exploiter', which this run trains; train the policies that" in said
+
+
+def test_a_person_who_has_played_the_policy_is_rated_among_its_opponents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train(tmp_path / "run", "self=0.2", "past=0.4", "random=0.4", steps=4)
+    for opponent in ("run", "run@2"):  # the last snapshot, which has met nobody, and the one before
+        monkeypatch.setattr("sys.stdin", io.StringIO("p\nb\n" * 60))
+        asked = ("--against", opponent, "--name", "ada", "--plays", "5", "--seat", "second=me")
+        assert main(["play", "kuhn", *asked]) == 0
+    capsys.readouterr()
+    assert main(["league", "run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["kuhn"]
+    assert found["ratings"]["person:ada"]["plays"] == 10
+    assert found["matrix"]["person:ada"].keys() == {"policy@2"}
+    assert main(["league", "run"]) == 0
+    assert re.search(r"\d person:ada +[+-]\d+ +[+-]\d+ to [+-]\d+ +10", capsys.readouterr().out)

@@ -21,7 +21,7 @@ export async function draw(root, parameters, options) {
     h("div.head", {}, h("h1", {}, "League"), runField("league", run, runs), h("span.muted", {}, shares.join(", "))),
     values.leagues.length
       ? values.leagues.map((each) => arena(each, run, values.leagues.length > 1))
-      : h("div.empty", {}, h("p", {}, "This run has no opponents: its policy plays itself alone. ",
+      : h("div.empty", {}, values.problem ? h("p", {}, values.problem) : h("p", {}, "This run has no opponents: its policy plays itself alone. ",
           h("code", {}, "--play.opponents self=0.5 --play.opponents past=0.5"), " lets it meet its own past.")),
   );
 }
@@ -36,7 +36,7 @@ function arena(league, run, several) {
       h("section.panel", {}, h("h2", {}, "Members"), members.length ? table(members) : h("p.muted", {}, "Nobody has met yet."),
         league.alone.length ? h("p.small.muted", {}, `met nobody yet: ${league.alone.join(", ")}`) : null),
       h("section.panel", {}, h("h2", {}, "Scores"), heat(members.map(([name]) => name), league, run),
-        h("p.small.muted", {}, "Row against column: 1 is a win, 0.5 a draw. A cell opens the plays."))),
+        h("p.small.muted", {}, "Row against column: 1 is a win, 0.5 a draw. A cell opens the plays; those of people are in no run."))),
     h("div.charts", {}, Object.entries(league.met).map(([name, { plays, score }]) =>
       h("figure.chart", {}, h("figcaption", {}, `score against ${name}`,
         h("span.muted.small", {}, ` ${number(score.at(-1)?.[1])} in ${plural(plays.at(-1)?.[1] ?? 0, "play")} of the newest step`)),
@@ -80,9 +80,12 @@ function heat(names, { arena: name, matrix, ratings }, run) {
     const share = Math.abs(found.score - 0.5) * 2;
     const colour = found.score >= 0.5 ? "--good" : "--bad";
     const text = `${mine} against ${theirs}: score ${number(found.score)}, mean reward ${signed(found.reward)}, ${plural(found.plays, "play")}`;
+    const person = [mine, theirs].some((each) => each.startsWith("person:")); // whose plays are in no run
     const [older, newer] = [mine, theirs].sort((a, b) => (ratings[a].step ?? -1) - (ratings[b].step ?? -1));
     return h("td.num", { style: { background: `color-mix(in srgb, var(${colour}) ${Math.round(45 * share)}%, transparent)` } },
-      h("a", { href: address("plays", { run, arena: name, seat: older, step_min: (ratings[newer].step ?? 0) + 1 }), title: text, "aria-label": text }, found.score.toFixed(2)));
+      person
+        ? h("span", { title: text }, found.score.toFixed(2))
+        : h("a", { href: address("plays", { run, arena: name, seat: older, step_min: (ratings[newer].step ?? 0) + 1 }), title: text, "aria-label": text }, found.score.toFixed(2)));
   };
   return h("div.wideable", {}, h("table.heat", {},
     h("thead", {}, h("tr", {}, h("td", {}), names.map((each, index) => h("th", { scope: "col", title: each, "aria-label": each }, index + 1)))),
