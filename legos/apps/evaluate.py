@@ -12,6 +12,7 @@ from legos.apps.adapters import adapters_beside, loaded, named_adapter
 from legos.apps.seated import load_seated
 from legos.config.resolve import resolve
 from legos.errors import ConfigError
+from legos.league.tournament import Progress
 from legos.run.find import find_run, split_place
 from legos.wiring.arena import make_mix, policies_of
 from legos.wiring.evaluate import evaluation_of
@@ -74,9 +75,20 @@ def evaluate_run(
     return {"arena": metrics["arena"], "policy_version": weights.version, **metrics}
 
 
-async def reported(work: Coroutine[Any, Any, T], *, every_s: float = 10.0) -> T:
-    """Await a result; until it comes, report on standard error for how long it has been awaited."""
+async def reported(
+    work: Coroutine[Any, Any, T], progress: Progress | None = None, *, every_s: float = 10.0
+) -> T:
+    """Await a result, and report on standard error for how long, and how many plays have ended.
+
+    Args:
+        work: what is awaited.
+        progress: counts the plays; None: nothing does.
+        every_s: seconds between two reports.
+    """
     started, task = time.monotonic(), asyncio.ensure_future(work)
     while not (await asyncio.wait([task], timeout=every_s))[0]:
-        sys.stderr.write(f"evaluating, {time.monotonic() - started:.0f} s so far\n")
+        plays = ""
+        if progress is not None and progress.planned:
+            plays = f" {progress.ended} of {progress.planned} plays,"
+        sys.stderr.write(f"evaluating,{plays} {time.monotonic() - started:.0f} s so far\n")
     return task.result()

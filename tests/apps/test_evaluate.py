@@ -17,6 +17,7 @@ from short_runs import FEW, NIM
 
 from legos.apps.evaluate import reported
 from legos.cli.process import main
+from legos.league.tournament import Progress
 from legos.loop.evaluation import flat_metrics
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.folder import read_adapter, write_adapter
@@ -312,7 +313,17 @@ def test_folders_and_names(run: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "no arena is called 'nmi'; did you mean 'nim'?" in capsys.readouterr().err
 
 
-def test_a_long_evaluation_reports_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("progress", "said"),
+    [
+        (None, r"evaluating, \d+ s so far\n"),
+        (Progress(), r"evaluating, \d+ s so far\n"),
+        (Progress(planned=300, ended=40), r"evaluating, 40 of 300 plays, \d+ s so far\n"),
+    ],
+)
+def test_a_long_evaluation_reports_that_it_goes_on(
+    progress: Progress | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines: list[str] = []
     wrote = asyncio.Event()
 
@@ -321,8 +332,8 @@ def test_a_long_evaluation_reports_that_it_goes_on(monkeypatch: pytest.MonkeyPat
         wrote.set()
 
     async def bounded() -> bool:
-        return await asyncio.wait_for(reported(wrote.wait(), every_s=0.001), 30)
+        return await asyncio.wait_for(reported(wrote.wait(), progress, every_s=0.001), 30)
 
     monkeypatch.setattr("sys.stderr.write", write)
     assert asyncio.run(bounded())
-    assert re.fullmatch(r"evaluating, \d+ s so far\n", lines[0])
+    assert re.fullmatch(said, lines[0])
