@@ -1,8 +1,10 @@
 """Adapters for the tests of a league."""
 
+from collections.abc import Callable
+
 import numpy as np
 
-from legos.league.pool import Snapshot
+from legos.league.pool import Pool, Snapshot
 from legos.weights.adapter import Adapter, LoraShape
 
 SHAPE = LoraShape(rank=1, scale=1.0, num_layers=1, modules=("q",))
@@ -21,3 +23,19 @@ def adapter(version: int, *, name: str = "policy", value: float | None = None) -
 def weak(_: Snapshot) -> float:
     """All snapshots are equally strong."""
     return 0.0
+
+
+def take(
+    pool: Pool,
+    taken: Adapter,
+    step: int,
+    *,
+    strength: Callable[[Snapshot], float] = weak,
+    length: float = 0.0,
+    entropy: float = 0.0,
+) -> Snapshot | None:
+    """Add the snapshot of an adapter to a pool, unless it has one of that step or weights."""
+    snapshot = pool.new(taken, step, length=length, entropy=entropy)
+    if snapshot is not None:
+        pool.add(snapshot, strength)
+    return snapshot

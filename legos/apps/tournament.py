@@ -22,6 +22,7 @@ from legos.league.cast import PERSON, URLS, Cast, is_adapter
 from legos.league.ratings import cyclic_share, nash_mixture, ratings
 from legos.league.tournament import (
     Meeting,
+    Progress,
     Results,
     all_pairs,
     exact_results,
@@ -184,7 +185,7 @@ def meet(
     people = [who for who in every if who.startswith(PERSON)]
     members = [who for who in every if who not in people]
     fresh = [pair for pair in meetings if not {*pair}.intersection(people)]
-    arena = _arena(name, config)
+    arena, progress = _arena(name, config), Progress()
 
     async def met(cast: Cast) -> Results:
         servers = any(who.startswith(URLS) for who in members)
@@ -199,6 +200,7 @@ def meet(
                 plays=config.loop.evaluation_plays,
                 seed=seed,
                 concurrency=config.play.concurrency,
+                progress=progress,
             )
         finally:
             await cast.aclose()
@@ -206,7 +208,7 @@ def meet(
     adapters, limits = adapters_of(members, arena.policies), config.generation.limits()
     base = model or config.model
     with cast_of(arena, members, adapters, model=base, limits=limits, api_key=api_key) as cast:
-        results = asyncio.run(reported(met(cast)))
+        results = asyncio.run(reported(met(cast), progress))
     if people:
         names = lasting_names(every, adapters, model_of(base, adapters))
         results = _with_people(results, arena, config.arenas[name].play, names)
@@ -242,19 +244,15 @@ def _with_people(
         ArenaError: a person has played against none of the others.
     """
     table, number = results.table, 0
-    for kept in personal_plays():
-        if (kept.result.arena, kept.options) != (arena.name, play.options):
-            continue
+    for kept in personal_plays(arena.name, play.options):
+        sides = kept.sides
         for mine, theirs in permutations(names, 2):
-            one, two = (
-                [role for role, name in kept.members.items() if name == names[who]]
-                for who in (mine, theirs)
-            )
+            one, two = names[mine], names[theirs]
             people = [who.startswith(PERSON) for who in (mine, theirs)]
-            whole = one and two and len(one) + len(two) == len(kept.members)
-            if whole and any(people) and (table.sides > 1 or len(one) == 1):
-                returns = kept.result.mean_return(one), kept.result.mean_return(two)
-                table.count(mine, theirs, kept.result, one, returns)
+            whole = len(sides) == 2 and {one, two} == {*sides}
+            if whole and any(people) and (table.sides > 1 or len(sides[one]) == 1):
+                returns = kept.result.mean_return(sides[one]), kept.result.mean_return(sides[two])
+                table.account(mine, theirs, sides[one]).count(*returns, kept.result.gave_up)
                 number += people[0]
     for person in (who for who in names if who.startswith(PERSON)):
         if not any(table.tally(person, other).plays for other in names):

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import permutations
 
+import numpy as np
 from msgspec import Struct, structs
 
 from legos.league.payoffs import PayoffTable, Tally
@@ -83,7 +83,8 @@ def standing(
     top = rated[best.name]
     others = [name for name in met if name != newest.name]
     total = sum((table.tally(newest.name, name) for name in others), Tally())
-    every = sum((table.tally(one, other) for one, other in permutations(met, 2)), Tally())
+    apart = 1 - np.eye(len(met))
+    every = Tally(*np.einsum("ij,ijk->k", apart, table.sums(met)).tolist())
     usual = math.sqrt(every.squares / every.plays) or 1.0
     return structs.replace(
         together,
@@ -193,7 +194,7 @@ def _seat_gap(table: PayoffTable, member: str, others: Sequence[str]) -> float:
     """The largest difference of a member's score between two of its roles."""
     scores = [
         tally.score
-        for role in table.roles(member)
+        for role in table.roles(member, others)
         if (tally := sum((table.tally(member, o, role) for o in others), Tally())).plays >= ENOUGH
     ]
     return max(scores) - min(scores) if scores else 0.0

@@ -1,18 +1,20 @@
 """The matchmaker of a league: opponents by shares, from the policy's own past and from outside."""
 
 from bisect import bisect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, permutations
 from typing import Any
 
+import numpy as np
+
 from legos.arena.matchmaker import ArenaSeats
 from legos.league.cast import Cast, is_adapter
-from legos.league.payoffs import PayoffTable
+from legos.league.payoffs import Account, PayoffTable
 from legos.league.pool import Pool, Snapshot
 from legos.protocols import Matchmaker, Seat, Seating
 from legos.records.episode import Episode, Task
-from legos.records.seeds import absorb
+from legos.records.seeds import mix, uniforms
 
 __all__ = ["DRAWS", "EXPLOITER", "EXPLOITERS", "LeagueSeats"]
 
@@ -20,7 +22,7 @@ SELF, EXPLOITER, EXPLOITERS = "self", "exploiter", "exploiters"
 DRAWS = (SELF, "past", "recent", "hard", "even", EXPLOITER, EXPLOITERS)
 """Opponents that the league finds itself; any other name is that of a member (``Cast``)."""
 _STREAM = 0x1EA6E  # random stream of a task from which its seats are drawn
-_MASK = (1 << 21) - 1  # bits of one draw
+AHEAD, MOST_AHEAD = 2048, 4  # tasks whose draws are made together, and blocks that are kept
 
 
 class LeagueSeats(Matchmaker):
@@ -51,6 +53,7 @@ class LeagueSeats(Matchmaker):
         table: what members have earned against each other; the policy's own plays count for its
             newest snapshot.
         unit: the largest reward so far, without its sign; it counts as a whole win.
+        cast: seats members by name.
         progress: share of the run that is done, for shares that change during it.
     """
 
@@ -75,21 +78,28 @@ class LeagueSeats(Matchmaker):
             recent: number of newest snapshots that ``recent`` is drawn from.
         """
         self.pool = Pool(snapshots)
-        self.table = PayoffTable()
-        self.unit = 0.0
         self.progress = 0.0
         self.cast = cast
         self._ends = shares if ends is None else ends
         self._shares, self._recent = shares, recent
-        self._stream = absorb(absorb(0, seed), _STREAM)
+        self._stream = mix(seed, _STREAM)
+        self._ahead: dict[int, list[list[float]]] = {}  # draws of blocks of tasks
         self._names = list(dict.fromkeys([*shares, *self._ends]))
-        self._met: dict[str, tuple[int, float]] = {}  # opponent -> plays, sum of scores, of a step
+        self.table = PayoffTable()
+        self.unit = 0.0
+        self._met: dict[str, list[float]] = {}  # opponent -> plays, sum of scores, of a step
         self._tokens = 0  # that opponents sampled since the step before
         self._step: object = None  # progress and pool for which the following are made
-        self._bounds: dict[tuple[str, str], list[float]] = {}  # of an opponent, for a policy
+        self._shares_up_to: list[float] = []  # of the opponents
+        self._rivals: dict[tuple[str, str], _Rivals] = {}  # by opponent and policy
         self._scores: dict[str, list[float]] = {}  # of a policy against its snapshots
-        self._rivals: dict[tuple[str, str], tuple[Seat, Seat]] = {}  # by member and role
-        self._seated: dict[int | None, Mapping[str, Seat]] = {}  # by first_play, of plays under way
+        self._mirror = _Company({})  # the arena's seats, for which the following are made
+        self._trained: list[str] = []  # roles
+        self._policies: list[str] = []  # that they have
+        self._companies: dict[object, _Company] = {}  # by the learner and its rivals
+        self._seated: dict[int | None, _Company] = {}  # by first_play, of plays under way
+        # first_play of the newest recorded play, and its company
+        self._recorded: tuple[int | None, _Company | None] = (None, None)
 
     @property
     def named(self) -> list[str]:
@@ -100,76 +110,118 @@ class LeagueSeats(Matchmaker):
         """Whether a policy of the arena may be met as a snapshot."""
         return policy != EXPLOITER or EXPLOITERS in self._names
 
+    def strength(self, snapshot: Snapshot) -> float:
+        """How rarely the policy wins against a snapshot."""
+        return -self.score(snapshot)
+
     @property
     def playing(self) -> set[str]:
         """The adapters, by their names in the engines, that answer in the plays under way."""
-        return {seat.adapter for seats in self._seated.values() for seat in seats.values()}
+        seats = (seat for each in self._seated.values() for seat in each.seats.values())
+        return {seat.adapter for seat in seats}
 
     def seats(self, arena: Seating, task: Task, seed: int) -> Mapping[str, Seat]:
         """The seats of one play: those of its task, or by its seed where no run has drawn it."""
-        if task.first_play is None:  # a spawned play
-            return self._drawn(arena, task, seed)
-        if task.first_play not in self._seated:
-            self._seated[task.first_play] = self._drawn(arena, task, task.first_play)
-        return self._seated[task.first_play]
+        number = task.first_play
+        if number is None:  # a spawned play
+            [which], [learns], [draw] = self._draws(seed, 1)
+            return self._drawn(arena.seats(task), which, learns, draw).seats
+        company = self._seated.get(number)
+        if company is None:
+            block, place = divmod(number, AHEAD)
+            which, learns, draw = self._ahead.get(block) or self._drawn_ahead(block)
+            seats = arena.seats(task)
+            company = self._drawn(seats, which[place], learns[place], draw[place])
+            self._seated[number] = company
+        return company.seats
 
     def evaluation(self) -> Matchmaker:
         """The seats of the arena, so that all evaluations of a run play the same."""
         return ArenaSeats()
 
-    def _drawn(self, arena: Seating, task: Task, number: int) -> Mapping[str, Seat]:
-        seats = arena.seats(task)
-        trained = [role for role, seat in seats.items() if seat.policy is not None]
-        if len(seats) < 2 or not trained:
-            return seats
-        bits = absorb(self._stream, number) >> 1  # 63 random bits, 21 for each draw
-        if self._step != (at := (self.progress, self.pool.added)):
-            self._step, self._bounds, self._scores, self._rivals = at, {}, {}, {}
-        opponent = self._names[self._place("", "", self._weights_now, _draw(bits))]
-        if opponent == SELF:
-            return seats
-        learner = trained[int(_draw(bits >> 21) * len(trained))]
-        draw = _draw(bits >> 42)
-        return {
-            role: seat
-            if role == learner or seat.policy is None
-            else self._rival(opponent, seat, draw)
-            for role, seat in seats.items()
-        }
+    def _drawn(
+        self, seats: Mapping[str, Seat], which: float, learns: float, draw: float
+    ) -> "_Company":
+        """Who plays a task, in place of the policies in some of the arena's seats.
 
-    def _weights_now(self) -> list[float]:
+        Args:
+            seats: the arena's.
+            which: draws the opponent, in [0, 1).
+            learns: draws the role that learns.
+            draw: draws a snapshot.
+        """
+        if self._step != (at := (self.progress, self.pool.added)):
+            self._step, self._rivals, self._scores = at, {}, {}
+            self._shares_up_to = _bounds(self._shares_now())
+        if self._mirror.seats != seats:  # rarely
+            self._begin(seats)
+        if len(seats) < 2 or not self._trained:
+            return self._mirror
+        opponent = self._names[bisect(self._shares_up_to, which)]
+        if opponent == SELF:
+            return self._mirror
+        learner = self._trained[int(learns * len(self._trained))]
+        rivals = tuple([self._rival(opponent, policy, draw) for policy in self._policies])
+        company = self._companies.get((learner, rivals))
+        if company is None:
+            made = dict(seats)
+            for role in self._trained:
+                if role != learner:
+                    place = self._policies.index(seats[role].policy or "")
+                    made[role] = self._seat(seats[role], *rivals[place])
+            company = self._companies[learner, rivals] = _Company(made)
+        return company
+
+    def _begin(self, seats: Mapping[str, Seat]) -> None:
+        """Forget who was seated where the arena's seats were others."""
+        self._mirror, self._companies = _Company(seats), {}
+        policies = {role: seat.policy for role, seat in seats.items() if seat.policy is not None}
+        self._trained, self._policies = [*policies], [*dict.fromkeys(policies.values())]
+
+    def _drawn_ahead(self, block: int) -> list[list[float]]:
+        """The draws of a block of tasks; those of few blocks are kept."""
+        if len(self._ahead) == MOST_AHEAD:
+            self._ahead.clear()
+        found = self._ahead[block] = self._draws(block * AHEAD, AHEAD)
+        return found
+
+    def _draws(self, first: int, count: int) -> list[list[float]]:
+        """Three random numbers in [0, 1) of each task, as three lists."""
+        seeds = np.arange(count, dtype=np.uint64) + np.uint64(first) ^ np.uint64(self._stream)
+        counters = np.arange(3, dtype=np.uint64)
+        return uniforms(seeds, counters[:, None]).astype(float).tolist()
+
+    def _shares_now(self) -> list[float]:
         """The share of each opponent at this time of the run."""
         pairs = ((self._shares.get(n, 0.0), self._ends.get(n, 0.0)) for n in self._names)
         return [start + self.progress * (end - start) for start, end in pairs]
 
-    def _place(
-        self, opponent: str, policy: str, weights: Callable[[], Sequence[float]], draw: float
-    ) -> int:
-        """The place of a draw in [0, 1) on a line that weights divide, which a step makes once."""
-        bounds = self._bounds.get((opponent, policy))
-        if bounds is None:
-            bounds = self._bounds[opponent, policy] = list(accumulate(weights()))
-        return min(bisect(bounds, draw * bounds[-1]), len(bounds) - 1)
+    def _rival(self, opponent: str, policy: str, draw: float) -> tuple[str, str]:
+        """Who sits in the place of a policy: a name, and of a snapshot that in the engines."""
+        found = self._rivals.get((opponent, policy))
+        if found is None:
+            found = self._rivals[opponent, policy] = self._rivals_of(opponent, policy)
+        bounds, rivals = found
+        return rivals[bisect(bounds, draw)]
 
-    def _rival(self, opponent: str, seat: Seat, draw: float) -> Seat:
-        """The seat of an opponent in the place of a policy; the draw is in [0, 1)."""
-        if opponent == EXPLOITER:
-            return replace(seat, name=EXPLOITER, adapter=EXPLOITER)
-        if opponent not in DRAWS:
-            return self.cast.seat(opponent, seat)
-        policy = EXPLOITER if opponent == EXPLOITERS else seat.policy or ""
-        snapshots = self.pool.of(policy)
-        if not snapshots:
-            return seat
+    def _rivals_of(self, opponent: str, policy: str) -> "_Rivals":
+        """Who may sit in the place of a policy, and how often."""
+        if opponent == EXPLOITER or opponent not in DRAWS:
+            return [1.0], [(opponent, "")]
+        snapshots = self.pool.of(EXPLOITER if opponent == EXPLOITERS else policy)
         if opponent == "recent":
             snapshots = snapshots[-self._recent :]
-        place = self._place(opponent, policy, lambda: self._weights(opponent, snapshots), draw)
-        drawn = snapshots[place]
-        instead, rival = self._rivals.get((drawn.name, seat.role), (None, seat))
-        if instead is not seat:
-            rival = replace(seat, name=drawn.name, adapter=drawn.live, trainable=False)
-            self._rivals[drawn.name, seat.role] = seat, rival
-        return rival
+        if not snapshots:
+            return [1.0], [("", "")]  # the policy itself
+        return _bounds(self._weights(opponent, snapshots)), [(s.name, s.live) for s in snapshots]
+
+    def _seat(self, seat: Seat, name: str, adapter: str) -> Seat:
+        """The seat of a rival in the place of a policy."""
+        if adapter:
+            return replace(seat, name=name, adapter=adapter, trainable=False)
+        if name == EXPLOITER:
+            return replace(seat, name=EXPLOITER, adapter=EXPLOITER)
+        return self.cast.seat(name, seat) if name else seat
 
     def _weights(self, opponent: str, snapshots: Sequence[Snapshot]) -> list[float]:
         """How often each snapshot is drawn."""
@@ -190,62 +242,86 @@ class LeagueSeats(Matchmaker):
         there are plays.
         """
         gain, plays = 0.0, 2.0
-        for name in (each.name for each in self.pool.of(against.policy)[-2:]):
-            mine, theirs = (
-                self.table.tally(name, against.name),
-                self.table.tally(against.name, name),
-            )
-            if name != against.name:
-                gain, plays = gain + (mine.reward - theirs.reward) / 2, plays + mine.plays
+        for newest in self.pool.of(against.policy)[-2:]:
+            if newest.step != against.step:
+                more, gained = self.table.gain(newest.name, against.name)
+                plays, gain = plays + more, gain + gained
         return 0.5 + gain / (2 * (self.unit or 1.0) * plays)
 
     def record(self, episode: Episode) -> None:
         """Count a play that ended, once for each two players of whom one is trained."""
-        self._seated.pop(episode.task.first_play, None)
-        self._tokens += sum(each.num_tokens for each in episode.rollouts if each.policy is None)
+        number, rollouts = episode.task.first_play, episode.rollouts
+        company = self._seated.pop(number, None)
+        if company is None and self._recorded[0] == number:  # another play of the same task
+            company = self._recorded[1]
+        self._recorded = number, company
+        if company is None:  # it was drawn in another process
+            seats = [(each.role, each.seat, each.policy) for each in rollouts]
+            company = self._companies.setdefault(tuple(seats), _Company({}))
+        elif company.alone:  # nobody to compare the policy with
+            return
+        for each in rollouts:
+            if each.policy is None:
+                self._tokens += each.num_tokens
         if episode.error or episode.void:
             return
-        roles: dict[tuple[str, bool], list[str]] = {}  # player, whether it is trained -> its roles
-        for rollout in episode.rollouts:
-            roles.setdefault((rollout.seat, rollout.policy is not None), []).append(rollout.role)
-        returns = {side: episode.mean_return(played) for side, played in roles.items()}
-        for mine, other in permutations(roles, 2):
+        if company.counted != self.pool.added:
+            company.counted, company.accounts = self.pool.added, self._accounts(episode)
+        returns, gave_up = episode.returns, episode.gave_up
+        for mine, other, met, account in company.accounts:
+            earned, lost = _mean(returns, mine), _mean(returns, other)
+            met[0] += 1
+            met[1] += (earned > lost) + (earned == lost) / 2
+            self.unit = max(self.unit, abs(earned), abs(lost))
+            if account is not None:
+                account.count(earned, lost, gave_up)
+
+    def _accounts(self, episode: Episode) -> "list[_Counted]":
+        """Where a play counts: once for each two players of whom one is trained."""
+        sides: dict[tuple[str, bool], list[str]] = {}  # player, whether it is trained -> its roles
+        for each in episode.rollouts:
+            sides.setdefault((each.seat, each.policy is not None), []).append(each.role)
+        found: list[_Counted] = []
+        for mine, other in permutations(sides, 2):
             if not mine[1]:
                 continue
-            earned, lost = returns[mine], returns[other]
-            self.unit = max(self.unit, abs(earned), abs(lost))
-            self._count(other[0], earned, lost)
-            a, b = self._member(mine[0]), self._member(other[0])
+            met = self._met.setdefault(self._kind(other[0]), [0.0, 0.0])
+            a, b, account = self._member(mine[0]), self._member(other[0]), None
             if self.pool.of(mine[0]) and self.pool.of(other[0]) if other[1] else a != b:
-                self.table.count(a, b, episode, roles[mine], (earned, lost))
-                if not other[1]:
-                    self.table.count(b, a, episode, roles[other], (lost, earned))
+                others = () if other[1] else sides[other]  # where the other is ``mine`` too
+                account = self.table.account(a, b, sides[mine], others)
+            found.append((sides[mine], sides[other], met, account))
+        return found
 
     def _member(self, seat: str) -> str:
         """Who a seat counts as in the table: a trained policy as its newest snapshot."""
         snapshots = self.pool.of(seat)
         return snapshots[-1].name if snapshots else seat
 
-    def _count(self, other: str, earned: float, lost: float) -> None:
-        policy, at, _ = other.partition("@")
-        kind = other
+    def _kind(self, seat: str) -> str:
+        """What an opponent is called in metrics: all snapshots of a policy have one name."""
+        policy, at, _ = seat.partition("@")
         if at and self.pool.of(policy):
-            kind = EXPLOITERS if policy == EXPLOITER else "past"
-        plays, points = self._met.get(kind, (0, 0.0))
-        self._met[kind] = plays + 1, points + (earned > lost) + (earned == lost) / 2
+            return EXPLOITERS if policy == EXPLOITER else "past"
+        return seat
 
     def metrics(self) -> dict[str, float]:
         """Since the last call: plays against each opponent, the policy's score, their tokens."""
-        (met, self._met), (tokens, self._tokens) = (self._met, {}), (self._tokens, 0)
-        found = {f"plays_{name}": float(number) for name, (number, _) in met.items()}
-        found |= {f"score_{name}": points / number for name, (number, points) in met.items()}
-        return found | {"opponent_tokens": float(tokens)}
+        met = {name: both for name, both in self._met.items() if both[0]}
+        found = {f"plays_{name}": plays for name, (plays, _) in met.items()}
+        found |= {f"score_{name}": points / plays for name, (plays, points) in met.items()}
+        found["opponent_tokens"] = float(self._tokens)
+        self._tokens = 0
+        for both in met.values():
+            both[:] = 0.0, 0.0  # in place, as accounts refer to them
+        return found
 
     def seating(self) -> dict[str, Any]:
         """The state, without plays that decide no draw: the table grows as long as the run."""
         by_score = {"hard", "even"}.intersection({**self._shares, **self._ends})
         among = [each.name for each in self.pool.members] if by_score else []
-        return {**self.state(among), "met": {}, "tokens": 0}
+        state = self.state(among)
+        return {**state, "pool": {**state["pool"], "taken": {}}, "met": {}, "tokens": 0}
 
     def state(self, among: Sequence[str] | None = None) -> dict[str, Any]:
         """Pool, table, unit, progress, and what was met since the last step.
@@ -258,7 +334,7 @@ class LeagueSeats(Matchmaker):
             "table": self.table.state(among),
             "unit": self.unit,
             "progress": self.progress,
-            "met": self._met,
+            "met": {name: [*both] for name, both in self._met.items() if both[0]},
             "tokens": self._tokens,
         }
 
@@ -270,11 +346,45 @@ class LeagueSeats(Matchmaker):
         self.table.restore(state["table"])
         self.unit = state["unit"]
         self.progress = state["progress"]
-        self._met = {name: (plays, points) for name, (plays, points) in state["met"].items()}
+        self._met = {name: [*map(float, both)] for name, both in state["met"].items()}
         self._tokens = state["tokens"]
-        self._step = None
+        self._step, self._companies = None, {}
 
 
-def _draw(bits: int) -> float:
-    """The lowest of some random bits as a number in [0, 1)."""
-    return (bits & _MASK) / (_MASK + 1)
+_Rivals = tuple[Sequence[float], Sequence[tuple[str, str]]]
+"""Bounds of each in [0, 1); its name, and that of a snapshot in the engines."""
+_Counted = tuple[Sequence[str], Sequence[str], list[float], Account | None]
+"""Roles of a trained player and of another one, plays and scores of the step, and in the table."""
+
+
+class _Company:
+    """Who plays together, and where their plays count.
+
+    Attributes:
+        seats: their seats.
+        alone: whether one policy has all of them.
+        counted: number of snapshots that had been added when the accounts were made.
+        accounts: where a play counts.
+    """
+
+    __slots__ = ("accounts", "alone", "counted", "seats")
+
+    def __init__(self, seats: Mapping[str, Seat]) -> None:
+        self.seats = seats
+        players = {(seat.name, seat.policy) for seat in seats.values()}
+        self.alone = len(players) == 1 and (*players,)[0][1] is not None
+        self.counted = -1
+        self.accounts: list[_Counted] = []
+
+
+def _mean(returns: Mapping[str, float], roles: Sequence[str]) -> float:
+    """The mean return of some roles."""
+    if len(roles) == 1:  # nearly always
+        return returns[roles[0]]
+    return sum([returns[role] for role in roles]) / len(roles)
+
+
+def _bounds(weights: Sequence[float]) -> list[float]:
+    """The ends of parts of [0, 1) with these weights; ``bisect`` finds that of a draw."""
+    ends = list(accumulate(weights))
+    return [*(end / ends[-1] for end in ends[:-1]), 1.0]

@@ -1,8 +1,9 @@
 """Pay-offs between members, from which ratings, opponents and tournaments are computed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import product
 from math import nan
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from legos.errors import ArenaError
 from legos.games.exact import GameTree, Policy
 from legos.games.graph import FloatArray
 from legos.games.solve import reach
-from legos.records.episode import Episode
 
-__all__ = ["PayoffTable", "Tally", "exact_payoffs"]
+__all__ = ["Account", "PayoffTable", "Tally", "exact_payoffs"]
+
+NUM_SUMS = 6  # fields of a tally
 
 
 class Tally(Struct, frozen=True):
@@ -65,12 +67,14 @@ class PayoffTable:
     def __init__(self, *, exact: bool = False, sides: int = 2) -> None:
         """Make an empty table."""
         self.exact, self.sides = exact, sides
-        self._cells: dict[tuple[str, str], dict[str, Tally]] = {}
+        # Of each pair, by the role of the first: the fields of ``Tally``, which change in place.
+        self._cells: dict[tuple[str, str], dict[str, list[float]]] = {}
+        self._members: dict[str, None] = {}
 
     @property
     def members(self) -> tuple[str, ...]:
         """Everybody who has met somebody, in the order of their first plays."""
-        return tuple(dict.fromkeys(member for pair in self._cells for member in pair))
+        return tuple(self._members)
 
     def add(
         self,
@@ -94,59 +98,83 @@ class PayoffTable:
             forfeit: whether ``mine`` forfeited the play.
             share: part of a play that it counts as.
         """
-        won, lost = share * (reward > other), share * (reward < other)
-        earned = share * reward, share * reward * reward
-        self.put(mine, theirs, role, Tally(won, share - won - lost, lost, *earned, share * forfeit))
+        account = Account([(self._sums(mine, theirs, role), role, share, True)])
+        account.count(reward, other, [role] if forfeit else ())
 
-    def count(
-        self,
-        mine: str,
-        theirs: str,
-        episode: Episode,
-        roles: Sequence[str],
-        returns: tuple[float, float],
-    ) -> None:
-        """Count a play from the side of a member.
+    def account(
+        self, mine: str, theirs: str, roles: Sequence[str], others: Sequence[str] = ()
+    ) -> "Account":
+        """What counts plays of two members, of which there must be at least one.
 
         Args:
-            mine: the member that the play is counted for.
-            theirs: whom it met.
-            episode: the play, which ended.
-            roles: the roles of ``mine``, each of which gets an equal part of the play.
-            returns: the mean return of these roles, and that of the roles of ``theirs``.
+            mine: the member that plays are counted for.
+            theirs: whom it meets.
+            roles: the roles of ``mine``, each of which gets an equal part of a play.
+            others: those of ``theirs``, for which plays are counted too; none: they are not.
         """
-        for role in roles:
-            gave_up, share = episode.forfeited(role), 1 / len(roles)
-            self.add(mine, theirs, role, *returns, forfeit=gave_up, share=share)
+        sides = ((mine, theirs, roles, True), (theirs, mine, others, False))
+        return Account(
+            [
+                (self._sums(one, two, role), role, 1 / len(played), own)
+                for one, two, played, own in sides
+                for role in played
+            ]
+        )
 
     def put(self, mine: str, theirs: str, role: str, plays: Tally) -> None:
         """Count plays whose results are known together, from the side of ``mine``."""
-        cell = self._cells.setdefault((mine, theirs), {})
-        before = cell.get(role)
-        cell[role] = plays if before is None else before + plays
+        sums = self._sums(mine, theirs, role)
+        sums[:] = map(add, sums, structs.astuple(plays))
+
+    def _sums(self, mine: str, theirs: str, role: str) -> list[float]:
+        """What is summed up of a member in a role, against another."""
+        cell = self._cells.get((mine, theirs))
+        if cell is None:
+            cell = self._cells[mine, theirs] = {}
+            self._members |= {mine: None, theirs: None}
+        return cell.setdefault(role, [0.0] * NUM_SUMS)
 
     def tally(self, mine: str, theirs: str, role: str | None = None) -> Tally:
         """Results of a member against another, in one role or in all; empty if they never met."""
         cell = self._cells.get((mine, theirs), {})
-        return sum(cell.values(), Tally()) if role is None else cell.get(role, Tally())
+        if role is not None:
+            return Tally(*cell.get(role, ()))
+        return Tally(*map(sum, zip(*cell.values(), strict=True)))
 
-    def roles(self, member: str) -> tuple[str, ...]:
-        """The roles in which a member has played."""
-        cells = (cell for (mine, _), cell in self._cells.items() if mine == member)
+    def gain(self, mine: str, theirs: str) -> tuple[float, float]:
+        """Number of plays of a member against another, and the sum of its gains in them.
+
+        A gain is half the difference of the rewards.
+        """
+        plays = gain = 0.0
+        for pair, sign in (((mine, theirs), 0.5), ((theirs, mine), -0.5)):
+            for wins, draws, losses, reward, *_ in self._cells.get(pair, {}).values():
+                gain += sign * reward
+                plays += (wins + draws + losses) * (sign > 0)
+        return plays, gain
+
+    def sums(self, members: Sequence[str]) -> FloatArray:
+        """[M, M, 6] the fields of the tally of each member (row) against each (column)."""
+        cells = [self._cells.get(pair) for pair in product(members, members)]
+        nothing = [0.0] * NUM_SUMS
+        found = [
+            [*map(sum, zip(*cell.values(), strict=True))] if cell else nothing for cell in cells
+        ]
+        return np.array(found).reshape(len(members), len(members), NUM_SUMS)
+
+    def roles(self, member: str, others: Sequence[str]) -> tuple[str, ...]:
+        """The roles in which a member has met others."""
+        cells = (self._cells.get((member, other), {}) for other in others)
         return tuple(dict.fromkeys(role for cell in cells for role in cell))
 
     def connected(self, member: str, among: Sequence[str]) -> list[str]:
         """Those of ``among`` whom plays connect with a member, over others; itself first."""
         found, left = [member], [name for name in among if name != member]
         for name in found:
-            near = [other for other in left if self.tally(name, other).plays]
+            near = [other for other in left if (name, other) in self._cells]
             found += near
             left = [other for other in left if other not in near]
         return found
-
-    def forget(self, member: str) -> None:
-        """Drop all plays of a member."""
-        self._cells = {pair: cell for pair, cell in self._cells.items() if member not in pair}
 
     def scores(self, members: Sequence[str]) -> FloatArray:
         """[M, M] mean score of each member (row) against each (column); nan: they never met."""
@@ -178,20 +206,50 @@ class PayoffTable:
                 members[mine],
                 members[theirs],
                 roles.index(role),
-                *structs.astuple(t),
+                *sums,
             ]
             for (mine, theirs), cell in cells.items()
-            for role, t in cell.items()
+            for role, sums in cell.items()
         ]
         return {"exact": self.exact, "members": list(members), "roles": roles, "rows": rows}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take back what ``state`` returned."""
         self.exact = state["exact"]
-        self._cells = {}
+        self._cells, self._members = {}, {}
         for mine, theirs, role, *numbers in state["rows"]:
             names = state["members"][mine], state["members"][theirs], state["roles"][role]
             self.put(*names, Tally(*map(float, numbers)))
+
+
+class Account:
+    """Counts plays of two members, in roles that are always the same; a table makes it."""
+
+    __slots__ = ("_cells",)
+
+    def __init__(self, cells: Sequence[tuple[list[float], str, float, bool]]) -> None:
+        """Take what is summed up of each role.
+
+        Args:
+            cells: the sums, the role, its part of a play, and whether it is the first member's.
+        """
+        self._cells = cells
+
+    def count(self, mine: float, theirs: float, gave_up: Container[str] = ()) -> None:
+        """Count a play.
+
+        Args:
+            mine: mean return of the roles of the first member.
+            theirs: that of the roles of the other.
+            gave_up: roles that forfeited the play.
+        """
+        for sums, role, share, own in self._cells:
+            reward, other = (mine, theirs) if own else (theirs, mine)
+            sums[0 if reward > other else 2 if reward < other else 1] += share
+            sums[3] += share * reward
+            sums[4] += share * reward * reward
+            if role in gave_up:
+                sums[5] += share
 
 
 def exact_payoffs(tree: GameTree, policies: Mapping[str, Policy]) -> PayoffTable:

@@ -1,6 +1,6 @@
 """The pool of a league: snapshots of the trained policies, bounded by a rule, never changed."""
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
@@ -42,6 +42,7 @@ class Pool:
         size: maximum number of snapshots of each policy.
         leaving: those that have left and are still in the engines, with the step at which they did.
         added: number of snapshots added since it was made.
+        taken: digest of every snapshot that was ever added -> its name; of equal ones the last.
     """
 
     def __init__(self, size: int) -> None:
@@ -50,6 +51,7 @@ class Pool:
         self._of: dict[str, list[Snapshot]] = {}
         self.leaving: list[tuple[Snapshot, int]] = []
         self.added = 0
+        self.taken: dict[str, str] = {}
 
     def of(self, policy: str) -> list[Snapshot]:
         """The snapshots of a policy, oldest first."""
@@ -70,42 +72,44 @@ class Pool:
         """All snapshots that must be live, those included that are leaving."""
         return [*self.members, *(snapshot for snapshot, _ in self.leaving)]
 
-    def add(
-        self,
-        adapter: Adapter,
-        step: int,
-        strength: Callable[[Snapshot], float],
-        **figures: float,
-    ) -> Snapshot | None:
-        """Add the adapter of a policy as it is now; those that are too many leave.
+    def new(self, adapter: Adapter, step: int, **figures: float) -> Snapshot | None:
+        """A snapshot of the adapter of a policy as it is now, which is not in the pool yet.
 
         Args:
             adapter: the adapter.
             step: number of optimiser steps done.
-            strength: how strong a snapshot is; the strongest stays.
             figures: length and entropy, as a snapshot has them.
 
         Returns:
             The snapshot; None: the one before has the same weights, or that step has one.
         """
-        found = self._of.setdefault(adapter.name, [])
+        found = self.of(adapter.name)
         place = bisect_right(found, step, key=lambda one: one.step)  # an evaluation may come later
         before = found[place - 1] if place else None
         if before and (before.step == step or before.digest == adapter.digest):
             return None
-        snapshot = Snapshot(
+        return Snapshot(
             policy=adapter.name,
             step=step,
             version=adapter.version,
             digest=adapter.digest,
             **figures,
         )
-        found.insert(place, snapshot)
+
+    def add(self, snapshot: Snapshot, strength: Callable[[Snapshot], float]) -> None:
+        """Add a snapshot, which is live in the engines; those that are too many leave.
+
+        Args:
+            snapshot: what ``new`` has returned.
+            strength: how strong a snapshot is; the strongest stays.
+        """
+        found = self._of.setdefault(snapshot.policy, [])
+        insort(found, snapshot, key=lambda one: one.step)
         self.added += 1
+        self.taken[snapshot.digest] = snapshot.name
         while len(found) > self.size:  # several, where a resumed run keeps fewer
             gone = found.pop(_least_missed(found, strength))
             self.leaving.append((gone, found[-1].step))
-        return snapshot
 
     def forget(self, *, before: int, but: Container[str] = ()) -> list[Snapshot]:
         """Take out what left before a step, and return it.
@@ -123,6 +127,7 @@ class Pool:
         return {
             "members": [structs.asdict(each) for each in self.members],
             "leaving": [[structs.asdict(each), at] for each, at in self.leaving],
+            "taken": self.taken,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -131,6 +136,7 @@ class Pool:
         for each in state["members"]:
             self._of.setdefault(each["policy"], []).append(Snapshot(**each))
         self.leaving = [(Snapshot(**each), at) for each, at in state["leaving"]]
+        self.taken = dict(state["taken"])
 
 
 def _least_missed(found: list[Snapshot], strength: Callable[[Snapshot], float]) -> int:

@@ -189,10 +189,9 @@ def _results(
     table: PayoffTable, members: Sequence[str], unit: float | None
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """[M, M] plays of each pair, and the sums of the scores of the row and of their squares."""
-    tallies = [table.tally(mine, theirs) for mine in members for theirs in members]
-    sums = np.array([(t.plays, t.wins, t.losses, t.reward, t.squares) for t in tallies])
-    sums = sums.reshape(len(members), len(members), 5) * (1 - np.eye(len(members)))[..., None]
-    plays, wins, losses, gain, squares = np.moveaxis(sums, -1, 0)
+    sums = table.sums(members) * (1 - np.eye(len(members)))[..., None]
+    wins, draws, losses, gain, squares, _ = np.moveaxis(sums, -1, 0)
+    plays = wins + draws + losses
     if unit is None:
         unit, gain, squares = 1.0, wins - losses, wins + losses
     plays, squares = (plays + plays.T) / table.sides, (squares + squares.T) / table.sides
@@ -224,7 +223,8 @@ def _fit(
     spread = np.diag(inverse)
     virtual = plays * (spread[:, None] + spread - 2 * inverse)
     plays, points, squares = plays + virtual, points + virtual / 2, squares + virtual / 2
-    theta = np.zeros(len(plays))
+    rate = points.sum(axis=1) / plays.sum(axis=1)
+    theta = np.log(rate / (1 - rate))  # exact against opponents of the same strength
     for _ in range(1000):
         expected = _expected(theta)
         inverse = np.linalg.inv(_laplacian(plays * expected * (1 - expected)))

@@ -1,7 +1,7 @@
 """Let members of a league meet: exactly where the game can be enumerated, otherwise by plays."""
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import combinations, product
@@ -17,13 +17,21 @@ from legos.games.exact import GameTree, Policy, uniform_policy
 from legos.games.scored import scored_policy
 from legos.league.cast import OPTIMAL, RANDOM, Cast
 from legos.league.payoffs import PayoffTable, Tally, exact_payoffs
-from legos.play.context import play_context
+from legos.play.context import PlayContext, play_context
 from legos.play.step import failures, play_each
 from legos.protocols import Scorer, Seat
 from legos.records.episode import Episode, Task
 from legos.records.seeds import mix
 
-__all__ = ["Meeting", "Results", "all_pairs", "exact_results", "mean_interval", "played_results"]
+__all__ = [
+    "Meeting",
+    "Progress",
+    "Results",
+    "all_pairs",
+    "exact_results",
+    "mean_interval",
+    "played_results",
+]
 
 PAIR = 2  # roles of an arena in which every play counts for both members
 Meeting = tuple[str, str]
@@ -41,6 +49,14 @@ class Results:
     void: int = 0
     failure: str | None = None  # why the first of them failed
     unit: float | None = None  # largest reward, of a zero-sum game whose wins differ in size
+
+
+@dataclass(slots=True)
+class Progress:
+    """How many plays there are, and how many of them have ended."""
+
+    planned: int = 0
+    ended: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +125,7 @@ async def played_results(
     plays: int,
     seed: int,
     concurrency: int = 256,
+    progress: Progress | None = None,
 ) -> Results:
     """Let pairs of members play, all at the same time, so that their adapters decode together.
 
@@ -122,6 +139,7 @@ async def played_results(
         plays: number of plays of a pair; rounded up so that both have every role equally often.
         seed: seed of the tasks and the plays.
         concurrency: maximum number of plays at the same time.
+        progress: counts the plays.
 
     Raises:
         ArenaError: there are fewer than two roles, or a play breaks the rules for plays.
@@ -138,22 +156,13 @@ async def played_results(
         for number, (mine, theirs) in enumerate(meetings)
         for seating in _seatings(arena, mine, theirs, roles, plays=plays, seed=mix(seed, number))
     ]
+    seated = [(_seated(cast, seating, roles), seating.plays) for seating in seatings]
     with play_context(arena, slots, stores=arena.stores.copy()) as context:
-        try:
-            async with asyncio.TaskGroup() as group:
-                running = [
-                    group.create_task(
-                        _results_of(play_each(context, _seated(cast, each, roles), each.plays))
-                    )
-                    for each in seatings
-                ]
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        found = await _all_played(context, seated, progress or Progress())
     table, unit = PayoffTable(sides=2 if len(roles) == PAIR else 1), _unit(cast.tree)
-    episodes: list[Episode] = []
-    for seating, task in zip(seatings, running, strict=True):
-        episodes += task.result()
-        for episode in task.result():
+    episodes = [episode for played in found for episode in played]
+    for seating, played in zip(seatings, found, strict=True):
+        for episode in played:
             if not episode.error and not episode.void:
                 _count(table, episode, seating, roles)
     if unit is not None and any(
@@ -206,18 +215,37 @@ def _seated(cast: Cast, seating: _Seating, roles: Sequence[str]) -> Arena:
     return arena
 
 
-async def _results_of(plays: Awaitable[Sequence[Episode]]) -> list[Episode]:
-    """Plays without what was said in them, which a tournament would keep."""
-    return [each.result() for each in await plays]
+async def _all_played(
+    context: PlayContext,
+    seated: Sequence[tuple[Arena, Sequence[tuple[Task, int]]]],
+    progress: Progress,
+) -> list[list[Episode]]:
+    """The plays of each seating, without what was said in them, which would be kept."""
+    progress.planned = sum(len(plays) for _, plays in seated)
+
+    async def played(arena: Arena, planned: tuple[Task, int]) -> Episode:
+        [each] = await play_each(context, arena, [planned])
+        progress.ended += 1
+        return each.result()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = [
+                [group.create_task(played(arena, planned)) for planned in plays]
+                for arena, plays in seated
+            ]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [[task.result() for task in tasks] for tasks in running]
 
 
 def _count(table: PayoffTable, episode: Episode, seating: _Seating, roles: Sequence[str]) -> None:
     """Count a play from the side of each of two members, or of the one with one role."""
     others = [role for role in roles if role != seating.role]
     mine, theirs = episode.mean_return([seating.role]), episode.mean_return(others)
-    table.count(seating.mine, seating.theirs, episode, [seating.role], (mine, theirs))
-    if len(roles) == PAIR and seating.mine != seating.theirs:
-        table.count(seating.theirs, seating.mine, episode, others, (theirs, mine))
+    both = len(roles) == PAIR and seating.mine != seating.theirs
+    account = table.account(seating.mine, seating.theirs, [seating.role], others if both else ())
+    account.count(mine, theirs, episode.gave_up)
 
 
 def mean_interval(tally: Tally, *, z: float = 1.96) -> tuple[float, float]:

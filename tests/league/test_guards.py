@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from made_snapshots import adapter, weak
+from made_snapshots import adapter, take
 
 from legos.league.guards import Standing, guard_alarms, standing
 from legos.league.payoffs import PayoffTable
@@ -15,7 +15,7 @@ PLAYS = 200
 def pool_of(number: int, **figures: float) -> Pool:
     pool = Pool(8)
     for step in range(number):
-        pool.add(adapter(step), step, weak, **figures)
+        take(pool, adapter(step), step, **figures)
     return pool
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace as replace_adapter
 from itertools import permutations
 
 import pytest
-from made_snapshots import adapter, weak
+from made_snapshots import adapter, take
 from msgspec.structs import replace
 
 from arenas.kuhn import Kuhn
@@ -46,7 +46,7 @@ def rivals(seatings: list[Mapping[str, Seat]]) -> Counter[str]:
 
 def with_snapshots(league: LeagueSeats, number: int) -> None:
     for step in range(number):
-        league.pool.add(adapter(step), step, weak)
+        take(league.pool, adapter(step), step)
 
 
 def test_shares_hold_and_seats_are_balanced() -> None:
@@ -116,7 +116,7 @@ def test_prioritised_draws_follow_the_scores(
 ) -> None:
     arena, league = arena_with({opponent: 1.0})
     with_snapshots(league, 3)
-    league.unit = size
+    league.restore({**league.state(), "unit": size})
     for name, wins in (("policy@0", 74), ("policy@1", 24)):
         for play in range(98):
             reward = size if play < wins else -size
@@ -149,7 +149,7 @@ def test_the_plays_of_a_group_keep_their_seats_while_the_pool_changes() -> None:
     first = arena.seated(task, 0)
     [rival] = {seat.adapter for seat in first.values()} - {"policy"}
     for step in range(2, 12):
-        league.pool.add(adapter(step), step, weak)
+        take(league.pool, adapter(step), step)
         league.progress = step / 12
     assert arena.seated(task, 1) == first
     assert rival in league.playing
@@ -196,7 +196,7 @@ def test_the_policy_meets_earlier_exploiters() -> None:
     assert league.pools("exploiter")
     assert not arena_with({"exploiter": 1.0})[1].pools("exploiter")
     for step in range(2):
-        league.pool.add(replace_adapter(adapter(step), name="exploiter"), step, weak)
+        take(league.pool, replace_adapter(adapter(step), name="exploiter"), step)
     found = rivals(drawn(arena))
     for step in range(2):
         assert found[f"exploiter@{step}"] / DRAWS == pytest.approx(0.25, abs=0.03)
@@ -271,7 +271,7 @@ def test_a_play_of_three_seats_counts_once_with_the_mean_of_two_and_their_turns(
 def test_a_play_of_two_trained_policies_counts_once() -> None:
     _, league = arena_with({"self": 1.0})
     with_snapshots(league, 1)
-    league.pool.add(replace_adapter(adapter(1), name="other"), 0, weak)
+    take(league.pool, replace_adapter(adapter(1), name="other"), 0)
     league.record(played("policy", "other", 1.0, trained=True))
     assert league.table.tally("policy@0", "other@0").wins == 1
     assert league.table.tally("other@0", "policy@0").losses == 1

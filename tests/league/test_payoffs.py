@@ -79,14 +79,6 @@ def test_matrices_have_nan_where_members_never_met() -> None:
     assert played().scores([]).shape == (0, 0)
 
 
-def test_a_forgotten_member_leaves_no_play() -> None:
-    table = played()
-    table.forget("b")
-    assert table.members == ("a", "c")
-    assert table.tally("a", "b") == table.tally("b", "a") == Tally()
-    assert table.tally("a", "c").plays == 1
-
-
 def test_the_state_comes_back_exactly_through_json() -> None:
     table = played()
     table.add("a", "b", "w", 0.1 + 0.2, 1 / 3)

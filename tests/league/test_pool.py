@@ -3,7 +3,7 @@
 import json
 
 import numpy as np
-from made_snapshots import adapter, weak
+from made_snapshots import adapter, take
 
 from legos.league.pool import Pool
 
@@ -11,7 +11,7 @@ from legos.league.pool import Pool
 def filled(size: int, steps: int) -> Pool:
     pool = Pool(size)
     for step in range(steps):
-        pool.add(adapter(step), 10 * step, weak)
+        take(pool, adapter(step), 10 * step)
     return pool
 
 
@@ -28,30 +28,30 @@ def test_the_oldest_and_the_newest_stay_and_ages_stay_spread() -> None:
 def test_the_strongest_stays() -> None:
     pool = Pool(3)
     for step in range(20):
-        pool.add(adapter(step), step, lambda one: float(one.step == 7))
+        take(pool, adapter(step), step, strength=lambda one: float(one.step == 7))
     assert 7 in [snapshot.step for snapshot in pool.of("policy")]
 
 
 def test_equal_weights_are_one_snapshot() -> None:
     pool = Pool(4)
-    assert pool.add(adapter(1, value=3.0), 10, weak) is not None
-    assert pool.add(adapter(2, value=3.0), 20, weak) is None
+    assert take(pool, adapter(1, value=3.0), 10) is not None
+    assert take(pool, adapter(2, value=3.0), 20) is None
     assert [snapshot.step for snapshot in pool.of("policy")] == [10]
 
 
 def test_an_evaluation_that_ends_later_adds_its_snapshot_in_order() -> None:
     pool = filled(8, 4)
-    assert pool.add(adapter(9), 15, weak) is not None
+    assert take(pool, adapter(9), 15) is not None
     assert [snapshot.step for snapshot in pool.of("policy")] == [0, 10, 15, 20, 30]
-    assert pool.add(adapter(8), 20, weak) is None  # which has one
-    assert pool.add(adapter(9), 16, weak) is None  # the same weights
+    assert take(pool, adapter(8), 20) is None  # which has one
+    assert take(pool, adapter(9), 16) is None  # the same weights
 
 
 def test_policies_have_snapshots_of_their_own() -> None:
     pool = Pool(2)
     for step in range(4):
-        pool.add(adapter(step), step, weak)
-        pool.add(adapter(step, name="solver"), step, weak)
+        take(pool, adapter(step), step)
+        take(pool, adapter(step, name="solver"), step)
     assert len(pool.of("policy")) == len(pool.of("solver")) == 2
     assert len({snapshot.live for snapshot in pool.members}) == 4
     assert pool.of("proposer") == []

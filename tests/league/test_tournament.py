@@ -19,6 +19,7 @@ from legos.fakes import Asked, ScriptedClient
 from legos.league.cast import Cast
 from legos.league.payoffs import Tally
 from legos.league.tournament import (
+    Progress,
     Results,
     all_pairs,
     exact_results,
@@ -148,6 +149,20 @@ def test_plays_of_all_pairs_are_asked_at_the_same_time() -> None:
             )
 
     assert asyncio.run(within()).plays == 12
+
+
+def test_the_plays_that_have_ended_are_counted_one_by_one() -> None:
+    progress, seen = Progress(), set[tuple[int, int]]()
+
+    class Looking(ScriptedClient):
+        async def complete(self, *args: Any, **options: Any) -> Any:
+            seen.add((progress.ended, progress.planned))
+            return await super().complete(*args, **options)
+
+    arena = Duel(Looking(lambda asked: str(len(asked.adapter))))
+    played(arena, all_pairs(["a", "bb", "ccc"]), plays=4, concurrency=1, progress=progress)
+    assert seen == {(ended, 12) for ended in range(12)}
+    assert (progress.ended, progress.planned) == (12, 12)
 
 
 def test_where_three_sit_one_meets_two_of_the_other_in_every_seat() -> None:

@@ -1,5 +1,6 @@
 """The league of a run without a model: snapshots, collapses, and exact continuation."""
 
+import asyncio
 import json
 import re
 import shutil
@@ -12,10 +13,12 @@ from run_world import World, check_balance, episodes
 from stored_plays import TIMES
 
 from legos.config.league import LeagueConfig
-from legos.errors import CheckpointError
+from legos.errors import CheckpointError, EngineError
 from legos.league.matchmaker import LeagueSeats
+from legos.weights.adapter import Adapter, AdapterInfo
 from legos.weights.folder import read_adapter
 
+SNAPSHOT = re.compile("policy-[0-9a-f]{12}")  # its name in the engines
 PAST = {"self": 0.3, "past": 0.4, "hard": 0.3}
 BOOKS = ("tokens_", "discarded/")  # which count the plays that a stop interrupts
 EVERY = LeagueConfig(snapshot_every=1, snapshots=3)
@@ -176,6 +179,57 @@ def test_snapshots_are_taken_at_the_best_evaluations_and_by_request(tmp_path: Pa
     assert not run.folder.request.exists()
     for each in league_of(run).pool.of("policy"):
         assert read_adapter(run.folder.adapters / f"v{each.version}").digest == each.digest
+
+
+def test_a_request_at_a_step_that_takes_a_snapshot_anyway_takes_no_second(tmp_path: Path) -> None:
+    run = world(tmp_path / "run", league=LeagueConfig(snapshot_every=4), steps=7)
+    forward = run.backend.forward_backward
+
+    def ask(*args: Any, **options: Any) -> Any:
+        if run.trainer.step == 3:
+            run.folder.request.touch()
+        return forward(*args, **options)
+
+    run.backend.forward_backward = ask
+    assert run.start().go()
+    assert [each.step for each in league_of(run).pool.of("policy")] == [0, 4]
+
+
+def test_no_play_draws_a_snapshot_before_it_is_live(tmp_path: Path) -> None:
+    run = world(tmp_path / "run", limit=2, players=3)
+    publish = run.publisher.publish
+
+    async def slow(adapter: Adapter) -> AdapterInfo:
+        for _ in range(300 if SNAPSHOT.fullmatch(adapter.name) else 0):  # other plays begin
+            await asyncio.sleep(0)
+        return await publish(adapter)
+
+    run.publisher.publish = slow
+    assert run.start().go()
+    assert {line["arena/failed"] for line in lines(run)} == {0.0}
+    check_balance(run)
+
+
+def test_a_snapshot_that_no_engine_took_is_published_by_the_resumed_run(
+    whole: World, tmp_path: Path
+) -> None:
+    run = world(tmp_path / "run")
+    publish = run.publisher.publish
+
+    async def failing(adapter: Adapter) -> AdapterInfo:
+        if adapter.version == 5 and SNAPSHOT.fullmatch(adapter.name):
+            raise EngineError("no server answers")
+        return await publish(adapter)
+
+    run.publisher.publish = failing
+    with pytest.raises(EngineError, match="no server answers"):
+        run.start().go()
+    resumed = world(tmp_path / "run").resume()
+    assert league_of(resumed).pool.of("policy")[-1].name == "policy@5"
+    assert resumed.go()
+    assert resumed.backend.trail == whole.backend.trail
+    assert resumed.arena.state() == whole.arena.state()
+    check_balance(resumed)
 
 
 @pytest.mark.parametrize("what", ["report", "stop", "rollback"])
