@@ -12,10 +12,10 @@ from legos.league.pool import Pool
 PLAYS = 200
 
 
-def pool_of(number: int, **figures: float) -> Pool:
+def pool_of(number: int, *, length: float = 0.0, entropy: float = 0.0) -> Pool:
     pool = Pool(8)
     for step in range(number):
-        take(pool, adapter(step), step, **figures)
+        take(pool, adapter(step), step, length=length, entropy=entropy)
     return pool
 
 
