@@ -16,6 +16,7 @@ from legos.errors import ArenaError
 from legos.games.graph import DecisionPoint, FloatArray, write_out
 from legos.games.solve import (
     SAME,
+    completed,
     expected,
     joint_optimum,
     minimax,
@@ -115,7 +116,7 @@ class GameTree:
         from legos.games.sequence_form import equilibrium  # imports scipy, which takes a second
 
         try:
-            found = equilibrium(graph)
+            found = completed(graph, equilibrium(graph))
         except ArenaError as error:
             return str(error)
         lost = nash_conv_of(graph, found) / len(graph.roles)

@@ -14,6 +14,7 @@ from legos.games.layers import IntArray
 
 __all__ = [
     "best_response",
+    "completed",
     "expected",
     "joint_optimum",
     "minimax",
@@ -25,6 +26,9 @@ __all__ = [
 
 SAME = 1e-9
 """Payoffs that differ by less are equal: rounding, not a better move."""
+
+NEVER = 1e-6
+"""Chance, in parts of the largest, below which a policy counts as never coming to a point."""
 
 
 def normalised(graph: GameGraph, weights: FloatArray) -> FloatArray:
@@ -88,6 +92,27 @@ def best_response(graph: GameGraph, policy: FloatArray, role: int) -> tuple[floa
         _choose(graph, own, weight[graph.parent[own]] * value[graph.child[own]], answer, 0.0)
         _carry_up(graph, edges, answer, value)
     return float(graph.start @ value), answer
+
+
+def completed(graph: GameGraph, policy: FloatArray) -> FloatArray:
+    """[P] An optimal policy that is also a best response where it never comes by its own moves.
+
+    There its value does not depend on its moves, so that a solver leaves them open.
+
+    Args:
+        graph: the game.
+        policy: [P] an optimal policy.
+    """
+    found = policy.copy()
+    for role in range(len(graph.roles)):
+        mine = graph.role_of_slot == role
+        own, any_moves = (
+            _at_points(graph, reach(graph, chances))
+            for chances in (np.where(mine, policy, 1.0), np.ones_like(policy))
+        )
+        never = mine & (own <= NEVER * any_moves)[graph.point_of_slot]
+        found[never] = best_response(graph, policy, role)[1][never]
+    return found
 
 
 def nash_conv_of(graph: GameGraph, policy: FloatArray) -> float:

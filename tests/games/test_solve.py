@@ -152,3 +152,16 @@ def test_the_first_seat_of_kuhn_loses_an_eighteenth_from_its_first_moves() -> No
     first = [n for n, point in enumerate(tree.graph.points) if point.view.endswith("bets -.")]
     slots = np.isin(tree.graph.point_of_slot, first)
     assert (chances * values)[slots].sum() / 3 == pytest.approx(-1 / 18, abs=1e-6)  # three cards
+
+
+def test_optimal_play_is_also_best_where_it_never_comes() -> None:
+    tree = GameTree(Kuhn())
+    best = optimal_policy(tree)
+    assert best is not None
+    values, start = move_values(tree.graph, tree.everywhere(best)), 0
+    for point in tree.graph.points:  # of king after pass and bet, too, where it always bets first
+        worth = values[start : start + len(point.legal)]
+        for move, value in zip(point.legal, worth, strict=True):
+            chance = best[point.role, point.view].get(move, 0.0)
+            assert chance < 1e-6 or value == pytest.approx(worth.max())
+        start += len(point.legal)
