@@ -5,10 +5,11 @@ from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from legos.apps.transcript import example
 from legos.config.schema import RunConfig
-from legos.errors import EngineError
+from legos.errors import CheckpointError, EngineError
 from legos.installed import own_version
 from legos.loop.concurrency import EngineStats
 from legos.protocols import Tracker
@@ -57,8 +58,7 @@ def _experiments(config: RunConfig, folder: RunFolder) -> dict[str, Tracker]:
     track, found = config.track, dict[str, Tracker]()
     settings = {**config.model_dump(mode="json"), "legos_version": own_version()}
     if config.fork_from is not None:
-        name, at = split_place(config.fork_from)
-        settings["forked_from"] = {"run": Path(name).name, "step": at, "id": _id_of(Path(name))}
+        settings |= _forked_from(*split_place(config.fork_from))
     adapters = partial(
         ExperimentTracker, folder=folder.path, better=key_figures, best_by=config.loop.keep_best
     )
@@ -83,10 +83,17 @@ def _experiments(config: RunConfig, folder: RunFolder) -> dict[str, Tracker]:
     return found
 
 
-def _id_of(parent: Path) -> str | None:
-    """The id of the run from which another one was forked; None: it was not logged."""
-    kept = find_run(parent).path / "wandb" / "run-id"
-    return kept.read_text().strip() if kept.is_file() else None
+def _forked_from(run: str, step: str | None) -> dict[str, Any]:
+    """The run from which another one was forked, with its id if it was logged.
+
+    Of one that was moved or removed nothing is known, and what was logged of it before stays.
+    """
+    try:
+        kept = find_run(run).path / "wandb" / "run-id"
+    except CheckpointError:
+        return {}
+    known = kept.read_text().strip() if kept.is_file() else None
+    return {"forked_from": {"run": Path(run).name, "step": step, "id": known}}
 
 
 @asynccontextmanager

@@ -9,11 +9,13 @@ import pytest
 from short_runs import FEW
 from virtual_time import in_virtual_time
 
-from legos.apps.progress import shown_while
+from legos.apps.progress import shown_while, trackers
 from legos.cli.process import main
+from legos.config.schema import RunConfig
 from legos.errors import EngineError
 from legos.records.episode import Episode, Rollout, Task, Turn
 from legos.records.message import Completion, Message
+from legos.run.folder import RunFolder
 from legos.track.console import ConsoleTracker
 
 SLOW = """
@@ -164,3 +166,10 @@ def test_a_run_shows_what_it_does_while_no_play_ends(
     assert main([*command, "--loop.evaluation-plays", "2"]) == 0
     lines = Path("shown").read_text().split("\n")
     assert {"evaluating step 0", "playing for step 1"} <= {*lines}
+
+
+def test_a_fork_goes_on_where_its_parent_was_moved(tmp_path: Path) -> None:
+    config = RunConfig(fork_from=str(tmp_path / "moved@4"))
+    with trackers(config, RunFolder(tmp_path), ["nim"]) as (steps, _, _):
+        steps.log({"loss": 0.5}, step=5)
+    assert "0.5" in (tmp_path / "metrics.jsonl").read_text()
