@@ -28,6 +28,7 @@ _PLAYS = 16  # of a table
 _CHARACTERS = 4000  # of a play in a table
 _HISTOGRAMS_EVERY = 10  # steps
 _BINS = 64
+_VERSIONS = 200  # steps whose policy versions are known, for evaluations that end later
 
 
 class _Logged(TypedDict):
@@ -37,6 +38,7 @@ class _Logged(TypedDict):
     step: int  # newest optimiser step; -1: none
     evaluated: int  # newest evaluated step; -1: none
     best: float | None  # best value of the metric that decides which adapter is the best
+    versions: dict[str, int]  # step -> policy version, of the newest steps
 
 
 class ExperimentTracker(Tracker):
@@ -73,10 +75,9 @@ class ExperimentTracker(Tracker):
         self._library, self._run, self._folder = library, run, folder
         self._better, self._best_by, self._step_column = better, best_by, step_column
         self._file = folder / library.__name__ / "logged.json"
-        self._logged: _Logged = {"rows": 0, "step": -1, "evaluated": -1, "best": None}
+        self._logged = _Logged(rows=0, step=-1, evaluated=-1, best=None, versions={"0": 0})
         if self._file.is_file():
-            self._logged = json.loads(self._file.read_bytes())
-        self._version_of = {0: 0}  # step -> policy version
+            self._logged |= json.loads(self._file.read_bytes())
         self._plays: tuple[str, Sequence[Episode]] = ("", ())  # kind, and the newest plays
         self._adapter: Path | None = None  # the newest that was logged
 
@@ -87,7 +88,8 @@ class ExperimentTracker(Tracker):
         if has_evaluation_alone(metrics):
             kind = "evaluated"
         elif (version := metrics.get("policy_version")) is not None:
-            self._version_of[step] = int(version)
+            versions = {**self._logged["versions"], f"{step}": int(version)}
+            self._logged["versions"] = dict([*versions.items()][-_VERSIONS:])
         if step <= self._logged[kind]:
             return
         if kind == "evaluated":
@@ -129,7 +131,7 @@ class ExperimentTracker(Tracker):
 
     def close(self) -> None:
         """Log the newest adapter, write all pending data and end the run."""
-        self._keep_adapter(max(self._version_of.values()), "latest")
+        self._keep_adapter(max(self._logged["versions"].values()), "latest")
         self._run.finish()
 
     def _row(self, values: Mapping[str, Any], step: int) -> None:
@@ -159,12 +161,13 @@ class ExperimentTracker(Tracker):
             name, larger = f"eval/{self._best_by.lstrip('-')}", not self._best_by.startswith("-")
         else:
             name, larger = next(iter(self._better(values).items()), ("", True))
-        if name not in values or step not in self._version_of:
+        version = self._logged["versions"].get(f"{step}")
+        if name not in values or version is None:
             return
         value = values[name] if larger else -values[name]
         if self._logged["best"] is None or value > self._logged["best"]:
             self._logged["best"] = value
-            self._keep_adapter(self._version_of[step], "best", "latest")
+            self._keep_adapter(version, "best", "latest")
 
     def _keep_adapter(self, version: int, *aliases: str) -> None:
         """Log an adapter of the run folder, unless it was logged just before."""

@@ -134,6 +134,19 @@ def test_the_best_adapter_and_the_newest_are_kept_over_processes(service: Servic
     assert len(service.artifacts) == 3
 
 
+def test_an_evaluation_that_a_resumed_run_makes_again_may_be_the_best(service: Service) -> None:
+    stopped = service.tracker()
+    stopped.log({"eval/exploitability": 0.9}, step=0)
+    for step in (1, 2):
+        stopped.log({"loss": 0.5, "policy_version": step}, step=step)
+    resumed = service.tracker()  # the evaluation of step 2 was cancelled
+    resumed.log({"eval/exploitability": 0.5}, step=2)
+    assert service.artifacts[-1] == ("nim-1-adapter", ["best", "latest", "adapter-v2"])
+    again = service.tracker()  # a process that was stopped before its first step
+    again.close()
+    assert service.artifacts[-1] == ("nim-1-adapter", ["latest", "adapter-v2"])
+
+
 def test_keep_best_decides_which_adapter_is_the_best(service: Service) -> None:
     tracker = service.tracker(best_by="-illegal_share")
     for step, share in ((1, 0.5), (2, 0.25), (3, 0.75)):
