@@ -188,7 +188,7 @@ class ConsoleTracker(Tracker):
         self._shown_at = self._clock()
         self._next_wait = self._shown_at + _SLOW_S
         if self._live is None:
-            self._console.print(self._line(step, metrics), highlight=False, soft_wrap=True)
+            self.say(self._line(step, metrics))
         else:
             self._live.update(self._table(), refresh=True)
 
@@ -240,7 +240,7 @@ class ConsoleTracker(Tracker):
         table = Table(box=None, header_style="bold", pad_edge=False)
         for title in titles:
             if title not in left_out:
-                table.add_column(title, justify="right", no_wrap=True)
+                table.add_column(Text(title), justify="right", no_wrap=True)
         for line in lines:
             cells = zip(titles, line, strict=True)
             table.add_row(*(cell for title, cell in cells if title not in left_out))

@@ -327,3 +327,11 @@ def test_each_arena_of_a_mix_has_its_own_columns() -> None:
         tracker.log(metrics, step=1)
         tracker.close()
         assert out.getvalue().splitlines()[-1] == expected
+
+
+def test_names_of_arenas_are_no_markup() -> None:
+    for console in (Console(file=io.StringIO()), Console(file=io.StringIO(), force_terminal=True)):
+        tracker = ConsoleTracker(num_steps=2, console=console, arenas=["[red]one[/]", "two"])
+        tracker.log({"batches/[red]one[/]/reward_mean": 0.5}, step=1)
+        tracker.close()
+        assert "[red]one[/] reward" in console.file.getvalue()  # type: ignore[attr-defined]
