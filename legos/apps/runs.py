@@ -9,7 +9,7 @@ from legos.config.resolve import read_config
 from legos.errors import CheckpointError, LegosError
 from legos.run.checkpoint import checkpoint_steps, newest_whole, read_state
 from legos.run.ending import standing
-from legos.run.find import find_run
+from legos.run.find import find_run, runs_in
 from legos.run.folder import RUNS, RunFolder
 from legos.run.key_figures import key_figures
 from legos.run.metrics import newest_metrics
@@ -20,8 +20,7 @@ __all__ = ["describe_run", "in_brief", "list_runs"]
 
 def list_runs(parent: Path = RUNS) -> dict[str, dict[str, Any]]:
     """Name of each run in a folder -> its state, arena, model, step and newest metrics."""
-    folders = sorted(path.parent for path in parent.glob("*/config.toml"))
-    return {path.name: _summary(RunFolder(path)) for path in folders}
+    return {path.name: _summary(RunFolder(path)) for path in runs_in(parent)}
 
 
 def in_brief(

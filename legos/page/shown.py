@@ -5,8 +5,8 @@ from pathlib import Path
 from threading import Lock
 
 from legos.page.run_view import RunView
-from legos.run.find import find_run
-from legos.run.folder import CONFIG, RUNS
+from legos.run.find import find_run, runs_in
+from legos.run.folder import RUNS
 from legos.server.problems import Problem
 
 __all__ = ["ShownRuns"]
@@ -28,7 +28,7 @@ class ShownRuns:
         self._parents = [] if named else [parent]
         self._paths: list[Path] = []
         for text in named:
-            if _runs_in(Path(text)):
+            if runs_in(Path(text)):
                 self._parents.append(Path(text))
             else:
                 self._paths.append(find_run(text, parent).path)
@@ -42,8 +42,8 @@ class ShownRuns:
 
     def all(self) -> dict[str, RunView]:
         """Name -> run; a run that was named stays when its folder is moved."""
-        found = [path for parent in self._parents for path in _runs_in(parent)]
-        paths = list(dict.fromkeys([*self._paths, *found]))
+        found = [path for parent in self._parents for path in runs_in(parent)]
+        paths = list({path.resolve(): path for path in (*self._paths, *found)}.values())
         with self._lock:
             before = self._views
             self._views = {
@@ -79,14 +79,6 @@ class ShownRuns:
     def _view(self, path: Path, name: str) -> RunView:
         known = self._views.get(path)
         return known if known is not None and known.name == name else RunView(name, path)
-
-
-def _runs_in(parent: Path) -> list[Path]:
-    """The runs of a folder, by name; none if it cannot be looked into."""
-    try:
-        return sorted(path.parent for path in parent.glob(f"*/{CONFIG}"))
-    except OSError:
-        return []
 
 
 def _names(paths: Iterable[Path]) -> list[str]:

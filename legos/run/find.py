@@ -6,7 +6,7 @@ from pathlib import Path
 
 from legos.errors import CheckpointError
 from legos.run.checkpoint import checkpoint_at, checkpoints, newest_whole, read_state
-from legos.run.folder import CONFIG, RUNS, RunFolder
+from legos.run.folder import CONFIG, METRICS, RUNS, RunFolder
 from legos.run.metrics import MetricTail
 from legos.weights.folder import is_adapter_folder
 
@@ -16,6 +16,7 @@ __all__ = [
     "find_adapter",
     "find_run",
     "fresh_folder",
+    "runs_in",
     "split_place",
 ]
 
@@ -41,6 +42,15 @@ def find_run(text: str | Path, parent: Path = RUNS, *, purpose: str = "") -> Run
     raise CheckpointError(
         f"{text} holds no run{purpose}: it has no {CONFIG}; `legos runs` lists those in {parent}"
     )
+
+
+def runs_in(parent: Path) -> list[Path]:
+    """The runs of a folder, by name, also without settings; none if it cannot be looked into."""
+    try:
+        found = [*parent.glob(f"*/{CONFIG}"), *parent.glob(f"*/{METRICS}")]
+    except OSError:
+        return []
+    return sorted({path.parent for path in found})
 
 
 def find_adapter(text: str, parent: Path = RUNS) -> Path:

@@ -37,9 +37,10 @@ from legos.run.settings import CONFIG, checked_settings, sealed
 from legos.weights.adapter import Adapter
 from legos.weights.folder import write_adapter
 
-__all__ = ["CONFIG", "FAILS_AGAIN", "RUNS", "RunFolder"]
+__all__ = ["CONFIG", "FAILS_AGAIN", "METRICS", "RUNS", "RunFolder"]
 
 RUNS = Path("runs")  # default folder of runs
+METRICS = "metrics.jsonl"
 FAILS_AGAIN = (ArenaError, ConfigError, RecordError, RequestError)  # would fail again unchanged
 _ADAPTER = re.compile(r"v(\d+)")
 
@@ -50,7 +51,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = path / CONFIG
-        self.metrics = path / "metrics.jsonl"
+        self.metrics = path / METRICS
         self.evaluations = path / "evaluations.jsonl"
         self.episodes = path / "episodes.jsonl"
         self.plays = PlayFiles(self.episodes)

@@ -98,6 +98,20 @@ def test_files_that_are_missing_are_no_error(runs: Path) -> None:
     assert answered(page, "plays", run="one")["rows"] == []
 
 
+def test_a_run_without_settings_is_listed_and_says_so(runs: Path) -> None:
+    made_run(runs / "one", steps=2).config.unlink()
+    [row] = answered(page_of(parent=runs), "runs")["runs"]
+    assert (row["name"], row["step"]) == ("one", 2)
+    assert row["problems"] == ["config.toml cannot be read: No such file or directory"]
+
+
+def test_two_paths_to_a_run_show_it_once(runs: Path) -> None:
+    one = made_run(runs / "one", steps=2).path
+    (runs / "latest").symlink_to(one)
+    for page in (page_of(parent=runs), page_of(one, runs / "latest", runs)):
+        assert [row["name"] for row in answered(page, "runs")["runs"]] == ["one"]
+
+
 def test_a_failed_run_says_why(runs: Path) -> None:
     folder = made_run(runs / "one", steps=2)
     folder.failure.write_text("EngineError: no memory\n")
