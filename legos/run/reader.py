@@ -1,11 +1,13 @@
 """Read a run from notebooks and views: each file of its folder as records, also while it runs."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 from legos.config.resolve import is_chosen, resolve, settings_of
+from legos.errors import CheckpointError, ConfigError
 from legos.run.checkpoint import checkpoint_steps
 from legos.run.ending import Standing, standing
 from legos.run.episodes import StoredEpisode, numbered_episode
@@ -93,12 +95,17 @@ class RunReader:
         self._index = PlayIndex(folder)
 
     def __repr__(self) -> str:
-        return f"<run {self.name}: {self.state}, {self.metrics.num_steps} steps>"
+        return f"<run {self.name}: {self.state}, {self.metrics.newest.get('step', 0)} steps>"
 
     @property
     def state(self) -> Standing:
-        """Whether it is running, and otherwise how its last process ended."""
-        steps = int(str(self.config.values["loop.steps"]))
+        """Whether it is running, and otherwise how its last process ended.
+
+        Where the settings cannot be read, a run that has done all its steps is "stopped".
+        """
+        steps: object = ""
+        with suppress(CheckpointError, ConfigError):
+            steps = self.config.values["loop.steps"]
         return standing(self.folder, done=self.evaluations.newest.get("step") == steps)
 
     @property

@@ -8,7 +8,7 @@ from made_records import make_episode
 
 from legos import open_run
 from legos.config.resolve import resolve
-from legos.errors import CheckpointError
+from legos.errors import CheckpointError, ConfigError
 from legos.run.checkpoint import write_checkpoint
 from legos.run.folder import RunFolder
 from legos.run.lock import hold
@@ -86,6 +86,15 @@ def test_plays_are_read_when_they_are_asked_for(folder: RunFolder) -> None:
     ]
     run.close()
     assert len(run.search(text="?").numbers) == len(run.episodes())
+
+
+def test_a_run_of_another_version_has_all_but_its_settings(folder: RunFolder) -> None:
+    folder.write_config("unheard_of = 3\n")
+    append(folder.metrics, '{"step": 0, "eval/win": 0.5}\n{"step": 1, "loss": 0.25}\n')
+    run = open_run(folder.path)
+    assert repr(run) == "<run nim-1: stopped, 1 steps>"
+    with pytest.raises(ConfigError, match="unheard_of"):
+        run.config  # noqa: B018
 
 
 def test_settings_states_checkpoints_and_stalls(folder: RunFolder) -> None:
