@@ -37,3 +37,14 @@ def test_a_task_has_its_answers_at_several_steps(runs: Path) -> None:
     assert [row["step"] for row in task["answers"]] == [0, 10, 30, 40, 50, 60, 80, 90]
     assert task["answers"][-1]["answer"] == "answer 90"
     assert found["positions"] == []
+
+
+def test_a_mix_of_a_game_and_a_text_has_positions_and_answers(runs: Path) -> None:
+    folder = made_run(runs / "one")
+    for step in (1, 2):
+        choices = ("1", "2", "3")
+        add_play(folder, step, "1", question=QUESTION, arena="nim", task="4", choices=choices)
+        add_play(folder, step, f"answer {step}", arena="sums", task="sum")
+    found = answered(page_of(folder.path), "policy", run="one")
+    assert [each["arena"] for each in found["positions"]] == ["nim"]
+    assert [each["task"] for each in found["tasks"]] == ["sum"]

@@ -209,9 +209,13 @@ class PlayIndex:
         return [number for (number,) in self._rows(query, (arena, task))]
 
     def most_played_tasks(self, most: int) -> list[tuple[str, str]]:
-        """Arena and task of those that were played in most steps, of which each has two."""
+        """Arena and task of those that were played in most steps, of which each has two.
+
+        Those of games are left out: ``most_played_positions`` has their moves.
+        """
         query = (
-            "SELECT arena, task FROM plays WHERE step IS NOT NULL GROUP BY arena, task"
+            "SELECT arena, task FROM plays WHERE step IS NOT NULL"
+            " AND arena NOT IN (SELECT arena FROM positions) GROUP BY arena, task"
             " HAVING COUNT(DISTINCT step) > 1 ORDER BY COUNT(DISTINCT step) DESC, 1, 2 LIMIT ?"
         )
         return self._rows(query, (most,))

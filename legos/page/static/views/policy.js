@@ -28,7 +28,7 @@ export async function draw(root, parameters, options) {
       ? [h("p.muted", {}, "The probability of each move in the positions that were played most, when it was sampled. Dashed: an optimal policy."),
          h("div.positions", {}, positions.map(position))]
       : null,
-    tasks.length && !positions.length ? h("div.tasks", {}, tasks.map((task) => answers(run, task))) : null,
+    tasks.length ? h("div.tasks", {}, tasks.map((task) => answers(run, task))) : null,
     positions.length || tasks.length ? null : h("div.empty", {}, h("p", {}, values.waiting ? "Reading…" : "No position or task was stored at two steps.")),
   );
 }
@@ -40,10 +40,17 @@ function position(each) {
     h("figcaption", {}, each.role, h("span.muted.small", {}, ` ${plural(each.num_moves, "move")}`)),
     board({ ...each, move: null }) ?? h("pre.small", {}, each.asked),
     lines(each, moves, colour),
-    h("div.key.small", {}, moves.map((move) => h("span", {}, h("i", { style: { background: colour(move) } }), `${move} `, h("b", { title: "the newest that was sampled" }, latest(each.moves[move]))))));
+    h("div.key.small", {}, moves.map((move) => h("span", {}, h("i", { style: { background: colour(move) } }), `${move} `, latest(each, move)))));
 }
 
-const latest = (points) => (points?.length ? `${number(Math.round(100 * points.at(-1)[1]))} %` : "–");
+// The newest probability of a move, and its step where others were sampled later.
+function latest({ moves: found }, move) {
+  const newest = Math.max(...Object.values(found).flat().map((each) => each[0]));
+  const [step, value] = found[move]?.at(-1) ?? [];
+  if (step === undefined) return h("b", {}, "–");
+  const shown = `${number(Math.round(100 * value))} %`;
+  return step === newest ? h("b", {}, shown) : h("span.muted", {}, `${shown} in step ${step}`);
+}
 
 // The probability of each move over the steps, from 0 to 1.
 function lines({ moves: found, optimal, asked }, moves, colour) {
