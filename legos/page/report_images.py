@@ -1,5 +1,6 @@
 """The curves of a report as pictures, drawn by matplotlib."""
 
+import re
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
@@ -12,6 +13,8 @@ from legos.files.atomic import refusals_named, write_file
 from legos.installed import adding
 
 __all__ = ["write_images"]
+
+_UNUSUAL = re.compile(r"[^\w.-]")  # in a file's name
 
 
 def write_images(
@@ -47,7 +50,7 @@ def write_images(
             figure: Any = Figure(figsize=(6, 3.6), layout="constrained")
             _draw(figure.add_subplot(), name, values)
             figure.savefig(data, format=form, dpi=150)
-            written.append(place / f"{name.replace('/', '-')}.{form}")
+            written.append(place / f"{_UNUSUAL.sub('-', name)}.{form}")
             write_file(written[-1], data.getvalue())
     return written
 
@@ -65,11 +68,16 @@ def _draw(axes: Any, name: str, values: Mapping[str, Any]) -> None:
         start, end = max(x[0] for _, x, _ in members), min(x[-1] for _, x, _ in members)
         x = members[0][1][(members[0][1] >= start) & (members[0][1] <= end)]
         ys = np.array([np.interp(x, *curve) for _, *curve in members], float)
-        label = ", ".join(run for run, *_ in members)
+        label = _plain(", ".join(run for run, *_ in members))
         [line] = axes.plot(x, ys.mean(0), marker=marker, markersize=3, label=label)
         if len(members) > 1:
             axes.fill_between(x, ys.min(0), ys.max(0), color=line.get_color(), alpha=0.2)
-    axes.set(xlabel="step", ylabel=name)
+    axes.set(xlabel="step", ylabel=_plain(name))
     axes.grid(alpha=0.3)
     if len(of_run) > 1:
         axes.legend(fontsize="small")
+
+
+def _plain(text: str) -> str:
+    """A text that matplotlib draws as it is: no formula, and no label that it leaves out."""
+    return f" {text}".replace("$", r"\$")

@@ -15,6 +15,7 @@ from legos.cli.process import main
 from legos.errors import ConfigError
 from legos.page.report import report_values
 from legos.page.report_file import report_html
+from legos.page.report_images import write_images
 from legos.page.shown import ShownRuns
 from legos.run.lock import hold
 
@@ -184,6 +185,17 @@ def test_the_command_writes_the_file_and_pictures(
     told = capsys.readouterr().err
     assert "report needs a run" in told
     assert "--out is x.md; expected the name of a web page" in told
+
+
+@pytest.mark.slow
+def test_names_in_pictures_are_no_formulas(runs: Path, tmp_path: Path) -> None:
+    name = "eval/a$\\frac$ b/reward_mean"
+    for run in ("_one$\\frac$", "two"):
+        add_lines(made_run(runs / run).evaluations, [{"step": 9, name: 0.5}])
+    values = values_of(*runs.iterdir()) | {"names": [name]}
+    [picture] = write_images(values, tmp_path / "r.html", "svg")
+    assert picture.name == "eval-a--frac--b-reward_mean.svg"
+    assert "<!--  _one$\\frac$, two -->" in picture.read_text()
 
 
 def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, runs: Path) -> None:
