@@ -35,7 +35,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(Path(__file__).parent / "countdown_run", place / "countdown-1")
     folder = made_run(place / "bad", steps=40, model="nobody/has-this-model")
     add_lines(folder.metrics, [step_line(step, clip_fraction=0.9) for step in (41, 42)])
-    add_play(folder, 3, HOSTILE, question=HOSTILE, advantage=0.5)
+    add_play(folder, 3, f"{HOSTILE}\u202e", question=HOSTILE, advantage=0.5)
     return place
 
 
@@ -207,7 +207,7 @@ def test_hostile_text_is_shown_as_text(page: Any) -> None:
     assert HOSTILE in page.inner_text("table.plays tbody")
     page.click("table.plays tbody tr")
     page.wait_for_selector(".said")
-    assert HOSTILE in page.inner_text(".said >> nth=0")
+    assert f"{HOSTILE}\\u202e" in page.inner_text(".said >> nth=0")  # it turns no text round
     assert HOSTILE in page.inner_text(".asked")
     assert page.locator("main img, main b:text('bold')").count() == 0
     assert page.title() == "Plays · legos"

@@ -2,6 +2,8 @@
 // whatever a model has written is shown as it is.
 
 const SVG = "http://www.w3.org/2000/svg";
+const DIRECTIONS = /[\u202a-\u202e\u2066-\u2069]/g; // they would turn round the texts that follow
+const escaped = (character) => `\\u${character.charCodeAt(0).toString(16)}`;
 
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
@@ -20,7 +22,7 @@ function fill(element, attributes, children) {
 export function append(element, children) {
   for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
-    element.append(child instanceof Node ? child : String(child));
+    element.append(child instanceof Node ? child : String(child).replace(DIRECTIONS, escaped));
   }
 }
 
