@@ -116,6 +116,7 @@ def checkpoints_of(run: RunView) -> dict[str, Any]:
         steps = {version: step for t in tables for step, version in t.points("policy_version")}
         return {
             "run": run.name,
+            "folder": str(run.folder.path),
             "model": run.config.model if run.config else None,
             "checkpoints": [
                 {"name": f"{run.name}@v{version}", "step": steps.get(version, version)}

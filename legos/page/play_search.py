@@ -51,7 +51,7 @@ class PlayQuery(BaseModel, extra="forbid"):
 
 def row_values(play: IndexedPlay) -> dict[str, Any]:
     """A play as a row of the table."""
-    seats = {seat.role: seat for seat in reversed(play.seats)}  # a play's own before spawned ones
+    seats = {s.role: s for s in (*play.seats, *reversed(play.seats))}  # a play's own, not spawned
     return {
         **{name: value for name, value in play._asdict().items() if name != "seats"},
         "rewards": {r: seat.reward for r, seat in seats.items() if seat.reward is not None},

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_records import make_episode
 from made_runs import add_play, answered, made_run, page_of
 from msgspec.structs import replace
 from starlette.testclient import TestClient
@@ -199,3 +200,10 @@ def test_answers_are_split_into_their_tokens(runs: Path) -> None:
     folder.add_episodes(1, [replace(episode, rollouts=(again,))])
     found = answered(page_of(folder.path), "plays/2/pieces", run="one")
     assert found == {"turns": [list("Nim: 3")], "why": None}
+
+
+def test_rewards_of_a_row_stand_in_the_order_of_the_seats(runs: Path) -> None:
+    folder = made_run(runs / "one")
+    folder.add_episodes(1, [make_episode({"first": -1.0, "second": 1.0})])
+    [row] = answered(page_of(folder.path), "plays", run="one")["rows"]
+    assert [*row["rewards"].items()] == [("first", -1.0), ("second", 1.0)]

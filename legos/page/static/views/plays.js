@@ -108,7 +108,7 @@ function rowsOf(run, values, now, offset) {
   const sort = now.get("sort") ?? "number";
   const descending = now.get("descending") !== "false";
   const heads = COLUMNS.map(([name, label]) =>
-    h("th", { scope: "col", "aria-sort": name === sort ? (descending ? "descending" : "ascending") : null, class: ["turns", "tokens", "number", "step"].includes(name) ? "num" : null },
+    h("th", { scope: "col", "aria-sort": name === sort ? (descending ? "descending" : "ascending") : null, class: label === "Step" || ["turns", "tokens", "number"].includes(name) ? "num" : null },
       name
         ? h("button.sort", { onclick: () => change({ sort: name, descending: name === sort && descending ? "false" : null, offset: null }) }, label, name === sort ? (descending ? " ↓" : " ↑") : "")
         : label));

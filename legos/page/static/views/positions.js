@@ -84,9 +84,9 @@ function paint(root, state) {
 }
 
 function missing({ listed, place }) {
-  const model = listed.runs.find((each) => each.run === place.run)?.model ?? "MODEL";
+  const { model, folder } = listed.runs.find((each) => each.run === place.run) ?? {};
   return h("div.notice.warning", {}, "No model is loaded, so nobody answers here but you. To load one: ",
-    h("code", {}, `legos view ${place.run} --model ${model}`));
+    h("code", {}, `legos view ${folder ?? place.run} --model ${model ?? "MODEL"}`));
 }
 
 function fields(state) {
