@@ -12,12 +12,14 @@ from legos.run.episodes import StoredEpisode, StoredSeat, StoredTurn, in_order
 __all__ = ["answer_of", "ending", "example", "heading", "turns_of", "visible"]
 
 _WHO = {"user": "told"}  # a message before the question
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but the tabulator and the line feed
+_CONTROL = re.compile(  # all but the tabulator and the line feed, and changes of direction
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+)
 
 
 def visible(text: str) -> str:
     """A text for a terminal: control characters, which it would obey, as their codes."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def heading(episode: StoredEpisode) -> str:

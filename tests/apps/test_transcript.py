@@ -6,8 +6,8 @@ from msgspec.structs import replace
 from legos.apps.transcript import ending, example, turns_of
 from legos.run.episodes import stored_episode
 
-HOSTILE = "\x1b]0;taken\x07\x1b[2J\x9b31m\rfirst\tline\nsecond\x7f"
-CONTROLS = set("\x1b\x07\x9b\r\x7f")
+HOSTILE = "\x1b]0;taken\x07\x1b[2J\x9b31m\rfirst\tline\nsecond\x7f\u202e"
+CONTROLS = set("\x1b\x07\x9b\r\x7f\u202e")
 
 
 def test_no_control_character_of_a_model_reaches_the_terminal() -> None:
@@ -18,5 +18,5 @@ def test_no_control_character_of_a_model_reaches_the_terminal() -> None:
     stored = stored_episode(episode)
     shown = [*turns_of(stored), ending(stored), example(episode, min_tokens=0)]
     assert all(CONTROLS.isdisjoint(text) for text in shown)
-    assert r"\x1b[2J\x9b31m\x0dfirst" in shown[0]
+    assert r"\x1b[2J\x9b31m\rfirst" in shown[0]
     assert "first\tline\nsecond" in shown[0]
