@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from legos.run.index.plays import PlayIndex
 from legos.run.index.rows import IndexedPlay
@@ -29,8 +29,8 @@ class PlayQuery(BaseModel, extra="forbid"):
     failed: bool = False  # only those that failed
     reward_min: float | None = None
     reward_max: float | None = None
-    step_min: int | None = None
-    step_max: int | None = None
+    step_min: int | None = Field(None, lt=1 << 62)
+    step_max: int | None = Field(None, lt=1 << 62)
     sort: Literal["number", "reward", "tokens", "turns"] = "number"
     descending: bool = True
 

@@ -71,7 +71,13 @@ def test_plays_are_searched(page: TestClient, query: dict[str, Any], expected: l
 
 
 @pytest.mark.parametrize(
-    ("query", "told"), [({"sort": "size"}, "sort"), ({"limit": 10**6}, "limit"), ({"x": 1}, "x")]
+    ("query", "told"),
+    [
+        ({"sort": "size"}, "sort"),
+        ({"limit": 10**6}, "limit"),
+        ({"x": 1}, "x"),
+        ({"step_min": 1 << 64}, "step_min"),
+    ],
 )
 def test_a_query_that_makes_no_sense_is_refused(
     page: TestClient, query: dict[str, Any], told: str
