@@ -3,7 +3,8 @@
 import asyncio
 import random
 import sys
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -13,6 +14,7 @@ from legos.apps.adapters import loaded, named_adapter
 from legos.apps.transcript import visible
 from legos.arena.game import position, split_position
 from legos.builtin import BUILTIN, EXAMPLE
+from legos.chat.incremental import TextStream
 from legos.clients.engine import EngineClient
 from legos.clients.openai import OpenAIClient
 from legos.errors import LegosError
@@ -57,11 +59,16 @@ class Chat:
     system: str = ""
     history: list[Message] = field(default_factory=list[Message])
 
-    async def answer(self, question: str) -> Completion:
+    async def answer(self, question: str, show: Callable[[str], object]) -> Completion:
         """The answer, whose text enters the history.
 
         The position of a game is asked without the history, as arenas ask it, and the answer is a
         legal move.
+
+        Args:
+            question: a question, or a position.
+            show: receives the text of the answer piece by piece: from an engine in this process as
+                it is sampled, from a server at the end.
 
         Raises:
             LegosError: the question is refused, or the answer fails.
@@ -77,10 +84,28 @@ class Chat:
         messages = [] if game else list(self.history)
         if self.system:
             messages.insert(0, Message("system", self.system))
-        said = await self.client.complete([*messages, prompt], sampling, adapter=self.adapter)
+        said = await self._said([*messages, prompt], sampling, show)
         if game is None:
             self.history += (prompt, Message("assistant", said.text))
         return said
+
+    async def _said(
+        self, messages: Sequence[Message], sampling: Sampling, show: Callable[[str], object]
+    ) -> Completion:
+        """The answer to messages, of which ``show`` receives each piece as soon as it is known."""
+        if isinstance(self.client, OpenAIClient):
+            said = await self.client.complete(messages, sampling, adapter=self.adapter)
+            show(said.text)
+            return said
+        text = TextStream(self.client.tokenizer.decode)
+        parts = self.client.stream(messages, sampling, adapter=self.adapter)
+        async with aclosing(parts):
+            async for part in parts:
+                if isinstance(part, Completion):
+                    show(text.finish(part.text))
+                    return part
+                show(text.push(part.token_ids))
+        raise AssertionError("a stream ends with its completion")
 
     def command(self, line: str) -> str | None:
         """Execute a line that begins with a slash; the message to show, or None to end."""
@@ -193,8 +218,19 @@ def _turn(talk: Chat, line: str, runner: asyncio.Runner, console: Console) -> bo
             _show(console, message)
         return message is not None
 
-    answer = runner.run(talk.answer(line))
-    console.out(visible(answer.text) if console.is_terminal else answer.text, highlight=False)
+    shown: list[str] = []
+
+    def show(text: str) -> None:
+        shown.append(text)
+        console.out(visible(text) if console.is_terminal else text, highlight=False, end="")
+
+    try:
+        answer = runner.run(talk.answer(line, show))
+    except LegosError:
+        if shown:
+            console.out()
+        raise
+    console.out()
     if answer.finish_reason == "length" and console.is_terminal:
         _show(console, CUT.format(talk.sampling.max_tokens))
     return True

@@ -1,8 +1,10 @@
 """The terminal chat: what it sends, what it shows, and how it ends."""
 
+import asyncio
 import io
 import os
 import pty
+import random
 import re
 import select
 import signal
@@ -19,10 +21,13 @@ import pytest
 from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 from tiny_folders import write_tiny_model
 
-from legos.apps.chat import chat
+from legos.apps.adapters import loaded
+from legos.apps.chat import Chat, chat
 from legos.builtin import EXAMPLE
 from legos.cli.process import main
 from legos.errors import RequestError
+from legos.records.limits import EngineLimits
+from legos.records.message import Sampling
 from legos.run.folder import RunFolder
 from legos.wiring.model import apply_lora, load_model
 
@@ -92,6 +97,24 @@ def test_without_a_url_a_model_of_this_process_answers(
     assert main(["chat", "--temperature", "0", "--max-tokens", "1"]) == 0
     (answer,) = capsys.readouterr().out.splitlines()
     assert len(answer) <= 8
+
+
+def test_an_engine_in_this_process_shows_an_answer_as_it_is_sampled() -> None:
+    async def pieces() -> tuple[list[str], str]:
+        with loaded("builtin", [], EngineLimits()) as live:
+            talk = Chat(
+                client=live.client(),
+                adapter="policy",
+                sampling=Sampling(temperature=1.0, max_tokens=40),
+                rng=random.Random(3),
+            )
+            shown: list[str] = []
+            answer = await talk.answer("Hello, how are you today?", shown.append)
+            return shown, answer.text
+
+    shown, text = asyncio.run(pieces())
+    assert "".join(shown) == text
+    assert len([piece for piece in shown if piece]) > 1
 
 
 def test_a_position_is_asked_as_games_ask_it_and_by_itself() -> None:
