@@ -1,11 +1,13 @@
 """The overview: how runs stand, and what of a damaged folder can be shown."""
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from made_runs import add_lines, answered, made_run, page_of, step_line
 
+import legos.page
 from legos.errors import CheckpointError
 from legos.page.shown import ShownRuns
 from legos.run.lock import hold
@@ -152,3 +154,11 @@ def test_runs_of_the_same_name_have_the_folder_before_it(tmp_path: Path) -> None
 def test_a_run_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nowhere holds no run"):
         ShownRuns(["nowhere"], parent=tmp_path)
+
+
+def test_the_browser_is_told_of_all_modules_at_once() -> None:
+    static = Path(legos.page.__file__).parent / "static"
+    apart = {"app.js", "theme.js", "report.js"}  # two that index.html starts, one of reports
+    modules = {path.relative_to(static).as_posix() for path in static.rglob("*.js")} - apart
+    index = (static / "index.html").read_text()
+    assert set(re.findall(r'rel="modulepreload" href="([^"]+)"', index)) == modules
