@@ -24,12 +24,18 @@ GROUP = "legos.arenas"
 WORLDS = "legos.worlds"
 """Entry-point group: scheme -> function that makes the class of the arena SCHEME:NAME."""
 
-TOLD: Mapping[str, object] = {"play.rules": True, "play.restrict_choices": True}
-"""Settings of games for models that do not know them."""
-
 ANCHOR = "training.ema_kl_coef"
 ANCHORED = (ANCHOR, "training.ema_decay", "training.kl_estimator")
 """Settings that keep the seats of a game from chasing each other, in the unit of its payoffs."""
+
+CHAT_GAMES: Mapping[str, object] = {
+    "play.rules": True,
+    "play.restrict_choices": True,
+    ANCHOR: 0.5,
+    "training.entropy_coef": 0.1,
+    "training.entropy_coef_end": 0.1,
+}
+"""Settings of games for chat models, which do not know them."""
 
 _FILE = "legos_arena_file_"  # before the path, in the name of a module from a file
 
@@ -70,10 +76,10 @@ def advice(name: str, model: str) -> Mapping[str, object]:
     for other models, since its learning rates are too high for large models. Those do not know the
     games either, so that they are told the rules, and sample only legal moves.
 
-    Where a game recommends a pull towards the average of the weights, which its hidden cards need,
-    a chat model gets that too, with the entropy bonus that stays at the end. Without them the
-    entropy of one that played kuhn fell to 0.002 nats in 16 steps. Other games are learned faster
-    without a bonus.
+    In games a chat model is pulled towards the average of its weights and gets an entropy bonus
+    that stays: as the game recommends it where its hidden cards need such a pull, otherwise as
+    ``CHAT_GAMES`` has it. Without them the entropy of one that played nim fell to 0.05 nats in 10
+    steps, and nothing more was learned (docs/log/chat_models.md).
     """
     kind = find_arena(name)
     recommended: Mapping[str, object] = getattr(kind, "recommended", {})
@@ -86,7 +92,7 @@ def advice(name: str, model: str) -> Mapping[str, object]:
         kept |= {key: recommended[key] for key in ANCHORED if key in recommended}
         bonus = recommended.get("training.entropy_coef_end", 0.0)
         kept |= {"training.entropy_coef": bonus, "training.entropy_coef_end": bonus}
-    return {**TOLD, **kept}
+    return {**CHAT_GAMES, **kept}
 
 
 def known_arenas() -> Mapping[str, type]:
