@@ -12,6 +12,7 @@ from mlx_lm.tuner.lora import LoRALinear, LoRASwitchLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from legos.mlx.model.forward import output_head
+from legos.mlx.model.retyped import become
 from legos.weights.adapter import LoraShape
 from legos.weights.fits import linear_shape
 from legos.weights.reference import Lora
@@ -20,6 +21,7 @@ __all__ = [
     "adapted_layers",
     "add_lora",
     "lora_arrays",
+    "lora_modules",
     "lora_shape",
     "other_lora",
     "pair_shapes",
@@ -66,8 +68,23 @@ def add_lora(model: nn.Module, shape: LoraShape, *, seed: int) -> None:
     rank, scale = shape.rank, shape.scale
     config = {"rank": rank, "scale": scale, "dropout": 0.0, "keys": list(shape.modules)}
     linear_to_lora_layers(model, shape.num_layers, config)
+    for module in lora_modules(model):
+        become(module, _Switched)
     model.eval()
     mx.eval(model.trainable_parameters())
+
+
+class _Switched(nn.Module):
+    """A module with LoRA that computes nothing of it where its scale is 0."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
+        module: Any = self
+        return super().__call__(*args, **kwargs) if module.scale else module.linear(*args, **kwargs)
+
+
+def lora_modules(model: nn.Module) -> list[Any]:
+    """The modules that have LoRA."""
+    return [module for module in model.modules() if isinstance(module, LORA)]
 
 
 def adapted_layers(model: nn.Module) -> list[nn.Module]:
@@ -88,8 +105,7 @@ def set_lora_arrays(model: nn.Module, arrays: Mapping[str, mx.array]) -> None:
 @contextmanager
 def other_lora(model: nn.Module, other: Lora | None) -> Iterator[None]:
     """Within the block, the tree computes another adapter; None: the base model."""
-    before = lora_arrays(model)
-    modules: list[Any] = [module for module in model.modules() if isinstance(module, LORA)]
+    before, modules = lora_arrays(model), lora_modules(model)
     scales = [module.scale for module in modules]
     for module in modules:
         module.scale = 0.0 if other is None else other.scale

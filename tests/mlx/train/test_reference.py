@@ -10,6 +10,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from backend_steps import Stepped, optimiser_step
+from graphs import operations
 from mlx.utils import tree_flatten
 from mlx_backends import tree_backend
 from packed import pack
@@ -175,6 +176,19 @@ def test_the_tree_is_as_it_was_after_the_block(tiny_models: Mapping[str, Path]) 
     with pytest.raises(ZeroDivisionError), other_lora(policy, same):
         raise ZeroDivisionError
     np.testing.assert_array_equal(np.array(policy(ids)), before)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_moe"])
+def test_the_model_without_lora_starts_no_kernel_of_lora(tmp_path: Path, architecture: Any) -> None:
+    """Nor does it multiply LoRA by 0."""
+    folder = write_any_model(tmp_path / "model", architecture=architecture)
+    policy, _ = trained_tree(folder, rank=RANK, alpha=8.0, seed=1)
+    plain: Any = load_tree(folder)
+    ids = mx.array([[5, 6, 7]])
+    with other_lora(policy, None):
+        found = policy(ids)
+    assert operations(found) == operations(plain(ids))
+    np.testing.assert_array_equal(np.array(found), np.array(plain(ids)))
 
 
 def make_backend(
