@@ -26,10 +26,10 @@ from legos.records.step import BackendConfig, PassResult, Update
 VOCAB = 40
 
 
-def made(folder: Path, **settings: Any) -> tuple[Any, LoraBackend]:
+def made(folder: Path, *, alpha: float = 8.0, **settings: Any) -> tuple[Any, LoraBackend]:
     """A backend whose policies have taken one step away from the base."""
     tree: Any = load_tree(folder)
-    shape = lora_shape(tree, rank=4, alpha=8.0, num_layers=2, head=True)
+    shape = lora_shape(tree, rank=4, alpha=alpha, num_layers=2, head=True)
     add_lora(tree, shape, seed=0)
     return tree, tree_backend(tree, shape, BackendConfig(**settings))
 
@@ -204,6 +204,20 @@ def test_policies_are_saved_by_name_and_go_on_to_the_bit(
         other.restore(tmp_path)
     with pytest.raises(CheckpointError, match="rival"):
         again.restore(tmp_path)
+
+
+def test_a_policy_goes_on_from_an_adapter_of_another_scale(
+    tiny_models: Mapping[str, Path],
+) -> None:
+    folder = tiny_models["llama"]
+    theirs, ours = moved(folder, alpha=32.0)[1], made(folder)[1]
+    before, expected = (logprobs_of(one, some(9)) for one in (ours, theirs))
+    assert ours.take(theirs.adapter()).result() == 1
+    gaps = [0.0]
+    for first, right, found in zip(before, expected, logprobs_of(ours, some(9)), strict=True):
+        assert found == pytest.approx(right, abs=1e-5)
+        gaps.append(float(np.abs(found - np.array(first)).max(initial=0.0)))
+    assert max(gaps) > 0.1
 
 
 def test_an_unknown_policy_is_named(tiny_models: Mapping[str, Path]) -> None:
