@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 from cache_bytes import counted
 from conftest import EngineRoom
 
@@ -30,10 +31,16 @@ def requests_of_random_lengths(count: int, *, prompt: int, answer: int) -> dict[
     }
 
 
-def test_rows_that_end_are_refilled_in_place(room: Callable[..., EngineRoom]) -> None:
-    """From the first answer to the last prompt, as in a run, which always has prompts."""
+@pytest.mark.parametrize("prompt", [16, 128])
+def test_rows_that_end_are_refilled_in_place(room: Callable[..., EngineRoom], prompt: int) -> None:
+    """From the first answer to the last prompt, as in a run, which always has prompts.
+
+    Also while the next prompt is prefilled in several chunks. The buffers grow at the beginning.
+    """
     one = room(max_rows=8, prefix_bytes=0, chunk_tokens=64)
-    one.submit(requests_of_random_lengths(64, prompt=16, answer=48))
+    long = {n: tuple(range(n, n + prompt)) for n in range(100, 108)}
+    one.submit({n: Request(prompt_ids=ids, max_tokens=48, seed=n) for n, ids in long.items()})
+    one.submit(requests_of_random_lengths(64, prompt=prompt, answer=48))
     while not one.answers:
         one.tick()
     with counted(HEAD) as cache:
