@@ -23,8 +23,10 @@ __all__ = ["SMALL", "Report", "examine", "try_architectures"]
 SMALL = "small"  # a model with random weights
 ASKED = """
 legos is tested without a Mac, so these lines show what its tests cannot. Please send all of them,
-from the first, in one issue, with what this prints:
-uv run legos doctor --models && uv run legos bench"""
+from the first, in one issue, with what these print, the last of which needs a clone:
+uv run legos doctor --models
+uv run legos bench
+uv run pytest -m "slow or nightly" tests/mlx/test_device_checks.py"""
 _ENVIRONMENT = ("LD_PRELOAD", "OPENBLAS_NUM_THREADS", "HF_HOME", "MLX_")  # beginnings of names
 _COLUMNS = {"architecture": 21, "trains": 9, "checkpointing": 13, "serves": 6}
 

@@ -19,6 +19,8 @@ from legos.mlx.checks.device import MlxChecks
 from legos.weights.adapter import Adapter
 
 MODELS = ["llama", "qwen3"]
+ROOT = Path(__file__).parents[2]
+DEVICE_CHECKS = 'uv run pytest -m "slow or nightly" tests/mlx/test_device_checks.py'
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +45,11 @@ def test_the_report_of_a_mac_asks_for_what_no_test_shows(mac: Mapping[str, str])
     check = Check(name="parity", passed=True, metrics={"tokens": 256.0}, reason="")
     told = Report(facts={"mac": mac}, model="a model", checks=[check]).text()
     assert "1 of 1 pass" in told
-    assert told.rstrip().endswith("uv run legos doctor --models && uv run legos bench") == bool(mac)
+    asked = told.rstrip().splitlines()[-3:]
+    assert (asked[:2] == ["uv run legos doctor --models", "uv run legos bench"]) == bool(mac)
+    assert (asked[2] == DEVICE_CHECKS) == bool(mac)
+    assert (ROOT / DEVICE_CHECKS.split()[-1]).exists()
+    assert f"`{DEVICE_CHECKS}`" in (ROOT / "docs" / "run" / "devices.md").read_text()
 
 
 @pytest.mark.slow
