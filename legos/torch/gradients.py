@@ -98,14 +98,23 @@ class TorchGradients:
     def computed(self, compute: Callable[[], T]) -> T:
         """Run a computation, with smaller and smaller passes while the GPU's memory is full.
 
+        Processes that compute together do not compute again: the others would wait for this one at
+        another place.
+
         Raises:
-            TrainerError: a sample does not fit even alone.
+            TrainerError: a sample does not fit even alone, or there are several processes.
         """
         while True:
             try:
                 return compute()
             except torch.OutOfMemoryError as error:
                 torch.cuda.empty_cache()
+                if self._ranks is not None:
+                    raise TrainerError(
+                        f"the GPU of process {self._ranks.rank} ran out of memory; lower "
+                        f"--training.micro-batch-tokens below {self._tokens.value}, or give "
+                        "--training.gradient-checkpointing"
+                    ) from error
                 if self._tokens.value == 1:
                     raise TrainerError(
                         "a sample does not fit into the GPU's memory even alone; give shorter "

@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -228,6 +228,29 @@ def test_passes_are_as_large_again_a_while_after_the_memory_was_full(
         backend.forward_backward(samples, [1.0] * len(samples), Objective()).result()
     assert passes[1] - 1 > passes[0]
     assert passes[3] == passes[0]
+
+
+def test_a_process_of_several_does_not_compute_again_when_its_memory_is_full() -> None:
+    import torch
+
+    from legos.torch.gradients import TorchGradients
+
+    class OfTwo:
+        rank, size = 1, 2
+
+    model = load()
+    apply_lora(model)
+    config = BackendConfig(micro_batch_tokens=32)
+    gradients = TorchGradients(model.causal, model.modules, config, cast("Any", OfTwo()))
+    tries: list[int] = []
+
+    def full() -> None:
+        tries.append(1)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(TrainerError, match=r"process 1 ran out of memory; lower --training.micro-"):
+        gradients.computed(full)
+    assert len(tries) == 1
 
 
 def test_a_step_can_be_stopped_before_each_pass() -> None:
