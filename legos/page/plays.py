@@ -1,8 +1,10 @@
 """The requests of the view of plays: the table, one play, its tokens and its exact values."""
 
+from collections.abc import Container
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
+from msgspec import UNSET
 from pydantic import Field
 from starlette.responses import Response
 
@@ -15,6 +17,7 @@ from legos.page.play_search import PlayQuery, group_of, row_values, same_task
 from legos.page.policy import answers_over_steps
 from legos.page.run_view import RunView
 from legos.page.shown import ShownRuns
+from legos.run.episodes import StoredEpisode, turns_of
 
 __all__ = ["plays_router"]
 
@@ -73,7 +76,9 @@ def plays_router(runs: ShownRuns, games: SolvedGames) -> APIRouter:
     @router.get("/plays/{number}/exact")
     def exact(run: str, number: int) -> Response:
         view = runs.get(run)
-        return answer(games.values_in(view.read().config, view.play(number)))
+        play = view.play(number)
+        found = games.values_in(view.read().config, play)
+        return answer({**found, "sampled": _sampled(view, play, found["turns"])})
 
     return router
 
@@ -90,6 +95,20 @@ def _part(view: RunView, request: _Table) -> dict[str, Any]:
         "problems": problems,
         "rows": [row_values(play) for play in found.plays],
         **view.plays.named(),
+    }
+
+
+def _sampled(
+    view: RunView, play: StoredEpisode, turns: Container[int]
+) -> dict[int, dict[str, float]]:
+    """For some turns of trained seats: move -> its mean probability in the plays of the step."""
+    if play.step is UNSET:
+        return {}
+    view.refresh_plays()
+    return {
+        number: view.plays.sampled_moves(play.step, play.arena, seat.role, turn.asked)
+        for number, (seat, turn) in enumerate(turns_of(play))
+        if seat.policy and number in turns
     }
 
 

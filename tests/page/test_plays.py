@@ -171,9 +171,21 @@ def test_moves_of_a_solved_game_have_their_values(runs: Path) -> None:
     moves = answered(page, "plays/1/exact", run="one")["turns"]["0"]
     values = {each["move"]: (each["value"], each["optimal"]) for each in moves}
     assert values == {"1": (-1.0, 0.0), "2": (1.0, 1.0), "3": (-1.0, 0.0)}
-    assert answered(page, "plays/2/exact", run="one") == {"turns": {}, "why": None}
+    found = answered(page, "plays/2/exact", run="one")
+    assert found == {"turns": {}, "why": None, "sampled": {}}
     why = answered(page, "plays/3/exact", run="one")["why"]
     assert why == "other is no game that is installed here"
+
+
+def test_moves_have_the_probability_of_the_plays_of_their_step(runs: Path) -> None:
+    folder = made_run(runs / "one", play__options={"largest": 6})
+    question, choices = "Nim: 6 left, last one wins.\nMoves: 1 2 3", ("1", "2", "3")
+    of_nim: dict[str, Any] = {"arena": "nim", "role": "first", "choices": choices}
+    for step, move in ((1, "1"), (1, "2"), (2, "3")):
+        add_play(folder, step, move, question=question, **of_nim)
+    sampled = answered(page_of(folder.path), "plays/1/exact", run="one")["sampled"]["0"]
+    assert sorted(sampled) == ["1", "2"]
+    assert all(0 < chance < 1 for chance in sampled.values())
 
 
 def test_a_file_that_a_run_names_is_not_run(runs: Path, tmp_path: Path) -> None:

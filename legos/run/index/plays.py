@@ -234,6 +234,14 @@ class PlayIndex:
             found.append(PositionMoves(*position, moves=dict(moves)))
         return found
 
+    def sampled_moves(self, step: int, arena: str, role: str, asked: str) -> dict[str, float]:
+        """Move -> mean probability with which trained seats sampled it in a position in a step."""
+        query = (
+            "SELECT move, sum / moves.count FROM moves JOIN positions ON position = id"
+            " WHERE step = ? AND arena = ? AND role = ? AND asked = ?"
+        )
+        return dict(self._rows(query, (step, arena, role, asked)))
+
     def _rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
         with self._lock:
             return list(self._tables.rows(query, values))

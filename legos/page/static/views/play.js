@@ -138,7 +138,7 @@ function oneTurn(state, turn, current) {
         turn.reward !== null && turn.reward !== undefined ? rewards({ [turn.role]: turn.reward }) : null,
         h("span.grow"),
         h("span.small.muted", {}, facts.filter(Boolean).join(" · "))),
-      picture || moves ? h("div.position", {}, picture, moves ? exactMoves(turn, moves) : null) : null,
+      picture || moves ? h("div.position", {}, picture, moves ? exactMoves(turn, moves, exact.sampled[turn.id] ?? {}) : null) : null,
       answer(state, play, turn),
       picture ? h("details.small.muted", {}, h("summary", {}, "the position as text"), h("div.text", {}, turn.asked)) : null,
       turn.tool_calls.map(([name, given]) => h("pre.call", {}, `${name}(${given})`))));
@@ -160,8 +160,8 @@ function answer(state, play, turn) {
   return state.pieces.turns ? spans : [h("div.said", {}, turn.said), h("details", {}, h("summary.small.muted", {}, "tokens by number"), spans)];
 }
 
-// The value of each move under optimal play, and what was played.
-function exactMoves(turn, moves) {
+// The value of each move under optimal play, what was played, and how probable it was: of other moves in the plays of the step.
+function exactMoves(turn, moves, sampled) {
   const best = Math.max(...moves.map((each) => each.value));
   const low = Math.min(...moves.map((each) => each.value), 0);
   const range = Math.max(best, 0) - low || 1;
@@ -175,11 +175,16 @@ function exactMoves(turn, moves) {
           h("td", {}, each.move),
           h("td.num", {}, signed(each.value)),
           h("td", {}, h(`span.bar.${each.value >= best - 1e-6 ? "good" : "even"}`, { style: { width: `${6 + 74 * ((each.value - low) / range)}px` } })),
-          h("td.num", {}, `${number(Math.round(each.optimal * 1000) / 10)} %`),
-          h("td.num", {}, each.move === turn.move && probability !== null ? `${number(Math.round(probability * 1000) / 10)} %` : ""))))),
+          h("td.num", {}, percent(each.optimal)),
+          h("td.num", each.move === turn.move ? {} : { title: "mean of the plays of this step that made this move" },
+            percent(each.move === turn.move ? probability : sampled[each.move])))))),
     turn.move && moves.some((each) => each.move === turn.move)
       ? h(`div.small.${lost > 1e-6 ? "bad" : "good"}`, {}, lost > 1e-6 ? `gives away ${number(lost)}` : "optimal")
       : null);
+}
+
+function percent(share) {
+  return share === null || share === undefined ? "" : `${number(Math.round(share * 1000) / 10)} %`;
 }
 
 function ending(play) {
