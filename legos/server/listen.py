@@ -96,6 +96,14 @@ async def listening(app: FastAPI, listener: socket.socket) -> AsyncGenerator[str
                 server.should_exit = True
 
 
+def _is_told(record: logging.LogRecord) -> bool:
+    """Whether a record says more than that a request was ended with the server."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
+
+
+logging.getLogger("uvicorn.error").addFilter(_is_told)
+
+
 class _Server(uvicorn.Server):
     """A uvicorn server that reports when it listens and installs no signal handlers."""
 

@@ -7,12 +7,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from fakes import FakeEngine
+from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from legos.errors import ConfigError
@@ -29,6 +31,30 @@ def test_a_port_that_is_taken_is_named(fake: Any) -> None:
             bind("127.0.0.1", port)
     with pytest.raises(ConfigError, match="port 70000: ports are 0 to 65535; give another --port"):
         bind("127.0.0.1", 70_000)
+
+
+def test_requests_that_end_with_the_server_leave_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(listen, "LAST_WORDS_S", 1)
+    asked, app = asyncio.Event(), FastAPI()
+
+    @app.get("/")
+    async def waiting() -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    async def stopped() -> None:
+        async with httpx.AsyncClient() as client, asyncio.TaskGroup() as group:
+            async with listen.listening(app, bind("127.0.0.1", 0)) as url:
+                answer = group.create_task(client.get(url))
+                await asked.wait()
+            with suppress(httpx.HTTPError):
+                await answer
+
+    asyncio.run(stopped())
+    assert "graceful shutdown exceeded" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, the second bind fails")
