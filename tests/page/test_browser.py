@@ -359,7 +359,7 @@ def test_two_checkpoints_are_compared_and_played_against(
     page.keyboard.press("ArrowLeft")
     page.wait_for_selector("[data-move]")
     page.goto(f"{url}/#/positions?run=nim-0")
-    assert "legos view nim-0 --model builtin" in page.inner_text(".notice")
+    assert "/runs/nim-0 --model builtin" in page.inner_text(".notice")
     page.close()
     assert problems == []
 
