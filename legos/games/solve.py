@@ -104,12 +104,10 @@ def completed(graph: GameGraph, policy: FloatArray) -> FloatArray:
         policy: [P] an optimal policy.
     """
     found = policy.copy()
+    any_moves = _at_points(graph, reach(graph, np.ones_like(policy)))
     for role in range(len(graph.roles)):
         mine = graph.role_of_slot == role
-        own, any_moves = (
-            _at_points(graph, reach(graph, chances))
-            for chances in (np.where(mine, policy, 1.0), np.ones_like(policy))
-        )
+        own = _at_points(graph, reach(graph, np.where(mine, policy, 1.0)))
         never = mine & (own <= NEVER * any_moves)[graph.point_of_slot]
         found[never] = best_response(graph, policy, role)[1][never]
     return found
