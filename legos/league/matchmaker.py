@@ -13,7 +13,7 @@ from legos.league.cast import Cast, is_adapter
 from legos.league.payoffs import Account, PayoffTable
 from legos.league.pool import Pool, Snapshot
 from legos.protocols import Matchmaker, Seat, Seating
-from legos.records.episode import Episode, Task
+from legos.records.episode import Episode, Task, mean_of
 from legos.records.seeds import mix, uniforms
 
 __all__ = ["DRAWS", "EXPLOITER", "EXPLOITERS", "LeagueSeats"]
@@ -269,7 +269,7 @@ class LeagueSeats(Matchmaker):
             company.counted, company.accounts = self.pool.added, self._accounts(episode)
         returns, gave_up = episode.returns, episode.gave_up
         for mine, other, met, account in company.accounts:
-            earned, lost = _mean(returns, mine), _mean(returns, other)
+            earned, lost = mean_of(returns, mine), mean_of(returns, other)
             met[0] += 1
             met[1] += (earned > lost) + (earned == lost) / 2
             self.unit = max(self.unit, abs(earned), abs(lost))
@@ -348,7 +348,8 @@ class LeagueSeats(Matchmaker):
         self.progress = state["progress"]
         self._met = {name: [*map(float, both)] for name, both in state["met"].items()}
         self._tokens = state["tokens"]
-        self._step, self._companies = None, {}
+        self._step = None
+        self._begin({})  # what was made before counts in tables that are replaced
 
 
 _Rivals = tuple[Sequence[float], Sequence[tuple[str, str]]]
@@ -375,13 +376,6 @@ class _Company:
         self.alone = len(players) == 1 and (*players,)[0][1] is not None
         self.counted = -1
         self.accounts: list[_Counted] = []
-
-
-def _mean(returns: Mapping[str, float], roles: Sequence[str]) -> float:
-    """The mean return of some roles."""
-    if len(roles) == 1:  # nearly always
-        return returns[roles[0]]
-    return sum([returns[role] for role in roles]) / len(roles)
 
 
 def _bounds(weights: Sequence[float]) -> list[float]:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from legos.records.message import Completion, Message, Sampling
 
-__all__ = ["Episode", "Failure", "Rollout", "Task", "Turn"]
+__all__ = ["Episode", "Failure", "Rollout", "Task", "Turn", "mean_of"]
 
 
 class Task(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
@@ -101,8 +101,7 @@ class Episode(Struct, frozen=True, kw_only=True):
 
     def mean_return(self, roles: Sequence[str]) -> float:
         """Mean return of some roles."""
-        returns = self.returns
-        return sum([returns[role] for role in roles]) / len(roles)
+        return mean_of(self.returns, roles)
 
     def forfeited(self, role: str) -> bool:
         """Whether a role forfeited the play, which its notes then say."""
@@ -147,3 +146,10 @@ class Episode(Struct, frozen=True, kw_only=True):
             error=self.error,
             void=self.void,
         )
+
+
+def mean_of(returns: Mapping[str, float], roles: Sequence[str]) -> float:
+    """The mean return of some roles, of those of a play."""
+    if len(roles) == 1:  # nearly always
+        return returns[roles[0]]
+    return sum([returns[role] for role in roles]) / len(roles)
