@@ -9,6 +9,10 @@ export const LABELS = {
   missing: "moved or removed",
 };
 
+export function percent(share) {
+  return `${number(Math.round(share * 1000) / 10)} %`;
+}
+
 export function number(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (value < 0) return `−${number(-value, digits)}`;

@@ -3,7 +3,7 @@
 import { get } from "../api.js";
 import { rewards } from "../chips.js";
 import { h, show } from "../dom.js";
-import { duration, number, plural, signed } from "../format.js";
+import { duration, number, percent, plural, signed } from "../format.js";
 import { address, change, route } from "../route.js";
 import { board } from "./boards.js";
 import { available, COLOURS, legend, tokensOf, tokenSpans, tokenTip } from "./tokens.js";
@@ -166,6 +166,7 @@ function exactMoves(turn, moves, sampled) {
   const low = Math.min(...moves.map((each) => each.value), 0);
   const range = Math.max(best, 0) - low || 1;
   const probability = turn.logprobs.length ? Math.exp(turn.logprobs.reduce((a, b) => a + b, 0)) : null;
+  const chance = (share) => (share === null || share === undefined ? "" : percent(share));
   const lost = best - (moves.find((each) => each.move === turn.move)?.value ?? best);
   return h("div.exact", {},
     h("table.exact", {},
@@ -177,14 +178,10 @@ function exactMoves(turn, moves, sampled) {
           h("td", {}, h(`span.bar.${each.value >= best - 1e-6 ? "good" : "even"}`, { style: { width: `${6 + 74 * ((each.value - low) / range)}px` } })),
           h("td.num", {}, percent(each.optimal)),
           h("td.num", each.move === turn.move ? {} : { title: "mean of the plays of this step that made this move" },
-            percent(each.move === turn.move ? probability : sampled[each.move])))))),
+            chance(each.move === turn.move ? probability : sampled[each.move])))))),
     turn.move && moves.some((each) => each.move === turn.move)
       ? h(`div.small.${lost > 1e-6 ? "bad" : "good"}`, {}, lost > 1e-6 ? `gives away ${number(lost)}` : "optimal")
       : null);
-}
-
-function percent(share) {
-  return share === null || share === undefined ? "" : `${number(Math.round(share * 1000) / 10)} %`;
 }
 
 function ending(play) {

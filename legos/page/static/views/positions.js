@@ -3,7 +3,7 @@
 
 import { get, post } from "../api.js";
 import { h, show } from "../dom.js";
-import { number, plural, signed } from "../format.js";
+import { percent, plural, signed } from "../format.js";
 import { address, change, route } from "../route.js";
 import { board } from "./boards.js";
 import { chosenRun, runField } from "./one_run.js";
@@ -140,7 +140,6 @@ function moves(state, found) {
   const sides = listed.model ? SIDES : [];
   const exact = Object.fromEntries((values.exact ?? []).map((each) => [each.move, each]));
   const best = Math.max(...Object.values(exact).map((each) => each.value));
-  const percent = (value) => `${number(Math.round(1000 * value) / 10)} %`;
   const share = (value) => [h("span.bar.good", { style: { width: `${90 * value}px` } }), ` ${percent(value)}`];
   const cell = (side, move) => (found[side]?.problem ? "–" : found[side] ? share(found[side].moves[move] ?? 0) : "…");
   const row = (move) => h("tr", {},
