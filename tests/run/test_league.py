@@ -162,18 +162,23 @@ def test_a_resumed_run_may_keep_fewer_snapshots(whole: World, tmp_path: Path) ->
     assert len(league_of(resumed).pool.of("policy")) == 2
 
 
+def ask_at(run: World, step: int) -> None:
+    """Ask for a snapshot while the step after some steps is computed."""
+    forward = run.backend.forward_backward
+
+    def asking(*args: Any, **options: Any) -> Any:
+        if run.trainer.step == step:
+            run.folder.request.touch()
+        return forward(*args, **options)
+
+    run.backend.forward_backward = asking
+
+
 def test_snapshots_are_taken_at_the_best_evaluations_and_by_request(tmp_path: Path) -> None:
     seldom = LeagueConfig(snapshot_every=100)
     run = world(tmp_path / "run", league=seldom, keep_best="share")
     run.evaluation.shares = {2: 0.7, 3: 0.6, 4: 0.8}  # of steps 3, 6 and 9
-    asking = run.backend.forward_backward
-
-    def ask(*args: Any, **options: Any) -> Any:
-        if run.trainer.step == 4:
-            run.folder.request.touch()
-        return asking(*args, **options)
-
-    run.backend.forward_backward = ask
+    ask_at(run, 4)
     assert run.start().go()
     assert [each.step for each in league_of(run).pool.of("policy")] == [0, 3, 5, 9]
     assert not run.folder.request.exists()
@@ -183,14 +188,7 @@ def test_snapshots_are_taken_at_the_best_evaluations_and_by_request(tmp_path: Pa
 
 def test_a_request_at_a_step_that_takes_a_snapshot_anyway_takes_no_second(tmp_path: Path) -> None:
     run = world(tmp_path / "run", league=LeagueConfig(snapshot_every=4), steps=7)
-    forward = run.backend.forward_backward
-
-    def ask(*args: Any, **options: Any) -> Any:
-        if run.trainer.step == 3:
-            run.folder.request.touch()
-        return forward(*args, **options)
-
-    run.backend.forward_backward = ask
+    ask_at(run, 3)
     assert run.start().go()
     assert [each.step for each in league_of(run).pool.of("policy")] == [0, 4]
 
