@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.command import Compared, Ratio, run
-from bench.train_bench import program, with_blas
+from bench.train_bench import program
+from blas import with_blas
 from chat_model import write_chat_model
 from metric_lines import read_metrics
 

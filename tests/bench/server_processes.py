@@ -1,5 +1,6 @@
 """Servers in separate processes: ours, mlx-lm's, and other programs' from their environments."""
 
+import os
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+from blas import with_blas
 
 from legos.errors import ConfigError, EngineError
 from legos.remote.process import hold_port
@@ -123,7 +125,7 @@ def drop_command() -> list[str]:
 
 @contextmanager
 def running(command: Sequence[str], *, health: str = "/health") -> Generator[Server]:
-    """Within the block, a server runs in a separate process.
+    """Within the block, a server runs in a separate process, with the BLAS that legos uses.
 
     Args:
         command: its command line without the port.
@@ -138,7 +140,9 @@ def running(command: Sequence[str], *, health: str = "/health") -> Generator[Ser
         held.close()
     ending = [port] if "-c" in command else ["--port", port]
     quiet = subprocess.DEVNULL
-    process = subprocess.Popen([*command, *ending], stdout=quiet, stderr=quiet)
+    process = subprocess.Popen(
+        [*command, *ending], stdout=quiet, stderr=quiet, env=with_blas(os.environ)
+    )
     url = f"http://127.0.0.1:{port}"
     try:
         _wait_until_ready(url + health, process)

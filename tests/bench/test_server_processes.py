@@ -4,14 +4,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
-from bench.server_processes import PEERS, Server, peer_command
+from bench.server_processes import PEERS, Server, peer_command, running
 from bench.servers_in_turn import ratios_to_best
 
 from legos.errors import ConfigError
+from legos.machine import BLAS, blas
 
 CHILD = "import sys; data = bytearray(50_000_000); print('ready', flush=True); sys.stdin.read()"
 PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD!r}])"
+
+LIBRARIES = """
+import sys, uvicorn
+async def libraries(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": open("/proc/self/maps", "rb").read()})
+uvicorn.run(libraries, port=int(sys.argv[1]), lifespan="off", log_level="warning")
+"""
 
 
 def test_a_peer_is_a_known_program_that_exists(tmp_path: Path) -> None:
@@ -42,6 +52,12 @@ def test_the_memory_of_a_server_includes_its_children() -> None:
         measured = Server("http://127.0.0.1:1", process.pid).resident_bytes()
         process.communicate(b"")
     assert 50_000_000 < measured < 300_000_000
+
+
+@pytest.mark.skipif(blas() is None or sys.platform != "linux", reason="no fast BLAS is installed")
+def test_every_server_computes_with_the_same_blas() -> None:
+    with running([sys.executable, "-c", LIBRARIES]) as server:
+        assert BLAS[blas() or ""].partition(".so")[0] in httpx.get(server.url).text
 
 
 def test_our_figures_are_compared_with_the_best_of_the_others() -> None:

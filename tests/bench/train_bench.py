@@ -4,21 +4,21 @@ import json
 import os
 import random
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from blas import with_blas
 from model_files import ModelShape, random_weights, write_model
 from vocabulary import TOKENS
 
 from legos.bench.step_bench import Cost, StepBench
 from legos.errors import TrainerError
-from legos.machine import BLAS, blas, load_blas
 from legos.wiring.device import Split, device_checks
 from legos.wiring.model import load_model
 
-__all__ = ["TrainerProcess", "program", "random_rows", "train_bench", "with_blas"]
+__all__ = ["TrainerProcess", "program", "random_rows", "train_bench"]
 
 
 def train_bench(
@@ -65,16 +65,6 @@ def program(name: str, *arguments: object, python: Path) -> Sequence[str]:
     """
     file = Path(__file__).parent / "programs" / f"{name}.py"
     return [str(python), str(file), *map(str, arguments)]
-
-
-def with_blas(environment: Mapping[str, str]) -> Mapping[str, str]:
-    """An environment in which a process that does not import legos computes with the same BLAS.
-
-    legos loads the system's fast BLAS itself; without it, MLX on Linux is 10 to 50 times slower.
-    """
-    load_blas()
-    file = BLAS.get(blas() or "")
-    return {**environment, "LD_PRELOAD": file} if file else environment
 
 
 class TrainerProcess:
