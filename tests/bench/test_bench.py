@@ -27,7 +27,10 @@ for name in names:
     with contextlib.suppress(SystemExit):
         runpy.run_path(sys.argv[0], run_name="__main__")
 """
-BENCHES = ("arenas", "async", "cuda", "engine", "league", "loop", "ray", "server", "train")
+BENCHES = (
+    *("arenas", "async", "cuda", "engine", "league", "league_chat", "loop"),
+    *("peers", "ray", "real", "server", "train"),
+)
 
 
 def test_peers_are_only_for_some_benches() -> None:
