@@ -43,10 +43,10 @@ _CHILD = """
 import sys
 sys.modules["mlx_lm.utils"] = None  # slow to import, and not used here
 import mlx.core as mx
-from legos.mlx.model.worker import ThreadWorker
+from legos.device.worker import ThreadWorker
 def compute():
     mx.eval(mx.ones((64, 64)) @ mx.ones((64, 64)))
-ThreadWorker("check").call(compute).result()
+ThreadWorker("check", mx.clear_streams).call(compute).result()
 compute()
 """  # the end of the process has to close the worker
 

@@ -4,8 +4,8 @@ from functools import partial
 from typing import Any
 
 from legos.device.backend import LoraBackend
+from legos.device.worker import InlineWorker, Worker
 from legos.mlx.model.lora import lora_arrays
-from legos.mlx.model.worker import InlineWorker, Worker
 from legos.mlx.train.step_gradients import StepGradients
 from legos.records.names import POLICY
 from legos.records.step import BackendConfig

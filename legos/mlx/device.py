@@ -18,6 +18,7 @@ from legos.chat.tools import PLAIN_TOOLS, ToolFormat
 from legos.device import LocalEngine
 from legos.device.backend import LoraBackend
 from legos.device.leader import Leader, check_same, follow
+from legos.device.worker import InlineWorker, ThreadWorker, Worker
 from legos.errors import EngineError, ModelError, TrainerError
 from legos.mlx.fits import check_training
 from legos.mlx.generate.capabilities import Capabilities
@@ -28,7 +29,6 @@ from legos.mlx.model.load import REFUSED, base_arrays, load_tree, num_token_ids
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, other_lora
 from legos.mlx.model.machine import bound_memory, choose_device, device_facts
 from legos.mlx.model.tools import tool_format
-from legos.mlx.model.worker import InlineWorker, ThreadWorker, Worker
 from legos.mlx.train.processes import MlxProcesses, process_group
 from legos.mlx.train.step_gradients import StepGradients
 from legos.records.limits import EngineLimits, TrainingSize
@@ -302,7 +302,9 @@ class MlxModel:
         return min(rows, self.tokenizer.vocab_size)
 
     def _make_worker(self, name: str) -> Worker:
-        self._workers[name] = InlineWorker() if self._inline else ThreadWorker(name)
+        # A process that exits before the streams of its threads are gone is aborted.
+        made = InlineWorker() if self._inline else ThreadWorker(name, mx.clear_streams)
+        self._workers[name] = made
         return self._workers[name]
 
     def _at_own_scale(self, adapter: Adapter) -> Adapter:

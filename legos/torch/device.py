@@ -3,8 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from legos.chat.tokenizer import load_tokenizer
 from legos.chat.tools import PLAIN_TOOLS
 from legos.device.backend import LoraBackend
 from legos.device.leader import Leader, follow
+from legos.device.worker import CLOSE_S, InlineWorker, ThreadWorker, Worker
 from legos.errors import AdapterError, ModelError, TrainerError
 from legos.records.limits import EngineLimits, TrainingSize
 from legos.records.names import POLICY
@@ -132,6 +132,8 @@ class TorchModel:
         device: the torch device.
         causal: the model itself.
         modules: its modules with LoRA.
+        worker: what its calls run on.
+        call: runs a function that computes with the model, on its thread or now.
     """
 
     tool_format = PLAIN_TOOLS  # which prompts explain
@@ -143,7 +145,8 @@ class TorchModel:
         self.context = context_length(folder)
         self.lora: LoraShape | None = None
         self.device = choose_device()
-        self._executor = None if inline else ThreadPoolExecutor(1, "legos-trainer")
+        self.worker: Worker = InlineWorker() if inline else ThreadWorker("legos-trainer")
+        self.call = self.worker.call
         self._ranks: Ranks | None = self.call(_as_first, self.device).result()
         self._leader = Leader(self._ranks)
         self.causal = self.call(load_model, folder, self.device, self._ranks).result()
@@ -266,12 +269,19 @@ class TorchModel:
         return LoraBackend(self.call, make, self._adapter(), config, leader=self._leader)
 
     def close(self) -> None:
-        """End the other processes, and stop the thread after its current call."""
-        if self._ranks is not None:
-            self.call(self._leader.end).result()
-            self.call(self._ranks.leave).result()
-        if self._executor is not None:
-            self._executor.shutdown()
+        """End the other processes, and stop the thread after its current call.
+
+        A call that never returns is given up, as are processes that do not answer.
+        """
+        if self._ranks is not None and self.worker.alive:
+            with suppress(TimeoutError):
+                self.call(self._leave, self._ranks).result(CLOSE_S)
+        self.worker.close()
+
+    def _leave(self, ranks: Ranks) -> None:
+        """Let the other processes end, and leave their group."""
+        self._leader.end()
+        ranks.leave()
 
     def _logits(self, input_ids: Sequence[int]) -> NDArray[np.float32]:
         compute = partial(self.causal.all_logits, input_ids)
@@ -293,17 +303,6 @@ class TorchModel:
             name: torch.tensor(np.asarray(array, np.float32), device=self.device)
             for name, array in adapter.arrays.items()
         }
-
-    def call(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
-        """Run a function that computes with the model, on the model's thread or now."""
-        if self._executor is not None:
-            return self._executor.submit(function, *args)
-        future: Future[Any] = Future()
-        try:
-            future.set_result(function(*args))
-        except Exception as error:
-            future.set_exception(error)
-        return future
 
 
 def _as_first(device: torch.device) -> Ranks | None:

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import mlx.core as mx
+
+from legos.device.worker import ThreadWorker
 from legos.mlx.checks.small_models import CONTEXT, VOCABULARY, small_model
 from legos.mlx.generate.engine import MlxEngine
-from legos.mlx.model.worker import ThreadWorker
 from legos.records.limits import EngineLimits
 
 __all__ = ["small_engine"]
@@ -18,7 +20,8 @@ def small_engine(
     Raises:
         ModelError: the model cannot be served.
     """
-    worker, context = ThreadWorker("legos-check"), fields.get("max_position_embeddings", CONTEXT)
+    worker = ThreadWorker("legos-check", mx.clear_streams)
+    context = fields.get("max_position_embeddings", CONTEXT)
 
     def build() -> MlxEngine:
         tree = small_model(architecture, **fields)

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from legos.device.worker import InlineWorker
 from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
-from legos.mlx.model.worker import InlineWorker
 from legos.records.limits import DecodeAhead, EngineLimits
 from legos.records.request import Generated, Request, Result
 from legos.weights.adapter import Adapter

@@ -1,6 +1,7 @@
 """The torch device: what it refuses names what works, and its calls give what MLX's give."""
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -91,6 +92,20 @@ def test_what_is_rewarded_gets_likelier_on_the_models_own_thread() -> None:
     assert float(logprobs_of(backend, [sample], policy="b")[0][0]) == pytest.approx(before)
     assert (backend.adapter("a").version, backend.adapter("b").version) == (3, 0)
     model.close()
+
+
+def test_a_call_that_never_returns_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("legos.device.worker.CLOSE_S", 0.1)
+    model: Any = load_model(device="torch")
+    began, release = threading.Event(), threading.Event()
+    hanging = model.call(lambda: (began.set(), release.wait()))
+    assert began.wait(60.0)
+    model.close()
+    assert "legos-trainer does not end; its call is given up" in caplog.text
+    assert not hanging.done()
+    release.set()
 
 
 def test_an_adapter_stays_as_it_is_after_later_steps() -> None:

@@ -23,6 +23,7 @@ from typing import TypeVar
 import mlx.core as mx
 import mlx.nn as nn
 
+from legos.device.worker import CLOSE_S, InlineWorker, Worker
 from legos.errors import DeviceError, EngineError, RequestError
 from legos.mlx.generate.capabilities import Capabilities
 from legos.mlx.generate.inbox import Message, deliver_all, refuse_all, taken
@@ -31,7 +32,6 @@ from legos.mlx.generate.scheduler import Outcome, Scheduler
 from legos.mlx.generate.score import Score
 from legos.mlx.generate.sequences import SequenceState
 from legos.mlx.model.faults import clear_device, explained, is_fault
-from legos.mlx.model.worker import CLOSE_S, InlineWorker, Worker
 from legos.protocols import Deliver
 from legos.records.limits import EngineLimits
 from legos.records.names import POLICY, adapter_name

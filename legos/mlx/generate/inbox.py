@@ -5,10 +5,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
+from legos.device.worker import answer
 from legos.errors import EngineError
 from legos.mlx.generate.score import Score
 from legos.mlx.generate.sequences import SequenceState
-from legos.mlx.model.worker import answer
 from legos.protocols import Deliver
 from legos.records.request import Request, Result
 

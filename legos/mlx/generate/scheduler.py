@@ -20,6 +20,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from legos.device.adaptive import AdaptiveLimit
+from legos.device.worker import answer
 from legos.errors import LegosError, RequestError
 from legos.mlx.generate.adapter_table import AdapterTable
 from legos.mlx.generate.batch_cache import BatchCache
@@ -36,7 +37,6 @@ from legos.mlx.generate.sequences import SequenceState
 from legos.mlx.model.forecast import prefill_tokens
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.machine import cache_sizes, most_rows, num_bytes, usable_bytes
-from legos.mlx.model.worker import answer
 from legos.records.limits import EngineLimits
 from legos.records.request import Result
 from legos.weights.adapter import Adapter

@@ -18,13 +18,13 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
+from legos.device.worker import answer
 from legos.errors import EngineError, RequestError
 from legos.mlx.generate.adapter_table import LiveAdapter
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.generate.prefill import pad_rows
 from legos.mlx.generate.shared_prefix import shared_prefix
 from legos.mlx.model.forward import CausalModel
-from legos.mlx.model.worker import answer
 from legos.records.batch import row_blocks
 from legos.records.request import Request
 

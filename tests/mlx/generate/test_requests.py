@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from legos.device.worker import ThreadWorker
 from legos.errors import EngineError, RequestError
 from legos.mlx.generate.engine import MlxEngine
-from legos.mlx.model.worker import ThreadWorker
 from legos.records.choices import choice_tree
 from legos.records.limits import EngineLimits
 from legos.records.request import Generated, Progress, Request, Result
@@ -335,7 +335,9 @@ def test_a_storm_from_many_threads_and_a_sudden_end(
 ) -> None:
     """Four threads ask and cancel while weights are swapped; then the engine closes."""
     prepared = room("llama")  # for its adapters alone
-    worker = ThreadWorker("legos-engine")
+    import mlx.core as mx
+
+    worker = ThreadWorker("legos-engine", mx.clear_streams)
 
     def build() -> MlxEngine:
         from legos.mlx.model.load import load_tree

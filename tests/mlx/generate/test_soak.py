@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from legos.device.worker import ThreadWorker
 from legos.errors import RequestError
 from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.model.load import load_tree
-from legos.mlx.model.worker import ThreadWorker
 from legos.records.limits import EngineLimits
 from legos.records.request import Generated, Progress, Request, Result
 
@@ -46,7 +46,7 @@ def test_ten_thousand_requests_leave_nothing_behind(
     import mlx.core as mx
 
     def make() -> MlxEngine:
-        worker = ThreadWorker("engine")
+        worker = ThreadWorker("engine", mx.clear_streams)
 
         def build() -> MlxEngine:
             tree = load_tree(tiny_models["llama"])

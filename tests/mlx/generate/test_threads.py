@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from legos import apply_lora, load_model
+from legos.device import worker
 from legos.errors import EngineError
 from legos.fakes import make_sample
 from legos.losses.objective import Objective
 from legos.mlx.generate import engine as engine_module
-from legos.mlx.model import worker
 from legos.records.request import Request
 from legos.records.step import BackendConfig
 

@@ -19,12 +19,12 @@ from safetensors.numpy import load_file
 from tiny_models import write_any_model
 
 from legos.device.backend import LoraBackend
+from legos.device.worker import ThreadWorker
 from legos.errors import CheckpointError, TrainerError
 from legos.fakes import make_sample
 from legos.losses.objective import Objective
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_shape
-from legos.mlx.model.worker import ThreadWorker
 from legos.mlx.train import passes, step_gradients
 from legos.records.sample import Sample
 from legos.records.step import BackendConfig, Update
@@ -209,7 +209,7 @@ def test_a_restored_backend_pulls_to_the_same_average(tmp_path: Path) -> None:
 
 def test_a_snapshot_is_of_its_step_and_is_written_by_any_thread(tmp_path: Path) -> None:
     folder = write_any_model(tmp_path / "model")
-    worker = ThreadWorker("trainer")
+    worker = ThreadWorker("trainer", mx.clear_streams)
     tree, shape = worker.call(tree_of, folder).result()
     backend = tree_backend(tree, shape, worker=worker)
     pull: Mapping[str, Any] = {"ema_kl_coef": 0.1, "update": {"ema_decay": 0.75}}

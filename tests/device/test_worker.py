@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from legos.device.worker import InlineWorker, ThreadWorker, Worker
 from legos.errors import EngineError
-from legos.mlx.model.worker import InlineWorker, ThreadWorker, Worker
 
 
 @pytest.fixture
@@ -272,9 +272,9 @@ PROGRAM = """
 import sys
 sys.modules["mlx_lm.utils"] = None  # slow to import, and not used here
 import mlx.core as mx
-from legos.mlx.model.worker import ThreadWorker
+from legos.device.worker import ThreadWorker
 
-worker = ThreadWorker("busy")
+worker = ThreadWorker("busy", mx.clear_streams)
 kept = [mx.compile(lambda x: x) for _ in range(3000)]
 
 def compile_much():

@@ -1,8 +1,8 @@
 """Workers, which run device code on their own thread or on the caller's.
 
-MLX streams belong to threads, so each module tree has one owner. A ``ThreadWorker`` is that owner
-in normal runs; an ``InlineWorker`` runs everything on the calling thread, so that a run can be
-repeated exactly. Both run calls in order, and both repeat ``tick`` while it returns True. On a
+A model has one owner, because the streams of MLX belong to threads. A ``ThreadWorker`` is that
+owner in normal runs; an ``InlineWorker`` runs everything on the calling thread, so that a run can
+be repeated exactly. Both run calls in order, and both repeat ``tick`` while it returns True. On a
 thread, calls and ticks alternate: waiting calls run before the next tick, for at most half the time
 of the last tick (at least one call), so that neither delays the other for long.
 """
@@ -17,8 +17,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, TypeVar
-
-import mlx.core as mx
 
 from legos.errors import EngineError
 
@@ -35,7 +33,14 @@ logger = logging.getLogger(__name__)
 class ThreadWorker:
     """Runs calls and ticks on its own thread."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, at_end: Callable[[], object] = int) -> None:
+        """Start the thread.
+
+        Args:
+            name: its name.
+            at_end: what the thread calls last.
+        """
+        self._at_end = at_end
         self._calls: deque[Call] = deque()
         self._news = threading.Event()  # set by a call, a wake or the end
         self._woken = False
@@ -127,7 +132,7 @@ class ThreadWorker:
                 self._turn = None
                 tick_s = time.monotonic() - began
         self._refuse()
-        mx.clear_streams()  # a process that exits before the thread's streams are gone is aborted
+        self._at_end()
 
     def _take(self, call: Call) -> None:
         """Run a call; ``turn`` shows it to a watchdog."""
