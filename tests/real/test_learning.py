@@ -41,7 +41,7 @@ def test_sums_are_learned_with_the_defaults(seed: str, model: str, tmp_path: Pat
     train = ("train", "--model", model, "--arena", "sums", "--steps", "15", "--seed", seed)
     first, last = evaluated(tmp_path / "run", *train)
     assert first[CORRECT] <= 0.2
-    assert last[CORRECT] >= 0.35
+    assert last[CORRECT] >= 0.5
 
 
 @pytest.mark.parametrize("seed", ["0", "1", "2"])
@@ -57,7 +57,7 @@ def test_kuhn_by_chat(seed: str, model: str, tmp_path: Path) -> None:
     train = ("train", "--model", model, "--arena", "kuhn", "--steps", "40", "--seed", seed)
     first, last = evaluated(tmp_path / "run", *train)
     assert first["eval/exploitability"] >= 0.7
-    assert last["eval/exploitability"] <= 0.4
+    assert last["eval/exploitability"] <= 0.35
 
 
 def imitated(
