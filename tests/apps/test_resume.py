@@ -106,7 +106,10 @@ def tree(tmp_path: Path) -> str:
             if rule != "rae"
         ),
         ("--arena", "kuhn", "--play.credit", "rae", "--seed", "3"),
-        ("--training.kl-coef", "0.1", "--training.ema-kl-coef", "0.5", *SMALL),
+        pytest.param(
+            ("--training.kl-coef", "0.1", "--training.ema-kl-coef", "0.5", *SMALL),
+            marks=pytest.mark.slow,
+        ),
         ("--training.zero-advantage", "remove", *GROUPS, "--play.tasks-per-step", "3", *SMALL),
         ("--training.kl-coef", "0.1", "--training.kl-refresh-steps", "2", *SMALL),
     ],

@@ -208,10 +208,10 @@ def test_planted_strengths_come_back() -> None:
 @pytest.mark.parametrize(
     ("num", "most", "all_pairs", "draws", "anchor"),
     [
-        pytest.param(6, 40, True, 0.0, "m0", id="no draws"),
+        pytest.param(6, 40, True, 0.0, "m0", id="no draws", marks=pytest.mark.nightly),
         pytest.param(6, 40, True, 0.9, "m0", id="many draws"),
         pytest.param(8, 20, False, 0.5, "m0", id="a ladder and some other pairs"),
-        pytest.param(4, 8, True, 0.3, "", id="few plays, the mean at 0"),
+        pytest.param(4, 8, True, 0.3, "", id="few plays, mean 0", marks=pytest.mark.nightly),
     ],
 )
 def test_intervals_cover_planted_strengths(

@@ -75,7 +75,7 @@ class Bench:
         return logprobs[np.arange(start - 1, len(whole) - 1), list(answer.token_ids)]
 
 
-@pytest.mark.parametrize("decode_ahead", ["off", "on"])
+@pytest.mark.parametrize("decode_ahead", ["off", pytest.param("on", marks=pytest.mark.nightly)])
 def test_what_is_sampled_is_what_a_forward_pass_gives(
     architecture: str, folders: Mapping[str, Path], decode_ahead: DecodeAhead
 ) -> None:

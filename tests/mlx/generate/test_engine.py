@@ -22,7 +22,7 @@ from legos.records.request import Generated, Request
 from legos.records.step import BackendConfig
 
 Floats = NDArray[np.float64]
-MODELS = ("llama", "qwen3", "wide")
+MODELS = ("llama", pytest.param("qwen3", marks=pytest.mark.nightly), "wide")
 END = 2
 
 
