@@ -58,7 +58,12 @@ RULES = (
     # gspo clips 0.15 where it works (arXiv:2507.18071); at 0.4 nothing was learned (nim).
     Rule("clip_fraction", 0.3, 0.8, "widen clip_range, or lower learning_rate"),
     Rule("mask_fraction", 0.2, 0.8, "the corrections drop most of what was played"),
-    Rule("truncation_share", 0.2, 0.8, "raise max_tokens, or turn overlong_filter on"),
+    Rule(
+        "truncation_share",
+        0.2,
+        0.8,
+        "raise max_tokens, reward answers that end, or turn overlong_filter on",
+    ),
     Rule(
         "arena/illegal",
         0.5,
