@@ -28,13 +28,14 @@ RATIOS: Mapping[str, Ratio] = {
         "share of the seconds of this run that seats, results and ratings take", 0.01, at_most=True
     ),
 }
+SMALL = ("--play.options.largest", "7")  # piles
 LENGTH = Length(warm=8, steps=6, every=1)
 
 
 def bench_league_chat(work: Workload) -> Mapping[str, Any]:
-    """Measure runs of SmolLM2-135M-Instruct at nim, with a league and without, in turn."""
+    """Measure runs of SmolLM2-135M-Instruct at small nim, with a league and without, in turn."""
     with tempfile.TemporaryDirectory() as temporary:
-        model = ("--model", f"{write_chat_model(Path(temporary) / 'float32')}")
+        model = ("--model", f"{write_chat_model(Path(temporary) / 'float32')}", *SMALL)
         both = (True, False)
         found = [
             tuple(run_cost("nim", LENGTH, *model, league=league) for league in both)
