@@ -32,6 +32,13 @@ _NO_UNIT = re.compile(  # words that change the value
     r"|hundreds?|thousands?|millions?|billions?|pairs?|negative|squared|cubed|than)\b",
     re.I,
 )
+_NO_OPERATION = re.compile(  # parts of a number that look like one
+    r"(?:\\times|\\cdot|[*\u00d7\u00b7])\s*10\s*\^\s*(?:-?\d+|\{-?\d+\})|\^?\{?\\circ\}?"
+)
+_OPERATION = re.compile(
+    r"[\d)}][\s*]*(?:[-+*/\u00d7\u00b7\u00f7^]|\\(?:times|cdot|div)\b)[\s*]*[\d({\\]|[\d)]\s*\(\s*-?\d"
+    r"|\\(?:sqrt|log|ln|lg|binom)\b"
+)
 
 
 def answer_of(text: str, *, strict: bool = False) -> str | None:
@@ -67,7 +74,7 @@ def _boxed(text: str) -> str | None:
 def _number(text: str) -> Fraction | None:
     """The only number of an answer, without marks, units and words; None: it is something else."""
     text = _WRAPPED.sub(_unwrapped, text.replace(_MINUS, "-").replace("{,}", ","))
-    text = _THOUSANDS.sub("", _MARKS.sub(" ", _FRACTION.sub(r"\1/\2", text)))
+    text = _THOUSANDS.sub("", _MARKS.sub(" ", _FRACTION.sub(r" \1/\2", text)))
     values, words = _VALUE.findall(text), _VALUE.sub(" ", text)
     if len(values) != 1 or not _UNITS.fullmatch(words) or _NO_UNIT.search(words):
         return None
@@ -83,15 +90,38 @@ def _unwrapped(found: re.Match[str]) -> str:
     return " " if len(inner) == 1 and inner.isalpha() else f" {inner} "
 
 
-def _same(one: str, other: str) -> bool | None:
-    """Whether two answers are the same number or text; None: they are expressions to compare."""
-    first, second = _number(one), _number(other)
-    if first is not None and second is not None:
-        percents = [bool(re.search(r"%|percent", text)) for text in (one, other)]
-        if percents[0] == percents[1] or first == second:
-            return first == second
-        return first == 100 * second if percents[0] else 100 * first == second
-    return True if one.strip() == other.strip() else None
+def _same(said: str, known: str) -> bool | None:
+    """Whether an answer is the known number or text; None: compare them as expressions.
+
+    An operation that is left to be computed is no number: 9 - 7 is not 2, and 12/4 is not 3.
+    """
+    if said.strip() == known.strip():
+        return True
+    second = _number(known)
+    if second is None:
+        return None
+    said = said.rpartition("=")[2]  # 9 - 7 = 2 has been computed
+    percents = [bool(re.search(r"%|percent", text)) for text in (said, known)]
+    if _left_to_compute(said, whole=second.denominator == 1 and not percents[1]):
+        return False
+    first = _number(said)
+    if first is None:
+        return None
+    if percents[0] == percents[1] or first == second:
+        return first == second
+    return first == 100 * second if percents[0] else 100 * first == second
+
+
+def _left_to_compute(said: str, *, whole: bool) -> bool:
+    """Whether an answer, where a number is known, is an operation on others.
+
+    Args:
+        said: the answer.
+        whole: whether the known number is whole, so that a fraction is an operation too.
+    """
+    result = _FRACTION.sub(r" \1/\2", said.replace(_MINUS, "-"))
+    result = _NO_OPERATION.sub("", _WRAPPED.sub(" ", result))
+    return bool(_OPERATION.search(result if whole else result.replace("/", " ")))
 
 
 @cache

@@ -45,6 +45,10 @@ def test_answers_are_found_in_their_forms(
         ("the answer is $72.0", "72", 1.0),
         (r"\boxed{\frac{1}{2}}", "1/2", 1.0),
         (r"\boxed{x^2 + 2x + 1}", "(x+1)^2", 1.0),
+        (r"\boxed{1.8 \times 10^1}", "18", 1.0),
+        (r"\boxed{1\frac{1}{2}}", "3/2", 1.0),
+        (r"\boxed{\frac12}", "0.5", 1.0),
+        (r"\boxed{9 - 7}", "9 - 7", 1.0),
         (r"\boxed{73}", "72", 0.0),
         (r"\boxed{1/0}", "72", 0.0),
         ("", "72", 0.0),
@@ -80,6 +84,10 @@ RIGHT = [
     (r"\boxed{90^\circ}", "90"),
     (r"\boxed{18.}", "18"),
     (r"\boxed{The total is 18 apples}", "18"),
+    (r"\boxed{20 - 2 = 18}", "18"),
+    (r"\boxed{18 (apples)}", "18"),
+    (r"\boxed{2/4}", "0.5"),
+    (r"\boxed{1/2}", "50%"),
 ]
 WRONG = [
     (r"\boxed{negative 18}", "18"),
@@ -102,6 +110,16 @@ WRONG = [
     (r"\boxed{f(18)}", "18"),
     (r"\boxed{18-x}", "18"),
     ("#### -42 apples", "42"),
+    *(
+        (f"\\boxed{{{operation}}}", "18")
+        for operation in (
+            *("20 - 2", "20-2", "9 + 9", "-2 + 20", "20 \u2212 2", "**20** - **2**", "36/2"),
+            *(r"\frac{36}{2}", r"2 \times 9", r"2\cdot 9", "2 * 9", "2(9)", "(20) - (2)"),
+            *(r"36 \div 2", r"\sqrt{324}", "18 = 20 - 2", r"20\text{ apples} - 2\text{ apples}"),
+        )
+    ),
+    (r"\boxed{1/2 + 0}", "0.5"),
+    (r"\boxed{1 - 1/2}", "1/2"),
 ]
 
 
