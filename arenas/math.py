@@ -138,8 +138,8 @@ class MathReward:
     """1 for a completion whose answer equals the reference, otherwise 0.
 
     Equal numbers are equal, whatever marks, units and words stand around them, and equal texts;
-    otherwise math-verify compares expressions. It may hang, so call ``score`` through
-    ``Table.run``.
+    otherwise math-verify compares expressions. Where a number is known, an operation that is left
+    to be computed is no answer. math-verify may hang, so call ``score`` through ``Table.run``.
     """
 
     def __init__(self, *, strict: bool = False) -> None:
