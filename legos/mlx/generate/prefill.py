@@ -8,6 +8,7 @@ import numpy as np
 
 from legos.mlx.generate.batch_cache import BatchCache
 from legos.mlx.model.forward import CausalModel
+from legos.mlx.model.prefix_kv import PrefixKV
 from legos.records.batch import pad_rows as padded
 
 __all__ = ["Prefill", "last_logits", "pad_rows"]
@@ -16,10 +17,12 @@ Row = tuple[int, ...]
 MIN_CHUNK = 2  # mlx-lm's sliding windows refuse padding in a chunk of one token
 
 
-def last_logits(forward: CausalModel, rows: Sequence[Row]) -> mx.array:
-    """[B, V] next-token logits of B rows, without a cache."""
+def last_logits(
+    forward: CausalModel, rows: Sequence[Row], cache: list[PrefixKV] | None = None
+) -> mx.array:
+    """[B, V] next-token logits of B rows, which continue a prefix or nothing."""
     input_ids, last = pad_rows(rows)
-    return forward.logits_at(input_ids, mx.arange(len(rows)), last)
+    return forward.logits_at(input_ids, mx.arange(len(rows)), last, cache)
 
 
 class Prefill:

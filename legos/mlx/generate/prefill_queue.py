@@ -16,6 +16,7 @@ from legos.mlx.generate.prefix_cache import PrefixCache
 from legos.mlx.generate.rows import DecodingRows
 from legos.mlx.generate.sampling.sampler import Row, Sampler
 from legos.mlx.generate.sequences import SequenceState
+from legos.mlx.generate.shared_prefix import MIN_SAVED, num_shared, shared_prefix
 from legos.mlx.model.forward import CausalModel
 from legos.records.batch import row_blocks
 
@@ -141,10 +142,28 @@ class PrefillQueue:
         blocks = row_blocks(list(self._last), max_tokens, length=_length)
         keys = next(block for block in blocks if eldest in block)
         waiting = {key: self._last.pop(key) for key in keys}
-        with self.slots.rows([live.slot for live, _ in keys]):
-            logits = last_logits(self.forward, [tokens for _, tokens in keys])
-        self._count(waiting, sum(len(tokens) for _, tokens in keys), reused=0)
+        logits, computed = self._last_logits(keys)
+        self._count(waiting, computed, reused=0)
         return _block(waiting, [live for live, _ in keys], logits, None)
+
+    def _last_logits(self, keys: Sequence[Key]) -> tuple[mx.array, int]:
+        """[B, V] next-token logits of rows, and the number of tokens that were computed.
+
+        What all rows begin with, such as the rules of a game, is computed once for each adapter.
+        """
+        rows, slots = [tokens for _, tokens in keys], [live.slot for live, _ in keys]
+        shared = min(num_shared(rows), min(map(len, rows)) - 1)
+        distinct, cache = list(dict.fromkeys(slots)), None
+        saved = shared * (len(rows) - len(distinct))
+        if not self.capabilities.shares_prefix or saved < MIN_SAVED:
+            shared = saved = 0
+        else:
+            which = [distinct.index(slot) for slot in slots]
+            with self.slots.rows(distinct):
+                cache = shared_prefix(self.forward, rows[0][:shared], which)
+        with self.slots.rows(slots):
+            logits = last_logits(self.forward, [tokens[shared:] for tokens in rows], cache)
+        return logits, sum(map(len, rows)) - saved
 
     def prefilled(self, room: int, max_tokens: int) -> Block | None:
         """Compute one chunk of the block in progress, or of a new one; None until it is finished.

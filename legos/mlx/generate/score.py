@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -23,7 +23,7 @@ from legos.errors import EngineError, RequestError
 from legos.mlx.generate.adapter_table import LiveAdapter
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.generate.prefill import pad_rows
-from legos.mlx.generate.shared_prefix import shared_prefix
+from legos.mlx.generate.shared_prefix import MIN_SAVED, num_shared, shared_prefix
 from legos.mlx.model.forward import CausalModel
 from legos.records.batch import row_blocks
 from legos.records.request import Request
@@ -31,7 +31,6 @@ from legos.records.request import Request
 __all__ = ["Score", "ScoreQueue"]
 
 LOGITS = 1 << 23  # logits of one slice of the output head: 32 MiB in float32
-MIN_SHARED = 256  # tokens that computing a prefix once must save
 MIN_POSITIONS = 64  # positions of a slice; with fewer, reading the head's weights dominates
 Ids = tuple[int, ...]
 Last = tuple[list[float], Ids]
@@ -146,9 +145,9 @@ class Score:
 
     def _compute(self, forward: CausalModel, block: Sequence[_Row]) -> None:
         """Compute a block; what all its rows begin with, such as the rules of a game, once."""
-        cache, shared = None, _num_shared(block)
-        if self._shares and shared * (len(block) - 1) >= MIN_SHARED:
-            cache = shared_prefix(forward, block[0].ids[:shared], len(block))
+        cache, shared = None, num_shared([row.ids[: row.start - 1] for row in block])
+        if self._shares and shared * (len(block) - 1) >= MIN_SAVED:
+            cache = shared_prefix(forward, block[0].ids[:shared], [0] * len(block))
             for row in block:
                 row.done = shared
         rests = [row.ids[row.done :] for row in block]
@@ -235,13 +234,6 @@ class Score:
                     row.end(new)
         for row in rows:
             row.done += min(hidden.shape[1], len(row) - row.done)
-
-
-def _num_shared(rows: Sequence[_Row]) -> int:
-    """Number of tokens with which all rows begin, before those that are scored."""
-    begins = sorted(row.ids[: row.start - 1] for row in rows)
-    pairs = zip(begins[0], begins[-1], strict=False)  # what these two begin with, all rows do
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 class ScoreQueue:

@@ -83,9 +83,23 @@ class CausalModel:
         """[..., V] logits of hidden states [..., H]; the same logits where it is not split."""
         return self._sampled(self._head(hidden))
 
-    def logits_at(self, input_ids: mx.array, rows: mx.array, columns: mx.array) -> mx.array:
-        """[P, V] float32 logits at P positions of right-padded rows [R, T], without a cache."""
-        return self.head(self.trunk(input_ids)[rows, columns]).astype(mx.float32)
+    def logits_at(
+        self,
+        input_ids: mx.array,
+        rows: mx.array,
+        columns: mx.array,
+        cache: list[Any] | None = None,
+    ) -> mx.array:
+        """[P, V] float32 logits at P positions of right-padded rows [R, T].
+
+        Args:
+            input_ids: the rows.
+            rows: [P] row of each position.
+            columns: [P] its column.
+            cache: of each layer, with what the rows continue; None: they continue nothing.
+        """
+        hidden = self.trunk(input_ids) if cache is None else self.trunk(input_ids, cache=cache)
+        return self.head(hidden[rows, columns]).astype(mx.float32)
 
     def next_logits(self, tokens: mx.array, cache: list[Any]) -> mx.array:
         """[B, V] logits, in the model's type, after one more token of each of B cached rows."""

@@ -73,6 +73,31 @@ def test_a_batch_is_sampled_as_its_requests_alone(room: Callable[..., Any], mode
     assert {one.finish_reason for one in alone} == {"stop", "length"}
 
 
+@pytest.mark.parametrize("model", ["llama", "wide"])
+@pytest.mark.parametrize("names", [("policy",), ("policy", "rival", "base")])
+def test_rules_before_moves_are_computed_once_for_each_adapter(
+    room: Callable[..., Any], model: str, names: Sequence[str]
+) -> None:
+    rules = tuple(range(3, 83))
+    requests = [
+        Request(prompt_ids=(*rules, *range(n, n + n % 4)), max_tokens=1, seed=n, adapter=name)
+        for n in range(5, 12)
+        for name in names
+    ]
+
+    def asked(*some: Request) -> tuple[list[Generated], int]:
+        one = room(model)
+        one.make_live(one.adapter(2, name="rival"))
+        found = one.ask(some)
+        return found, one.engine._scheduler.waiting.tokens_computed
+
+    together, computed = asked(*requests)
+    check_same(together, [asked(request)[0][0] for request in requests])
+    tails = {(request.adapter, request.prompt_ids) for request in requests}
+    shared = len(rules) - 1  # one of the prompts has nothing else
+    assert computed == sum(len(ids) - shared for _, ids in tails) + shared * len(names)
+
+
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("limits", [(1, 16), (3, 60), (7, 4096)])
 def test_little_room_changes_nothing_that_is_sampled(
