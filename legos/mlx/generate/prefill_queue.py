@@ -5,6 +5,7 @@ from copy import copy
 from dataclasses import dataclass, field
 
 import mlx.core as mx
+from mlx_lm.models.cache import KVCache
 
 from legos.mlx.generate.adapter_table import LiveAdapter
 from legos.mlx.generate.batch_cache import BlockCache
@@ -16,8 +17,14 @@ from legos.mlx.generate.prefix_cache import PrefixCache
 from legos.mlx.generate.rows import DecodingRows
 from legos.mlx.generate.sampling.sampler import Row, Sampler
 from legos.mlx.generate.sequences import SequenceState
-from legos.mlx.generate.shared_prefix import MIN_SAVED, num_shared, shared_prefix
+from legos.mlx.generate.shared_prefix import (
+    MIN_SAVED,
+    computed_prefix,
+    continued,
+    num_shared,
+)
 from legos.mlx.model.forward import CausalModel
+from legos.mlx.model.prefix_kv import PrefixKV
 from legos.records.batch import row_blocks
 
 __all__ = ["MIN_SHARED", "Block", "PrefillQueue"]
@@ -142,28 +149,50 @@ class PrefillQueue:
         blocks = row_blocks(list(self._last), max_tokens, length=_length)
         keys = next(block for block in blocks if eldest in block)
         waiting = {key: self._last.pop(key) for key in keys}
-        logits, computed = self._last_logits(keys)
-        self._count(waiting, computed, reused=0)
-        return _block(waiting, [live for live, _ in keys], logits, None)
-
-    def _last_logits(self, keys: Sequence[Key]) -> tuple[mx.array, int]:
-        """[B, V] next-token logits of rows, and the number of tokens that were computed.
-
-        What all rows begin with, such as the rules of a game, is computed once for each adapter.
-        """
-        rows, slots = [tokens for _, tokens in keys], [live.slot for live, _ in keys]
-        shared = min(num_shared(rows), min(map(len, rows)) - 1)
-        distinct, cache = list(dict.fromkeys(slots)), None
-        saved = shared * (len(rows) - len(distinct))
-        if not self.capabilities.shares_prefix or saved < MIN_SAVED:
-            shared = saved = 0
-        else:
-            which = [distinct.index(slot) for slot in slots]
-            with self.slots.rows(distinct):
-                cache = shared_prefix(self.forward, rows[0][:shared], which)
-        with self.slots.rows(slots):
+        rows = [tokens for _, tokens in keys]
+        lives = [live for live, _ in keys]
+        shared, cache, computed = self._rules(rows, lives)
+        with self.slots.rows([live.slot for live in lives]):
             logits = last_logits(self.forward, [tokens[shared:] for tokens in rows], cache)
-        return logits, sum(map(len, rows)) - saved
+        computed += sum(len(tokens) - shared for tokens in rows)
+        self._count(waiting, computed, reused=sum(map(len, rows)) - computed)
+        return _block(waiting, lives, logits, None)
+
+    def _rules(
+        self, rows: Sequence[Tokens], lives: Sequence[LiveAdapter]
+    ) -> tuple[int, list[PrefixKV] | None, int]:
+        """What all rows begin with, such as the rules of a game; computed once for each adapter.
+
+        Returns:
+            Number of its tokens, and its cache, where it pays; 0 and None elsewhere. Number of
+            tokens that were computed for it: all others come from the prefix cache.
+        """
+        shared = min(num_shared(rows), min(map(len, rows)) - 1)
+        if not self.capabilities.shares_prefix or shared * len(rows) < MIN_SAVED:
+            return 0, None, 0
+        distinct = list({live.slot: live for live in lives}.values())
+        found = [self.prefixes.find(live.epoch, rows[0][: shared + 1]) for live in distinct]
+        kept = min((one[1] for one in found if one is not None), default=0)
+        if (shared - kept) * len(rows) < shared:  # a little less, which is known, costs less
+            shared = kept
+        known = [one[0] if one is not None and one[1] >= shared else None for one in found]
+        if shared * (len(rows) - known.count(None)) < MIN_SAVED:
+            return 0, None, 0
+        prefixes = [
+            self._computed(live, rows[0][:shared]) if one is None else one
+            for live, one in zip(distinct, known, strict=True)
+        ]
+        slots = [live.slot for live in distinct]
+        which = [slots.index(live.slot) for live in lives]
+        return shared, continued(prefixes, which, shared), shared * known.count(None)
+
+    def _computed(self, live: LiveAdapter, ids: Tokens) -> list[KVCache]:
+        """The keys and values of a prefix, which are kept for later rows."""
+        with self.slots.rows([live.slot]):
+            cache = computed_prefix(self.forward, ids)
+        if self.prefixes.wants(live.epoch, ids):
+            self.prefixes.add(live.epoch, ids, cache)
+        return cache
 
     def prefilled(self, room: int, max_tokens: int) -> Block | None:
         """Compute one chunk of the block in progress, or of a new one; None until it is finished.

@@ -23,7 +23,12 @@ from legos.errors import EngineError, RequestError
 from legos.mlx.generate.adapter_table import LiveAdapter
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.generate.prefill import pad_rows
-from legos.mlx.generate.shared_prefix import MIN_SAVED, num_shared, shared_prefix
+from legos.mlx.generate.shared_prefix import (
+    MIN_SAVED,
+    computed_prefix,
+    continued,
+    num_shared,
+)
 from legos.mlx.model.forward import CausalModel
 from legos.records.batch import row_blocks
 from legos.records.request import Request
@@ -147,7 +152,8 @@ class Score:
         """Compute a block; what all its rows begin with, such as the rules of a game, once."""
         cache, shared = None, num_shared([row.ids[: row.start - 1] for row in block])
         if self._shares and shared * (len(block) - 1) >= MIN_SAVED:
-            cache = shared_prefix(forward, block[0].ids[:shared], [0] * len(block))
+            prefix = computed_prefix(forward, block[0].ids[:shared])
+            cache = continued([prefix], [0] * len(block), shared)
             for row in block:
                 row.done = shared
         rests = [row.ids[row.done :] for row in block]

@@ -14,7 +14,7 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.prefix_kv import PrefixKV
 
-__all__ = ["MIN_SAVED", "num_shared", "shared_prefix"]
+__all__ = ["MIN_SAVED", "computed_prefix", "continued", "num_shared"]
 
 MIN_SAVED = 256  # tokens that computing a prefix once must save
 
@@ -26,25 +26,41 @@ def num_shared(rows: Sequence[tuple[int, ...]]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def shared_prefix(forward: CausalModel, ids: Sequence[int], which: Sequence[int]) -> list[PrefixKV]:
-    """The cache of rows that begin with a prefix; all layers must keep keys and values.
+def computed_prefix(forward: CausalModel, ids: Sequence[int]) -> list[KVCache]:
+    """Each layer's keys and values of a prefix; all layers must keep keys and values.
 
     Args:
         forward: the model.
         ids: the prefix, at least one token.
-        which: [R] whose prefix each row continues, where rows have different weights: it is
-            computed as a batch of as many rows, from 0 to the largest of these numbers.
     """
     cache: list[KVCache] = make_prompt_cache(forward.model)
-    forward.trunk(mx.array([list(ids)] * (max(which) + 1)), cache=cache)
+    forward.trunk(mx.array([list(ids)]), cache=cache)
     mx.eval([layer.state for layer in cache])
+    return cache
+
+
+def continued(
+    prefixes: Sequence[Sequence[KVCache]], which: Sequence[int], length: int
+) -> list[PrefixKV]:
+    """The cache of rows that continue prefixes of the same tokens.
+
+    Args:
+        prefixes: keys and values of each, computed with different weights.
+        which: [R] index of the prefix that each row continues.
+        length: number of their tokens.
+    """
     rows = mx.array(list(which))
 
-    def of_each(array: Any) -> mx.array:
-        array = array[:, :, : len(ids)]
-        if len(array) == 1:
-            return mx.broadcast_to(array, (len(which), *array.shape[1:]))
-        return mx.take(array, rows, axis=0)
+    def of_each(arrays: Sequence[Any]) -> mx.array:
+        found = [array[:, :, :length] for array in arrays]
+        if len(found) == 1:
+            return mx.broadcast_to(found[0], (len(which), *found[0].shape[1:]))
+        return mx.take(mx.concatenate(found), rows, axis=0)
 
-    starts = [len(ids)] * len(which)
-    return [PrefixKV((of_each(layer.keys), of_each(layer.values)), starts) for layer in cache]
+    return [
+        PrefixKV(
+            (of_each([one.keys for one in layers]), of_each([one.values for one in layers])),
+            [length] * len(which),
+        )
+        for layers in zip(*prefixes, strict=True)
+    ]

@@ -79,23 +79,35 @@ def test_rules_before_moves_are_computed_once_for_each_adapter(
     room: Callable[..., Any], model: str, names: Sequence[str]
 ) -> None:
     rules = tuple(range(3, 83))
-    requests = [
-        Request(prompt_ids=(*rules, *range(n, n + n % 4)), max_tokens=1, seed=n, adapter=name)
-        for n in range(5, 12)
-        for name in names
-    ]
 
-    def asked(*some: Request) -> tuple[list[Generated], int]:
+    def moves(numbers: range) -> list[Request]:
+        prompts = {n: (*rules, *range(n, n + 1 + n % 4)) for n in numbers}
+        return [
+            Request(prompt_ids=ids, max_tokens=1, seed=n, adapter=name)
+            for n, ids in prompts.items()
+            for name in names
+        ]
+
+    def made(version: int) -> Any:
         one = room(model)
         one.make_live(one.adapter(2, name="rival"))
-        found = one.ask(some)
-        return found, one.engine._scheduler.waiting.tokens_computed
+        one.load(version)
+        return one
 
-    together, computed = asked(*requests)
-    check_same(together, [asked(request)[0][0] for request in requests])
-    tails = {(request.adapter, request.prompt_ids) for request in requests}
-    shared = len(rules) - 1  # one of the prompts has nothing else
-    assert computed == sum(len(ids) - shared for _, ids in tails) + shared * len(names)
+    def ask(one: Any, some: list[Request], version: int) -> int:
+        """The number of tokens that are computed for it."""
+        before = one.engine._scheduler.waiting.tokens_computed
+        check_same(one.ask(some), [made(version).ask([request])[0] for request in some])
+        return one.engine._scheduler.waiting.tokens_computed - before
+
+    def tails(some: list[Request]) -> int:
+        return sum(len(request.prompt_ids) - len(rules) for request in some)
+
+    one, first, later, last = made(0), *(moves(range(n, n + 7)) for n in (5, 20, 30))
+    assert ask(one, first, 0) == tails(first) + len(names) * len(rules)
+    assert ask(one, later, 0) == tails(later)
+    one.load(1)
+    assert ask(one, last, 1) == tails(last) + len(rules)
 
 
 @pytest.mark.parametrize("model", MODELS)
