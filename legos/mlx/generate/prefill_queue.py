@@ -173,10 +173,13 @@ class PrefillQueue:
         distinct = list({live.slot: live for live in lives}.values())
         found = [self.prefixes.find(live.epoch, rows[0][: shared + 1]) for live in distinct]
         kept = min((one[1] for one in found if one is not None), default=0)
-        if (shared - kept) * len(rows) < shared:  # a little less, which is known, costs less
+        lacking = sum(one is None or one[1] < shared for one in found)
+        more = (shared - kept) * len(rows) - shared * lacking + kept * found.count(None)
+        if more < MIN_SAVED:  # what is known costs less
             shared = kept
         known = [one[0] if one is not None and one[1] >= shared else None for one in found]
-        if shared * (len(rows) - known.count(None)) < MIN_SAVED:
+        passes = known.count(None)
+        if shared * (len(rows) - passes) < MIN_SAVED * max(1, passes):
             return 0, None, 0
         prefixes = [
             self._computed(live, rows[0][:shared]) if one is None else one
@@ -184,7 +187,7 @@ class PrefillQueue:
         ]
         slots = [live.slot for live in distinct]
         which = [slots.index(live.slot) for live in lives]
-        return shared, continued(prefixes, which, shared), shared * known.count(None)
+        return shared, continued(prefixes, which, shared), shared * passes
 
     def _computed(self, live: LiveAdapter, ids: Tokens) -> list[KVCache]:
         """The keys and values of a prefix, which are kept for later rows."""
