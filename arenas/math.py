@@ -25,7 +25,9 @@ _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}(?:\^
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{(-?\d+)\}\s*\{(\d+)\}")
 _MARKS = re.compile(r"\\?[$%]|\\[,;:! ]|[*_`~]|\^?\{?\\circ\}?|°|(?<=[a-z])\^\{?\d\}?|^\s*\w\s*=")
 _THOUSANDS = re.compile(r"(?<=\d)[, ](?=\d{3}(?!\d))")
-_VALUE = re.compile(r"[-+]?\s?(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d{1,3}|\s?/\s?\d+)?(?![\w/^])", re.I)
+_VALUE = re.compile(
+    r"(?:[-+]\s*)?(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d{1,3}|\s?/\s?\d+)?(?![\w/^])", re.I
+)
 _UNITS = re.compile(r"(?:[^\W\d_]{2,}+|[\s.,;:!?'\"()-])*")  # a word is not tried in pieces
 _NO_UNIT = re.compile(  # words that change the value
     r"\b(?:pi|sqrt|sin|cos|tan|log|ln|exp|mod|or|and|not|to|plus|minus|times|over|half|third|dozen"
@@ -36,9 +38,12 @@ _NO_OPERATION = re.compile(  # parts of a number that look like one
     r"(?:\\times|\\cdot|[*\u00d7\u00b7])\s*10\s*\^\s*(?:-?\d+|\{-?\d+\})|\^?\{?\\circ\}?"
 )
 _OPERATION = re.compile(
-    r"[\d)}][\s*]*(?:[-+*/\u00d7\u00b7\u00f7^]|\\(?:times|cdot|div)\b)[\s*]*[\d({\\]|[\d)]\s*\(\s*-?\d"
-    r"|\\(?:sqrt|log|ln|lg|binom)\b"
+    r"[\d)}!|][\s*]*(?:[-+*/\u00d7\u00b7\u00f7^]|\\(?:times|cdot|div)\b)[-+\s*]*[\d.({\\|]"
+    r"|[\d)]\s*\(\s*-?\d|\\(?:sqrt|log|ln|lg|binom|lfloor|lceil)\b|\|-?\d+\|"
 )
+_QUOTIENT = re.compile(r"\\[cdt]?frac\s*(?:\{\s*-?[\d.]+\s*\}|\d)\s*(?:\{\s*-?[\d.]+\s*\}|\d)")
+_EQUAL = re.compile(r"(?<![<>!:\\])=")
+_LIST = re.compile(r",(?!\s?\d{3}(?!\d))|;|\b(?:or|and)\b")
 
 
 def answer_of(text: str, *, strict: bool = False) -> str | None:
@@ -100,7 +105,9 @@ def _same(said: str, known: str) -> bool | None:
     second = _number(known)
     if second is None:
         return None
-    said = said.rpartition("=")[2]  # 9 - 7 = 2 has been computed
+    *terms, result = _EQUAL.split(said)
+    if not any(map(_LIST.search, terms)):
+        said = result  # 9 - 7 = 2 has been computed
     percents = [bool(re.search(r"%|percent", text)) for text in (said, known)]
     if _left_to_compute(said, whole=second.denominator == 1 and not percents[1]):
         return False
@@ -119,9 +126,16 @@ def _left_to_compute(said: str, *, whole: bool) -> bool:
         said: the answer.
         whole: whether the known number is whole, so that a fraction is an operation too.
     """
-    result = _FRACTION.sub(r" \1/\2", said.replace(_MINUS, "-"))
-    result = _NO_OPERATION.sub("", _WRAPPED.sub(" ", result))
+    result = _WRAPPED.sub(_digits, _FRACTION.sub(r" \1/\2", said.replace(_MINUS, "-")))
+    result = re.sub(r"\\(?:left|right)(?![a-z])|\\[,;:! ]", "", _NO_OPERATION.sub("", result))
+    if whole and _QUOTIENT.search(result):
+        return True
     return bool(_OPERATION.search(result if whole else result.replace("/", " ")))
+
+
+def _digits(found: re.Match[str]) -> str:
+    """The text in a command of LaTeX where it has digits; a unit goes."""
+    return f" {found[1]} " if any(map(str.isdigit, found[1])) else " "
 
 
 @cache
