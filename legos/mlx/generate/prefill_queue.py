@@ -13,7 +13,7 @@ from legos.mlx.generate.capabilities import Capabilities
 from legos.mlx.generate.kv_budget import KeyValueBudget
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.generate.prefill import Prefill, last_logits
-from legos.mlx.generate.prefix_cache import PrefixCache
+from legos.mlx.generate.prefix_cache import BLOCK, PrefixCache
 from legos.mlx.generate.rows import DecodingRows
 from legos.mlx.generate.sampling.sampler import Row, Sampler
 from legos.mlx.generate.sequences import SequenceState
@@ -179,7 +179,8 @@ class PrefillQueue:
             shared = kept
         known = [one[0] if one is not None and one[1] >= shared else None for one in found]
         passes = known.count(None)
-        if shared * (len(rows) - passes) < MIN_SAVED * max(1, passes):
+        least = MIN_SAVED if shared >= BLOCK else MIN_SAVED * max(1, passes)  # it is not kept
+        if shared * (len(rows) - passes) < least:
             return 0, None, 0
         prefixes = [
             self._computed(live, rows[0][:shared]) if one is None else one
