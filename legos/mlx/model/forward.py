@@ -98,8 +98,7 @@ class CausalModel:
             columns: [P] its column.
             cache: of each layer, with what the rows continue; None: they continue nothing.
         """
-        hidden = self.trunk(input_ids) if cache is None else self.trunk(input_ids, cache=cache)
-        return self.head(hidden[rows, columns]).astype(mx.float32)
+        return self.head(self.trunk(input_ids, cache=cache)[rows, columns]).astype(mx.float32)
 
     def next_logits(self, tokens: mx.array, cache: list[Any]) -> mx.array:
         """[B, V] logits, in the model's type, after one more token of each of B cached rows."""
