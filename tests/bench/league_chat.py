@@ -11,6 +11,7 @@ if __name__ == "__main__":
 
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from bench.command import Ratio, run
@@ -36,12 +37,9 @@ def bench_league_chat(work: Workload) -> Mapping[str, Any]:
     """Measure runs of SmolLM2-135M-Instruct at small nim, with a league and without, in turn."""
     with tempfile.TemporaryDirectory() as temporary:
         model = ("--model", f"{write_chat_model(Path(temporary) / 'float32')}", *SMALL)
-        both = (True, False)
-        found = [
-            tuple(run_cost("nim", LENGTH, *model, league=league) for league in both)
-            for _ in range(work.size(3, 1))
-        ]
-    figures = compared([(ours, mirror) for ours, mirror in found])
+        cost = partial(run_cost, "nim", LENGTH, *model)
+        rounds = range(work.size(3, 1))
+        figures = compared([(cost(league=True), cost(league=False)) for _ in rounds])
     return {
         **figures,
         "ratios": {
