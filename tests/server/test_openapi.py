@@ -93,7 +93,7 @@ def test_no_request_makes_the_server_fail(schema: Any, mode: GenerationMode) -> 
     for operation in operations:
 
         @settings(
-            max_examples=12,
+            max_examples=25,
             phases=[Phase.generate],
             suppress_health_check=[
                 HealthCheck.too_slow,

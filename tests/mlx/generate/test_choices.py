@@ -39,7 +39,9 @@ def probabilities(tree: Any, prompt: Sequence[int], node: ChoiceNode, heat: floa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["llama", "wide"])
+@pytest.mark.parametrize(
+    "model", ["llama", pytest.param("qwen3", marks=pytest.mark.nightly), "wide"]
+)
 @pytest.mark.parametrize("name", list(TREES))
 def test_answers_are_legal_and_as_frequent_as_the_model_says(
     room: Callable[..., Any], model: str, name: str

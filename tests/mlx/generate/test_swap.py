@@ -29,7 +29,9 @@ def chosen_logprob(tree: Any, parts: Sequence[tuple[Callable[[], None], Sequence
     return np.array(logits - mx.logsumexp(logits))
 
 
-@pytest.mark.parametrize("model", ["llama", "wide"])
+@pytest.mark.parametrize(
+    "model", ["llama", pytest.param("qwen3", marks=pytest.mark.nightly), "wide"]
+)
 def test_tokens_after_a_swap_come_from_the_new_weights(
     room: Callable[..., Any], model: str
 ) -> None:
