@@ -200,10 +200,12 @@ def test_a_prompt_that_comes_again_is_not_computed_again(room: Callable[..., Any
 
 def test_what_is_remembered_is_bounded(room: Callable[..., Any]) -> None:
     one = room("llama", decode_ahead="off")  # distributions are cached where the host samples
-    one.engine._scheduler.sampler._known_limit = 5
+    known = one.engine._scheduler.sampler.known
+    known.limit = 20_000
     prompts = [Request(prompt_ids=(1, n), max_tokens=1, seed=n) for n in range(20)]
     first = one.ask(prompts)
-    assert len(one.engine._scheduler.sampler._known) == 5
+    assert 0 < len(known) < 20
+    assert known.limit / 2 < known.nbytes <= known.limit
     check_same(one.ask(prompts), first)
 
 

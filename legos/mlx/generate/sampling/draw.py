@@ -3,9 +3,9 @@
 A draw inverts the cumulative distribution at a uniform number that depends only on the request's
 (seed, position), so the other rows of the batch do not change it. There are two methods:
 
-- ``CumulativeTable``, for small vocabularies: the cumulative distribution as integers in host
-  memory, searched once for all draws. Single rows of it can be cached.
-- ``draw``, for large vocabularies: first sums of blocks, then one block of each draw, so that
+- ``CumulativeTable`` (``tables.py``), where few tokens can be drawn: a small vocabulary, or the
+  choices of a game.
+- ``draw``, for all others: first sums of blocks, then one block of each draw, so that
   neither cumulative distributions nor log-probabilities of whole rows are made. A GPU takes longer
   to start a kernel than to compute it over a few rows, so this is compiled.
 
@@ -31,16 +31,13 @@ from legos.records.seeds import uniforms
 
 __all__ = [
     "HOST_VOCABULARY",
-    "CumulativeTable",
     "Distributions",
     "SamplingParams",
     "alternatives",
     "distributions",
     "draw",
-    "draw_from_table",
     "namespace",
     "raw_table",
-    "table",
 ]
 
 HOST_VOCABULARY = 4096  # up to this vocabulary size, tables are made in host memory
@@ -54,13 +51,6 @@ class Distributions(NamedTuple):
     logits: Any  # [D, V] minus infinity where a token cannot be drawn
     temperatures: NDArray[np.float32]  # [D, 1] above 0
     greedy: NDArray[np.bool_] | None  # [D, 1] where the most probable token is certain; None: none
-
-
-class CumulativeTable(NamedTuple):
-    """D distributions in host memory, in the form that ``draw_from_table`` searches."""
-
-    logprobs: NDArray[np.float32]  # [D, V] nats; minus infinity where a token cannot be drawn
-    steps: NDArray[np.int32]  # [D, V] cumulative probabilities in units of 2 ** -24, rounded up
 
 
 def namespace(num_vocabulary: int) -> Any:
@@ -93,41 +83,6 @@ def distributions(xp: Any, logits: Any, parameters: Sequence[SamplingParams]) ->
     return Distributions(left, temperatures, greedy if greedy.any() else None)
 
 
-@np.errstate(invalid="ignore", over="ignore", divide="ignore")
-def table(made: Distributions) -> CumulativeTable:
-    """Make the table for small vocabularies; rows of NaN keep log-probabilities of NaN."""
-    top = made.logits.max(axis=1, keepdims=True)
-    below = _below(np, made.logits, top, made.temperatures)
-    weights = np.exp(below)
-    if made.greedy is not None:
-        rows = np.flatnonzero(made.greedy)
-        weights[rows] = 0.0
-        weights[rows, made.logits[rows].argmax(axis=1)] = 1.0
-    shares = np.cumsum(weights, axis=1, dtype=np.float64)
-    sound = shares[:, -1:] > 0.0
-    shares /= shares[:, -1:]  # exactly 1 from the last token that can be drawn
-    steps = np.ceil(np.where(sound, shares, 1.0) * 2.0**BITS)
-    logprobs = below - np.log(weights.sum(axis=1, keepdims=True))
-    logprobs[weights == 0.0] = -np.inf
-    return CumulativeTable(logprobs, steps.astype(np.int32))
-
-
-def draw_from_table(
-    made: CumulativeTable,
-    *,
-    which: NDArray[np.intp],
-    seeds: Sequence[int],
-    positions: Sequence[int],
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Draw N tokens from the D distributions of a table; see ``draw``."""
-    count, num_vocabulary = made.steps.shape
-    numbers = (_numbers(seeds, positions) * np.float32(1 << BITS)).astype(np.int64)
-    sorted_steps = made.steps + (np.arange(count, dtype=np.int64) << BITS)[:, None]
-    found = np.searchsorted(sorted_steps.ravel(), numbers + (which << BITS), side="right")
-    logprobs = made.logprobs.ravel()[found]
-    return found - which * num_vocabulary, logprobs
-
-
 @np.errstate(invalid="ignore")
 def draw(
     xp: Any,
@@ -156,7 +111,7 @@ def draw(
         top, best = xp.max(made.logits, axis=1), xp.argmax(made.logits, axis=1)
         certain = best, (top - top).astype(xp.float32)  # 0, or NaN
         return certain if each else (certain[0][index], certain[1][index])
-    numbers = _numbers(seeds, positions)[:, None]
+    numbers = uniform_numbers(seeds, positions)[:, None]
     inverted = _compiled if each else _inverted  # other numbers of draws seldom recur
     greedy = None if made.greedy is None else xp.array(made.greedy)
     given = made.logits, xp.array(made.temperatures), greedy
@@ -177,7 +132,7 @@ def _inverted(xp: Any, made: tuple[Any, Any, Any], numbers: Any, index: Any) -> 
     num_vocabulary = logits.shape[1]
     top = xp.max(logits, axis=1, keepdims=True)
     best = None if greedy is None else xp.argmax(logits, axis=1, keepdims=True)
-    weights = xp.exp(_below(xp, logits, top, temperatures))
+    weights = xp.exp(below(xp, logits, top, temperatures))
     if num_vocabulary % BLOCK:
         weights = xp.pad(weights, ((0, 0), (0, BLOCK - num_vocabulary % BLOCK)))
     blocks = weights.reshape(logits.shape[0], -1, BLOCK)
@@ -204,7 +159,7 @@ def _inverted(xp: Any, made: tuple[Any, Any, Any], numbers: Any, index: Any) -> 
         chosen = xp.take_along_axis(logits, tokens, axis=1)
     else:
         chosen = logits[index[:, None], tokens]
-    logprobs = _below(xp, chosen, top, temperatures) - xp.log(total)
+    logprobs = below(xp, chosen, top, temperatures) - xp.log(total)
     if best is not None:
         logprobs = xp.where(greedy, total - total, logprobs)  # 0, or NaN
     return tokens[:, 0], logprobs[:, 0]
@@ -235,7 +190,7 @@ def _reached(xp: Any, weights: Any, before: Any, goals: Any) -> Any:
     return xp.argmax(xp.where(weights > 0.0, order, -1), axis=1, keepdims=True)
 
 
-def _below(xp: Any, logits: Any, top: Any, temperatures: Any) -> Any:
+def below(xp: Any, logits: Any, top: Any, temperatures: Any) -> Any:
     """Logits over temperatures, less the largest of each row; NumPy divides in place."""
     if xp is not np:
         return (logits.astype(xp.float32) - top.astype(xp.float32)) / temperatures
@@ -243,7 +198,7 @@ def _below(xp: Any, logits: Any, top: Any, temperatures: Any) -> Any:
     return below if (temperatures == 1.0).all() else np.divide(below, temperatures, out=below)
 
 
-def _numbers(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:
+def uniform_numbers(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:
     return uniforms(np.array(seeds, np.uint64), np.array(positions, np.uint64))
 
 

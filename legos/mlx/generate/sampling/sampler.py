@@ -1,7 +1,8 @@
 """The sampler: one draw for each sequence of each row; equal distributions are made once.
 
-With small vocabularies it caches distributions of last tokens, under the epoch of the weights, so
-that a repeated prompt is not computed again.
+Where few tokens can be drawn, because the vocabulary is small or a request has choices, it caches
+distributions of last tokens, under the epoch of the weights, so that a repeated prompt is not
+computed again.
 
 ``draw`` starts the draws, and ``read`` waits for them. On a device the tokens are lazy between the
 two, so that a next step can be built from them.
@@ -11,7 +12,6 @@ its token is -1, and its ``add`` raises the failure.
 """
 
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -22,16 +22,21 @@ from numpy.typing import NDArray
 from legos.errors import LegosError, RequestError
 from legos.mlx.generate.sampling.draw import (
     HOST_VOCABULARY,
-    CumulativeTable,
-    Distributions,
     SamplingParams,
     alternatives,
     distributions,
     draw,
-    draw_from_table,
     namespace,
     raw_table,
+)
+from legos.mlx.generate.sampling.filters import take
+from legos.mlx.generate.sampling.tables import (
+    CumulativeTable,
+    KnownRows,
+    allows_few,
+    draw_from_table,
     table,
+    table_of_few,
 )
 from legos.mlx.generate.sequences import UNPROCESSED, SequenceState
 
@@ -52,7 +57,6 @@ Where a sequence failed they are -1 and NaN, and ``SequenceState.add`` raises th
 """
 Key = tuple[Any, tuple[Any, ...]]
 """A row (its tokens, or the index of its logits) and a setting of its sequences."""
-KNOWN_BYTES = 64 << 20  # bytes of cached distributions
 
 
 class Draws(NamedTuple):
@@ -60,7 +64,7 @@ class Draws(NamedTuple):
 
     sequences: list[SequenceState]  # [N]
     which: NDArray[np.intp]  # [N] distribution of each sequence
-    tokens: Any  # [N] token ids
+    tokens: Any  # [N] token ids; on the host where an array of NumPy
     logprobs: Any  # [N] nats
     failures: dict[int, LegosError]  # errors of the distributions that could not be made
     logits: Any = None  # [D, V]; None where only the draws are recorded
@@ -83,6 +87,7 @@ class Sampler:
 
     Attributes:
         draws: number of tokens sampled so far.
+        known: cached distributions of last tokens.
         on_device: whether the device samples, so that draws stay lazy until they are read.
     """
 
@@ -91,14 +96,13 @@ class Sampler:
         self._xp = xp or namespace(num_vocabulary)
         self.on_device: bool = self._xp is mx
         self._tabled = self._xp is np and num_vocabulary <= HOST_VOCABULARY
-        self._known: OrderedDict[Key, tuple[NDArray[np.float32], NDArray[np.int32]]] = OrderedDict()
-        self._known_limit = KNOWN_BYTES // (8 * num_vocabulary) if self._tabled else 0
+        self.known = KnownRows()
         self.draws = 0
 
     def knows(self, tokens: RowKey, sequences: Sequence[SequenceState]) -> bool:
         """Whether all sequences of a row can be sampled from cached distributions."""
-        known, last = self._known, None
-        if not known:
+        known, last = self.known, None
+        if not len(known):
             return False
         for sequence in sequences:
             if sequence.setting != last:
@@ -111,15 +115,12 @@ class Sampler:
 
     def forget(self) -> None:
         """Remove all cached distributions."""
-        self._known.clear()
+        self.known.clear()
 
     def draw_known(self, rows: Sequence[Row]) -> Drawn:
         """One token for each sequence of rows for which ``knows`` is True."""
         places = _places(rows, [tokens for tokens, _, _ in rows])
-        pairs = [self._known[key] for key in places.firsts]
-        made = CumulativeTable(
-            np.array([pair[0] for pair in pairs]), np.array([pair[1] for pair in pairs])
-        )
+        made = self.known.table(list(places.firsts))
         tokens, logprobs = draw_from_table(made, **places.draws())
         return self.read(Draws(places.sequences, places.which, tokens, logprobs, {}))
 
@@ -137,15 +138,7 @@ class Sampler:
         indices = [index for index, _ in places.firsts]
         same = indices == list(range(values.shape[0]))
         some = values if same else values[self._xp.array(np.array(indices))]
-        made: Distributions | CumulativeTable = distributions(self._xp, some, parameters)
-        if self._tabled:
-            made = table(made)
-            tokens, logprobs = draw_from_table(made, **places.draws())
-            self._remember(places, made)
-        else:
-            tokens, logprobs = draw(self._xp, made, **places.draws(unread))
-        if self.on_device:
-            mx.async_eval(tokens, logprobs)
+        tokens, logprobs = self._drawn(some, parameters, places, unread)
         draws = Draws(places.sequences, places.which, tokens, logprobs, failures)
         if any(sequence.needs_host for sequence in places.sequences):
             draws = draws._replace(logits=some)
@@ -153,23 +146,57 @@ class Sampler:
 
     def read(self, draws: Draws) -> Drawn:
         """Wait for draws; record what the sequences request, and mark those that failed."""
-        if self.on_device:
+        on_host = isinstance(draws.logprobs, np.ndarray)
+        if not on_host:
             mx.eval(draws.tokens, draws.logprobs)  # one wait for the device instead of two
         drawn = draws.tokens.tolist(), draws.logprobs.tolist()
         self._record_raw(draws, drawn)
         self._record_alternatives(draws)
         return self._finish(draws, drawn)
 
+    def _drawn(
+        self, logits: Any, parameters: Sequence[SamplingParams], places: "_Places", unread: int
+    ) -> tuple[Any, Any]:
+        """[N] token ids and [N] log-probabilities, of [D, V] logits; lazy where no row is few."""
+        few = np.array([allows_few(params) for params in parameters]) & (not self._tabled)
+        if few.all() or not few.any():
+            draw_part = self._drawn_of_few if few.any() else self._drawn_of_all
+            return draw_part(logits, parameters, places, unread)
+        count = len(places.sequences)
+        tokens, logprobs = np.zeros(count, np.int64), np.zeros(count, np.float32)
+        for chosen, draw_part in ((few, self._drawn_of_few), (~few, self._drawn_of_all)):
+            rows = np.flatnonzero(chosen).tolist()
+            part, draws = places.part(chosen)
+            some = take(self._xp, logits, rows), [parameters[row] for row in rows]
+            tokens[draws], logprobs[draws] = map(np.array, draw_part(*some, part, unread))
+        return tokens, logprobs
+
+    def _drawn_of_few(
+        self, logits: Any, parameters: Sequence[SamplingParams], places: "_Places", unread: int
+    ) -> tuple[Any, Any]:
+        made = table_of_few(self._xp, logits, parameters)
+        self._remember(places, made)
+        return draw_from_table(made, **places.draws(unread))
+
+    def _drawn_of_all(
+        self, logits: Any, parameters: Sequence[SamplingParams], places: "_Places", unread: int
+    ) -> tuple[Any, Any]:
+        made = distributions(self._xp, logits, parameters)
+        if self._tabled:
+            tabled = table(made)
+            self._remember(places, tabled)
+            return draw_from_table(tabled, **places.draws(unread))
+        tokens, logprobs = draw(self._xp, made, **places.draws(unread))
+        if self.on_device:
+            mx.async_eval(tokens, logprobs)
+        return tokens, logprobs
+
     def _remember(self, places: "_Places", made: CumulativeTable) -> None:
         sound = ~np.isnan(made.logprobs.max(axis=1))
-        for number, ((_, setting), (tokens, sequence)) in enumerate(places.firsts.items()):
-            if tokens is None or not sound[number]:
-                continue
-            if sequence.last_draw and sequence.request.grammar is None:
-                row = made.logprobs[number].copy(), made.steps[number].copy()
-                self._known[(tokens, setting)] = row
-        while len(self._known) > self._known_limit:
-            self._known.popitem(last=False)
+        for number, ((_, setting), (row, sequence)) in enumerate(places.firsts.items()):
+            last = sequence.last_draw and sequence.request.grammar is None
+            if row is not None and sound[number] and last:
+                self.known.add((row, setting), made.row(number), len(row[1]))
 
     def _record_raw(self, draws: Draws, drawn: Drawn) -> None:
         """Record the model's own log-probabilities for the sequences that request them."""
@@ -233,6 +260,21 @@ class _Places(NamedTuple):
             "seeds": [sequence.request.seed for sequence in self.sequences],
             "positions": [len(sequence.tokens) + unread for sequence in self.sequences],
         }
+
+    def part(self, chosen: NDArray[np.bool_]) -> tuple["_Places", NDArray[np.intp]]:
+        """The places of some distributions, and the numbers of the draws from them.
+
+        Args:
+            chosen: [D] which distributions.
+        """
+        draws = np.flatnonzero(chosen[self.which])
+        pairs = zip(self.firsts.items(), chosen, strict=True)
+        part = _Places(
+            [self.sequences[number] for number in draws],
+            (np.cumsum(chosen) - 1)[self.which[draws]],
+            {key: first for (key, first), is_chosen in pairs if is_chosen},
+        )
+        return part, draws
 
 
 def _places(rows: Sequence[Row], names: Sequence[Any]) -> _Places:

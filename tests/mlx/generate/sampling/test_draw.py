@@ -15,10 +15,9 @@ from legos.mlx.generate.sampling.draw import (
     SamplingParams,
     distributions,
     draw,
-    draw_from_table,
     namespace,
-    table,
 )
+from legos.mlx.generate.sampling.tables import draw_from_table, table
 
 WAYS = pytest.mark.parametrize("way", ["table", "host", "device"])
 LOGITS = np.log(np.array([[0.5, 0.2, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]], np.float32)) + 2.0

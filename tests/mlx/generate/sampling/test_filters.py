@@ -19,11 +19,10 @@ from legos.mlx.generate.sampling.draw import (
     alternatives,
     distributions,
     draw,
-    draw_from_table,
     raw_table,
-    table,
 )
 from legos.mlx.generate.sampling.filters import Seen
+from legos.mlx.generate.sampling.tables import draw_from_table, table
 from legos.records.message import Filters
 
 NAMESPACES = pytest.mark.parametrize("xp", [np, mx], ids=["host", "device"])
