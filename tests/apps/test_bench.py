@@ -65,7 +65,7 @@ def test_every_prompt_that_is_measured_is_computed(monkeypatch: pytest.MonkeyPat
         assert made.engine.stats()["prefill_tokens_total"] - before == sum(measured)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_line_is_measured_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
     main(["bench", "--model", "builtin", "--seconds", "0.5"])
     head, rule, *rows = capsys.readouterr().out.splitlines()

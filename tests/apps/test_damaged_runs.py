@@ -94,7 +94,7 @@ def check(commands: tuple[tuple[str, ...], ...], whole: Path, damage: Callable[[
         assert main(command) in (0, 1, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", DAMAGES)
 def test_commands_that_read_a_run(
     name: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -56,7 +56,7 @@ def timeless(folder: Path) -> list[Mapping[str, Any]]:
     "opponents",
     [
         ("self=0.3", "past=0.2", "hard=0.3", "random=0.2"),
-        ("self=0.5", "exploiter=0.5"),
+        pytest.param(("self=0.5", "exploiter=0.5"), marks=pytest.mark.nightly),
         ("exploiter=0.5", "exploiters=0.5"),
     ],
 )

@@ -54,7 +54,7 @@ def steps(folder: Path) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hangs", [False, True])
+@pytest.mark.parametrize("hangs", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_a_run_resumes_itself_after_the_device_failed_or_hung(tmp_path: Path, hangs: bool) -> None:
     ended, folder = run(tmp_path, hangs=hangs)
     assert ended.returncode == 0, ended.stderr
@@ -64,7 +64,7 @@ def test_a_run_resumes_itself_after_the_device_failed_or_hung(tmp_path: Path, ha
     assert expected in ended.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_in_other_programs_the_run_ends(tmp_path: Path) -> None:
     ended, folder = run(tmp_path, program="my_script.py")
     assert ended.returncode == 2

@@ -110,7 +110,7 @@ def finish(steps: int, capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.skipif(shutil.which("uv") is None, reason="needs uv")
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
+    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.nightly)],
 )
 def test_a_signal_to_the_whole_group_leaves_a_checkpoint_of_the_last_step(
     number: signal.Signals, code: int, start: Start, capsys: pytest.CaptureFixture[str]
@@ -145,7 +145,7 @@ def test_a_killed_run_goes_on_from_its_first_checkpoint_and_says_what_is_made_ag
     assert f"steps 1 to {last} are in no checkpoint and are made again" in caplog.messages
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_killed_before_its_first_checkpoint_is_started_again(
     start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,7 +163,7 @@ def test_a_run_killed_before_its_first_checkpoint_is_started_again(
     assert "the run in run ended before its first checkpoint and starts again" in told
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_that_goes_on_is_held_and_can_be_read(
     start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -243,7 +243,7 @@ def test_a_signal_ends_a_step_between_two_passes_and_the_run_goes_on_exactly(
     assert runs[0] == runs[1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_plays_with_a_prompt_far_beyond_the_context_end_a_run(start: Start, tmp_path: Path) -> None:
     """10 MB, of which the tokenizer would make ten million tokens."""
     (tmp_path / "large.py").write_text(LARGE)

@@ -119,7 +119,7 @@ def hints(told: str) -> list[str]:
     return [line.strip() for line in told.partition("next, try\n")[2].splitlines()]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_commands_at_the_end_fit_the_model_and_the_arena(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -286,7 +286,7 @@ def test_an_arena_that_fails_ends_the_run_with_its_message(
     assert not Path("run").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_weights_and_biases_get_the_same_numbers_over_resume_and_fork(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -70,7 +70,7 @@ def interrupted(command: Sequence[str | Path], run: Path) -> None:
     assert not any(worker.is_running() for worker in workers)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_train_as_one(two: tuple[str, ...], tmp_path: Path) -> None:
     options = (*SHORT, "--arena", "kuhn", "--steps", "2", "--deterministic")
     runs = tmp_path / "one", tmp_path / "two"

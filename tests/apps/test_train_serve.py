@@ -134,7 +134,7 @@ def play_episodes(url: str, ended: threading.Event) -> None:
                 time.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_programs_train_the_policy_with_episodes_of_their_own(tmp_path: Path) -> None:
     run, ended = tmp_path / "run", threading.Event()
     options = ["--arena", "programs", "--steps", "3", "--out", str(run)]

@@ -33,6 +33,7 @@ def address(said: Path) -> str:
     raise AssertionError(said.read_text())
 
 
+@pytest.mark.nightly
 def test_a_page_shows_the_run_and_ends_with_it(tmp_path: Path) -> None:
     said, out = tmp_path / "said", tmp_path / "run"
     with started(said, "--steps", "10000", "--out", str(out)) as run:
@@ -45,6 +46,7 @@ def test_a_page_shows_the_run_and_ends_with_it(tmp_path: Path) -> None:
         httpx.get(url)
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_where_its_page_is_killed(tmp_path: Path) -> None:
     said, metrics = tmp_path / "said", tmp_path / "run" / "metrics.jsonl"
     with started(said, "--steps", "10000", "--out", str(metrics.parent)) as run:

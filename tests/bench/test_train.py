@@ -11,7 +11,7 @@ from bench.train_bench import TrainerProcess, program
 from legos.errors import TrainerError
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_python_without_another_trainer_is_refused(tmp_path: Path) -> None:
     command = program("peer_trainer", tmp_path, python=Path(sys.executable))
     with pytest.raises(TrainerError, match=r"ended with code 1 .* --peer needs the Python of an"):

@@ -41,7 +41,7 @@ def short(command: str) -> list[str]:
     return [*words, "--steps", "4" if "--resume" in words else "2"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)  # minutes where other programs run
 def test_the_commands_work_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -175,7 +175,7 @@ assert {role: seat.policy for role, seat in seats.items()} == {r: r for r in Sum
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_programs_of_the_page_on_seats_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

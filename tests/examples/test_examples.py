@@ -34,7 +34,7 @@ def test_an_example_has_help(name: str) -> None:
     assert "usage: " in run(name, "--help")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("example", "package"), [("gsm8k.py", "datasets"), ("ray_cluster.py", "ray")]
 )
@@ -80,7 +80,7 @@ def test_the_notebook_runs_without_a_browser() -> None:
     assert overlap["oldest, steps"] in {"0", "1"}  # the staleness limit
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_maths_in_gsm8ks_form_as_a_program(tmp_path: Path) -> None:
     data = tmp_path / "rows.jsonl"
     rows = [{"question": f"{n} + 1?", "answer": f"one more\n#### {n + 1}"} for n in range(20)]

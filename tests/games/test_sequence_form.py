@@ -104,7 +104,7 @@ def test_ten_thousand_drawn_games_are_solved(thousand: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rounds", [1, 2, 3])
+@pytest.mark.parametrize("rounds", [pytest.param(1, marks=pytest.mark.nightly), 2, 3])
 def test_games_whose_states_forget_are_solved(rounds: int) -> None:
     for seed in range(30):
         solved(Rounds(seed, rounds))

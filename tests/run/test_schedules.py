@@ -2,7 +2,7 @@
 
     uv run python tests/run/test_schedules.py 100000
 
-plays as many on all cores, the first 250 of which the slow tests play and the first 10,000 the
+plays as many on all cores, the first 50 of which the slow tests play and the first 10,000 the
 nightly ones, and prints the seeds that failed.
 """
 
@@ -27,7 +27,7 @@ from schedules import STOP_S, play_schedule, seconds_to_stop
 from slow_parts import DEVICE_S
 
 SCHEDULES, STOPS, PART = 10_000, 1000, 250  # PART: of the schedules, or of the stops, in a test
-OFTEN = 250  # schedules of the slow tests
+OFTEN = 50  # schedules, or stops, of the slow tests
 SHARED_MEMORY = Path("/dev/shm")  # on Linux a file system without a disk, 5 times as fast
 
 
@@ -60,35 +60,36 @@ def totals(seeds: range, place: Path | None, **options: int) -> Counter[str]:
     return found
 
 
-def parts(number: int, often: int) -> list[Any]:
-    """First seeds of the parts: slow tests play the first ones, nightly tests the others."""
+def parts(number: int) -> list[Any]:
+    """First seeds and numbers: slow tests play a few, nightly tests all of them."""
+    every = range(0, number, PART)
     return [
-        pytest.param(first, marks=pytest.mark.slow if first < often else pytest.mark.nightly)
-        for first in range(0, number, PART)
+        pytest.param(0, OFTEN, marks=pytest.mark.slow),
+        *(pytest.param(first, PART, marks=pytest.mark.nightly) for first in every),
     ]
 
 
-@pytest.mark.parametrize("first", parts(SCHEDULES, OFTEN))
-def test_every_schedule_keeps_the_promises(first: int, place: Path) -> None:
-    found = totals(range(first, first + PART), place)
-    assert found["sessions"] > 2 * PART  # the injector hits what it means to hit
-    assert min(found["stops"], found["kills"], found["errors"]) > PART // 4
-    assert found["failed_plays"] > PART
+@pytest.mark.parametrize(("first", "count"), parts(SCHEDULES))
+def test_every_schedule_keeps_the_promises(first: int, count: int, place: Path) -> None:
+    found = totals(range(first, first + count), place)
+    assert found["sessions"] > 2 * count  # the injector hits what it means to hit
+    assert min(found["stops"], found["kills"], found["errors"]) > count // 4
+    assert found["failed_plays"] > count
 
 
-@pytest.mark.parametrize("first", parts(STOPS, PART))
-def test_a_thousand_random_stops_end_in_two_seconds(first: int, place: Path) -> None:
+@pytest.mark.parametrize(("first", "count"), parts(STOPS))
+def test_a_thousand_random_stops_end_in_two_seconds(first: int, count: int, place: Path) -> None:
     """Two seconds include the calls that run: a pass, a publication and the last checkpoint."""
     found: list[float] = []
     seed = 2 * first
-    while len(found) < PART:
+    while len(found) < count:
         with tempfile.TemporaryDirectory(dir=place, prefix="legos-schedule-") as folder:
             stopping_s = seconds_to_stop(seed, Path(folder))
         seed += 1
         found += [] if stopping_s is None else [stopping_s]
     assert max(found) <= STOP_S
     assert max(found) > DEVICE_S  # a stop waited for a call
-    assert seed < 2 * (first + PART)  # most runs were stopped, and had not finished before
+    assert seed < 2 * (first + count)  # most runs were stopped, and had not finished before
 
 
 @pytest.mark.parametrize(

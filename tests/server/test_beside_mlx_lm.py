@@ -30,6 +30,7 @@ def urls(folder: str) -> Iterator[Mapping[str, str]]:
         yield {"legos": ours.url, "mlx_lm": theirs.url}
 
 
+@pytest.mark.nightly
 def post(url: str, path: str, body: Mapping[str, Any]) -> httpx.Response:
     return httpx.post(url + path, json=body, timeout=60)
 

@@ -141,7 +141,7 @@ ATTACKS: Mapping[str, tuple[str, Any, int]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ATTACKS)
 def test_no_body_holds_the_loop(fake: Any, name: str) -> None:
     path, body, status = ATTACKS[name]

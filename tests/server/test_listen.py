@@ -117,7 +117,7 @@ def run(program: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_loading_a_device_leaves_the_limit_on_open_files() -> None:
     said = run(
         "import resource as r\n"

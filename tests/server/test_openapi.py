@@ -85,7 +85,7 @@ def test_the_page_needs_nothing_from_elsewhere(served: Any) -> None:
     assert "of each choice as the complete answer" in answer.text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", list(GenerationMode))
 def test_no_request_makes_the_server_fail(schema: Any, mode: GenerationMode) -> None:
     operations = [found.ok() for found in schema.get_all_operations()]

@@ -173,7 +173,7 @@ print("ended", flush=True)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
 def test_a_service_that_is_dead_or_hangs_does_not_keep_a_run(how: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", HUNG, str(tmp_path / "run"), how]

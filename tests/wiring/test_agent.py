@@ -92,7 +92,7 @@ def trainer() -> Iterator[Trainer]:
     made.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_agent_of_the_openai_package_is_trained_in_its_own_process(
     trainer: Trainer, tmp_path: Path
 ) -> None:

@@ -153,7 +153,7 @@ def test_a_dead_server_is_left_out_and_the_last_one_ends_the_run(
         second.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_ends_with_its_account_balanced_where_the_only_server_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +185,7 @@ def test_a_run_ends_with_its_account_balanced_where_the_only_server_dies(
         server.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_server_of_another_tokenizer_is_refused(model: ModelHandle, tmp_path: Path) -> None:
     settings = write_tiny_model(tmp_path / "other") / "tokenizer_config.json"
     template = json.loads(settings.read_text())

@@ -28,7 +28,7 @@ def test_who_waits_under_the_tokens_of_a_prefill_has_one_of_its_own(room: Room) 
     assert one.answer(2).versions == (7, 7, 7)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rows_that_wait_for_room_do_not_keep_the_bytes_that_their_elders_need(room: Room) -> None:
     """A row that forked and waits to be computed again holds nothing on the device."""
     need = room("llama").engine._scheduler.budget.capabilities.cache_bytes

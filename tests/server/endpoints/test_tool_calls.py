@@ -59,7 +59,7 @@ def calling(arguments: str) -> list[Any]:
     return [*CHAT, {"role": "assistant", "content": None, "tool_calls": [call]}, result]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("arguments", ["", " ", "null", "{}", "[1]", "3", '"x"', "x", '{"a": '])
 def test_any_text_may_be_the_arguments_of_a_former_call(
     fake: Any, own: ChatTokenizer, arguments: str

@@ -140,7 +140,7 @@ def test_a_layer_takes_a_quarter_of_the_memory_at_256_tokens() -> None:
     assert memory_vs_loop(256) <= 1 / 4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_layer_takes_at_most_an_eighth_of_the_memory_at_2048_tokens() -> None:
     lines = finished([sys.executable, delta_peaks.__file__]).splitlines()
     peaks = [float(re.findall(r"([0-9.]+) MiB", line)[0]) for line in lines]
