@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from chat_model import gguf_file
 from numpy.typing import NDArray
 from real.conftest import ModelFolder
 
@@ -86,6 +87,26 @@ def test_logits_and_sampled_log_probabilities_are_those_of_transformers(
         first = len(said.prompt_ids) - 1
         expected = [known[first + n, token] for n, token in enumerate(said.token_ids)]
         np.testing.assert_allclose(said.logprobs, expected, rtol=0, atol=CLOSE)
+
+
+def test_the_folder_holds_what_transformers_reads_from_the_package(
+    theirs: Any, model_folder: ModelFolder
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = {"pretrained_model_name_or_path": gguf_file().parent, "gguf_file": gguf_file().name}
+    expected = AutoModelForCausalLM.from_pretrained(**source, dtype="float32").state_dict()
+    found = theirs.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(bool((found[name] == weight).all()) for name, weight in expected.items())
+    tokenizers: list[Any] = [
+        AutoTokenizer.from_pretrained(**source),
+        AutoTokenizer.from_pretrained(model_folder("float32")),
+    ]
+    for text in [TYPED, *(content for chat in CHATS for _, content in chat)]:
+        ids, same = (tokenizer(text)["input_ids"] for tokenizer in tokenizers)
+        assert ids == same
+        assert tokenizers[0].decode(ids) == tokenizers[1].decode(ids)
 
 
 def test_every_chat_is_rendered_as_transformers_does(
