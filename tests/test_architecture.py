@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Collection, Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -21,6 +22,11 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_EXAMPLE_LINES = 80
 MAX_NOTEBOOK_LINES = 210  # cells, widgets and pictures
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -58,7 +64,7 @@ def test_no_function_is_longer_than_60_lines() -> None:
     too_long = {
         f"{path.relative_to(ROOT)}:{function.lineno} {function.name}": length(function)
         for path in FILES
-        for function in functions(ast.parse(path.read_text()))
+        for function in functions(parsed(path))
         if length(function) > MAX_FUNCTION_LINES
     }
     assert not too_long
@@ -84,7 +90,7 @@ class Imports(ast.NodeVisitor):
 def imported(path: Path, modules: Collection[str]) -> set[str]:
     """The modules of the kit that a file imports, itself not counted."""
     imports = Imports()
-    imports.visit(ast.parse(path.read_text()))
+    imports.visit(parsed(path))
     names = {name if name in modules else name.rpartition(".")[0] for name in imports.found}
     return names & set(modules)
 
@@ -100,11 +106,7 @@ def test_no_module_needs_itself() -> None:
 
 
 def test_every_module_says_what_it_is() -> None:
-    silent = [
-        str(path.relative_to(ROOT))
-        for path in FILES
-        if not ast.get_docstring(ast.parse(path.read_text()))
-    ]
+    silent = [str(path.relative_to(ROOT)) for path in FILES if not ast.get_docstring(parsed(path))]
     assert not silent
 
 

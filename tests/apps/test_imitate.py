@@ -36,6 +36,7 @@ def imitated(data: str, out: Path, *options: str) -> Sequence[Any]:
     return read_steps(out / "metrics.jsonl")
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_negative_log_likelihood_of_the_answer(tmp_path: Path) -> None:
     steps = imitated(written(tmp_path, ROW), tmp_path / "run", "--steps", "30")
     model = load_model()
@@ -121,6 +122,7 @@ def test_the_model_of_an_imitated_run_is_its_own(
     assert "--epochs is nan; expected a number above 0" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_epoch_has_the_answers_that_are_not_held_out(tmp_path: Path) -> None:
     rows = [{"prompt": f"{number}", "completion": "1"} for number in range(40)]
     data, options = written(tmp_path, *rows), ("--play.tasks-per-step", "2")

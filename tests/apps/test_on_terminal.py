@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
 from short_runs import NIM
 
 ERASED = re.compile(r"\r|\x1b\[2K")
@@ -13,6 +14,7 @@ WRONG = ("--training.learning-rate", "1")  # which raises alarms
 STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
+@pytest.mark.slow
 def test_what_a_run_says_stands_in_lines_of_its_own(tmp_path: Path) -> None:
     read: list[bytes] = []
 

@@ -101,10 +101,7 @@ def tree(tmp_path: Path) -> str:
     [
         ("--play.credit", "rae", *GROUPS, *SMALL),
         *(
-            pytest.param(
-                ("--play.credit", rule, *GROUPS, *SMALL),
-                marks=pytest.mark.slow if rule in ("grpo", "joint") else pytest.mark.nightly,
-            )
+            pytest.param(("--play.credit", rule, *GROUPS, *SMALL), marks=pytest.mark.nightly)
             for rule in RULES
             if rule != "rae"
         ),

@@ -80,6 +80,7 @@ def send(*sent: tuple[int, float], waiting: str = "time.sleep(0.01)") -> tuple[i
 AT_ONCE = "ended at once, without a checkpoint of the last steps; continue with ...\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waiting", ["time.sleep(0.01)", "pass"])
 def test_signals_of_one_kind_within_a_second_are_one(waiting: str) -> None:
     told = send((TERM, 0.0), (TERM, 0.1), (TERM, 0.2), waiting=waiting)

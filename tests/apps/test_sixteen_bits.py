@@ -72,6 +72,7 @@ def test_on_the_cpu_sampler_and_trainer_agree(
     assert (notice in capsys.readouterr().out) == (kind == "bfloat16")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("loss", ["ppo", "gspo", "gmpo", "reinforce"])
 def test_in_16_bits_the_rounding_of_a_gpu_is_corrected_and_clips_nothing(
     models: Mapping[str, Path], loss: Any

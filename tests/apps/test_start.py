@@ -28,6 +28,7 @@ def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["run", "peft", "mlx"])
 def test_a_run_starts_where_another_ended(parent: Path, form: str, tmp_path: Path) -> None:
     given = parent

@@ -60,6 +60,7 @@ def url(model: ModelHandle, engine: LocalEngine) -> Iterator[str]:
         yield address
 
 
+@pytest.mark.slow
 def test_a_run_on_a_server_is_evaluated_balanced_and_resumed(
     url: str, engine: LocalEngine, model: ModelHandle
 ) -> None:
@@ -77,6 +78,7 @@ def test_a_run_on_a_server_is_evaluated_balanced_and_resumed(
     assert 0 <= (steps[4]["loop/engine_idle_share"] or 0) < 1
 
 
+@pytest.mark.slow
 def test_a_league_plays_on_a_server_and_leaves_the_policy_there(
     url: str, engine: LocalEngine
 ) -> None:

@@ -33,7 +33,6 @@ def address(said: Path) -> str:
     raise AssertionError(said.read_text())
 
 
-@pytest.mark.nightly
 def test_a_page_shows_the_run_and_ends_with_it(tmp_path: Path) -> None:
     said, out = tmp_path / "said", tmp_path / "run"
     with started(said, "--steps", "10000", "--out", str(out)) as run:
@@ -62,6 +61,7 @@ def test_a_run_goes_on_where_its_page_is_killed(tmp_path: Path) -> None:
         run.kill()
 
 
+@pytest.mark.nightly
 def test_a_page_ends_where_its_run_is_killed(tmp_path: Path) -> None:
     said = tmp_path / "said"
     with started(said, "--steps", "10000", "--out", str(tmp_path / "run")) as run:

@@ -64,6 +64,7 @@ def test_the_arena_of_the_index_plays(tmp_path: Path) -> None:
     assert told == {"sea": 1.0, "snow": 0.0, "bread": 0.0}
 
 
+@pytest.mark.slow
 def test_the_program_of_the_page_on_python_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

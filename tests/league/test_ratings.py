@@ -234,6 +234,7 @@ def test_intervals_cover_planted_strengths(
     assert np.mean(inside) == pytest.approx(0.95, abs=0.02)
 
 
+@pytest.mark.nightly
 def test_intervals_cover_planted_strengths_where_three_sit() -> None:
     """In half of a pair's plays one member has one of three seats, in the others the other does."""
     rng = np.random.default_rng(1)

@@ -30,11 +30,11 @@ def urls(folder: str) -> Iterator[Mapping[str, str]]:
         yield {"legos": ours.url, "mlx_lm": theirs.url}
 
 
-@pytest.mark.nightly
 def post(url: str, path: str, body: Mapping[str, Any]) -> httpx.Response:
     return httpx.post(url + path, json=body, timeout=60)
 
 
+@pytest.mark.nightly
 def test_both_answer(urls: Mapping[str, str]) -> None:
     for url in urls.values():
         assert post(url, "/v1/chat/completions", chat("Nim: 5 left")).status_code == 200

@@ -125,6 +125,7 @@ def command() -> Any:
     process.communicate()
 
 
+@pytest.mark.slow
 def test_the_command_says_where_it_is_and_ends_when_told(command: Any) -> None:
     process, (first, second) = command
     assert "serving builtin, policy@0 at http://127.0.0.1:" in first

@@ -90,6 +90,7 @@ def test_a_reference_server_that_comes_back_with_another_model_is_refused(
             references(mixed_samples()).result(timeout=60)
 
 
+@pytest.mark.slow
 def test_a_reference_server_that_hangs_ends_the_run(
     folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,7 @@ def test_a_run_takes_every_reference_from_the_server(server: ServerProcess) -> N
         trainer.close()
 
 
+@pytest.mark.slow
 def test_a_sample_that_cannot_be_scored_says_why(model: ModelHandle, server: ServerProcess) -> None:
     references = servers_of(model, server.url)
     sample = mixed_samples()[0]

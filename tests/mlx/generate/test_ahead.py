@@ -118,6 +118,7 @@ def some_requests(rng: random.Random, vocabulary: int) -> list[Request]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", list(VOCABULARY))
 @pytest.mark.parametrize("seed", range(2))
 def test_swaps_stops_and_cancels_change_nothing(room: Room, model: str, seed: int) -> None:

@@ -100,6 +100,7 @@ ACT = st.one_of(
 )
 
 
+@pytest.mark.slow
 # The fixture only makes rooms; every example has its own.
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(

@@ -153,6 +153,7 @@ def test_logits_that_cannot_be_sampled_take_memory_too(tmp_path: Path) -> None:
     assert peaks[1] <= 1.1 * peaks[0]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("checkpointing", "room"), [(False, 50 << 20), (True, 30 << 20)])
 def test_copies_of_a_long_prompt_for_many_short_answers_stay_below_the_ceiling(
     checkpointing: bool, room: int
