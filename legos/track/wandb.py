@@ -58,24 +58,29 @@ def start_wandb(
         "dir": folder,
         "config": dict(config),
         **about,
-        "settings": wandb.Settings(
+    }
+
+    def begin(mode: Literal["online", "offline"]) -> Any:
+        waits: dict[str, Any] = {"init_timeout": START_S} if mode == "online" else {}
+        settings = wandb.Settings(
             silent=True,
             console="off",
             disable_git=True,
-            init_timeout=START_S,
             x_transaction_log_flush_interval=FLUSH_S,
-        ),
-    }
+            **waits,
+        )
+        return wandb.init(mode=mode, settings=settings, **arguments)
+
     try:
         try:
-            run: Any = wandb.init(mode=chosen, **arguments)
+            run = begin(chosen)
         except CommError as error:
             if mode == "online":
                 raise
             logger.warning("Weights & Biases cannot be reached, so the run is offline: %s", error)
             wandb.teardown()  # its process still holds the id of the run
             wandb.setup(wandb.Settings(silent=True))
-            run = wandb.init(mode="offline", **arguments)
+            run = begin("offline")
     except wandb.Error as error:
         raise ConfigError(
             f"cannot start Weights & Biases: {error}; use --track.wandb offline"

@@ -178,7 +178,7 @@ print("ended", flush=True)
 def test_a_service_that_is_dead_or_hangs_does_not_keep_a_run(how: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", HUNG, str(tmp_path / "run"), how]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.stdout, done.returncode) == ("ended\n", 0)
+    assert (done.stdout, done.returncode) == ("ended\n", 0), done.stderr
     assert "W&B lacks a part of the run, which goes on" in done.stderr
 
 
@@ -212,9 +212,9 @@ def test_a_service_that_cannot_be_reached_leaves_the_run_offline(
         capture_output=True,
         text=True,
         timeout=120,
-        check=True,
+        check=False,
         env={**{n: v for n, v in os.environ.items() if n != "WANDB_MODE"}, **address},
     )
-    assert done.stdout == told
+    assert (done.stdout, done.returncode) == (told, 0), done.stderr
     assert ("cannot be reached" in done.stderr) == (mode == "auto")
     assert bool([*tmp_path.glob("run/wandb/offline-run-*/*.wandb")]) == (mode == "auto")
