@@ -196,7 +196,8 @@ class Sampler:
         for number, ((_, setting), (row, sequence)) in enumerate(places.firsts.items()):
             last = sequence.last_draw and sequence.request.grammar is None
             if row is not None and sound[number] and last:
-                self.known.add((row, setting), made.row(number), len(row[1]))
+                length = len(row[1]) + len(sequence.allowed or ())
+                self.known.add((row, setting), made.row(number), length)
 
     def _record_raw(self, draws: Draws, drawn: Drawn) -> None:
         """Record the model's own log-probabilities for the sequences that request them."""

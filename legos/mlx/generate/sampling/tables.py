@@ -28,7 +28,8 @@ from legos.mlx.generate.sampling.filters import SamplingParams
 __all__ = ["CumulativeTable", "KnownRows", "allows_few", "draw_from_table", "table", "table_of_few"]
 
 KNOWN_BYTES = 64 << 20  # bytes of cached rows
-ROW_BYTES = 500  # of a cached row besides its numbers, roughly
+ROW_BYTES = 500  # of a cached row besides its arrays and the integers of its key, roughly
+INTEGER_BYTES = 40  # of one in a tuple
 
 
 class CumulativeTable(NamedTuple):
@@ -126,9 +127,10 @@ class KnownRows:
         Args:
             key: what it is found by.
             row: a table of one distribution.
-            length: number of tokens in the key.
+            length: number of integers in the key.
         """
-        nbytes = sum(part.nbytes for part in row if part is not None) + 8 * length + ROW_BYTES
+        nbytes = ROW_BYTES + INTEGER_BYTES * length
+        nbytes += sum(part.nbytes for part in row if part is not None)
         _, before = self._rows.pop(key, (None, 0))
         self._rows[key] = row, nbytes
         self.nbytes += nbytes - before

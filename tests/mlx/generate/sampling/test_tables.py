@@ -137,7 +137,7 @@ def test_rows_of_different_lengths_make_one_table() -> None:
 
 
 def test_the_rows_used_last_are_kept() -> None:
-    known = KnownRows(limit=2000)
+    known = KnownRows(limit=2100)
     for key in "abc":
         known.add(key, row_of(2), 4)
     known.table(["a"])
