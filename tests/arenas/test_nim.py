@@ -140,7 +140,7 @@ def test_a_full_report_of_uniform_play(tree: GameTree) -> None:
 @pytest.mark.nightly
 def test_twenty_full_reports_take_at_most_a_second(tree: GameTree) -> None:
     policy, nothing = uniform_policy(tree), {(p.role, p.view): 0.0 for p in tree.graph.points}
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(20):
         evaluate(tree, policy, nothing)
-    assert time.perf_counter() - start <= 1.0
+    assert time.process_time() - start <= 1.0
