@@ -30,17 +30,20 @@ from legos.records.message import Alternatives
 from legos.records.seeds import uniforms
 
 __all__ = [
+    "BITS",
     "HOST_VOCABULARY",
     "Distributions",
     "SamplingParams",
     "alternatives",
+    "below_top",
     "distributions",
     "draw",
     "namespace",
     "raw_table",
+    "uniform_numbers",
 ]
 
-HOST_VOCABULARY = 4096  # up to this vocabulary size, tables are made in host memory
+HOST_VOCABULARY = 4096  # up to so many tokens, or choices of a request, tables are made on the host
 BLOCK = 128  # tokens per block of ``draw``
 BITS = 24  # bits of each uniform number
 
@@ -132,7 +135,7 @@ def _inverted(xp: Any, made: tuple[Any, Any, Any], numbers: Any, index: Any) -> 
     num_vocabulary = logits.shape[1]
     top = xp.max(logits, axis=1, keepdims=True)
     best = None if greedy is None else xp.argmax(logits, axis=1, keepdims=True)
-    weights = xp.exp(below(xp, logits, top, temperatures))
+    weights = xp.exp(below_top(xp, logits, top, temperatures))
     if num_vocabulary % BLOCK:
         weights = xp.pad(weights, ((0, 0), (0, BLOCK - num_vocabulary % BLOCK)))
     blocks = weights.reshape(logits.shape[0], -1, BLOCK)
@@ -159,7 +162,7 @@ def _inverted(xp: Any, made: tuple[Any, Any, Any], numbers: Any, index: Any) -> 
         chosen = xp.take_along_axis(logits, tokens, axis=1)
     else:
         chosen = logits[index[:, None], tokens]
-    logprobs = below(xp, chosen, top, temperatures) - xp.log(total)
+    logprobs = below_top(xp, chosen, top, temperatures) - xp.log(total)
     if best is not None:
         logprobs = xp.where(greedy, total - total, logprobs)  # 0, or NaN
     return tokens[:, 0], logprobs[:, 0]
@@ -190,7 +193,7 @@ def _reached(xp: Any, weights: Any, before: Any, goals: Any) -> Any:
     return xp.argmax(xp.where(weights > 0.0, order, -1), axis=1, keepdims=True)
 
 
-def below(xp: Any, logits: Any, top: Any, temperatures: Any) -> Any:
+def below_top(xp: Any, logits: Any, top: Any, temperatures: Any) -> Any:
     """Logits over temperatures, less the largest of each row; NumPy divides in place."""
     if xp is not np:
         return (logits.astype(xp.float32) - top.astype(xp.float32)) / temperatures
@@ -199,6 +202,7 @@ def below(xp: Any, logits: Any, top: Any, temperatures: Any) -> Any:
 
 
 def uniform_numbers(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:
+    """[N] the number in [0, 1) of each draw."""
     return uniforms(np.array(seeds, np.uint64), np.array(positions, np.uint64))
 
 

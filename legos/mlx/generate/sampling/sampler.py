@@ -107,11 +107,17 @@ class Sampler:
         for sequence in sequences:
             if sequence.setting != last:
                 last = sequence.setting
-                if (tokens, last) not in known:
+                if not self._may_be_known(sequence) or (tokens, last) not in known:
                     return False
             if sequence.request.raw_logprobs or sequence.request.num_alternatives:
                 return False
         return True
+
+    def _may_be_known(self, sequence: SequenceState) -> bool:
+        """Whether distributions of such a sequence are cached: a bias would make keys large."""
+        request = sequence.request
+        plain = request.filters is None or not request.filters.logit_bias
+        return plain and request.grammar is None and (self._tabled or sequence.allowed is not None)
 
     def forget(self) -> None:
         """Remove all cached distributions."""
@@ -157,14 +163,17 @@ class Sampler:
     def _drawn(
         self, logits: Any, parameters: Sequence[SamplingParams], places: "_Places", unread: int
     ) -> tuple[Any, Any]:
-        """[N] token ids and [N] log-probabilities, of [D, V] logits; lazy where no row is few."""
+        """[N] token ids and log-probabilities, of [D, V] logits.
+
+        On a device they are lazy where no distribution allows few tokens.
+        """
         few = np.array([allows_few(params) for params in parameters]) & (not self._tabled)
         if few.all() or not few.any():
             draw_part = self._drawn_of_few if few.any() else self._drawn_of_all
             return draw_part(logits, parameters, places, unread)
         count = len(places.sequences)
         tokens, logprobs = np.zeros(count, np.int64), np.zeros(count, np.float32)
-        for chosen, draw_part in ((few, self._drawn_of_few), (~few, self._drawn_of_all)):
+        for chosen, draw_part in ((~few, self._drawn_of_all), (few, self._drawn_of_few)):
             rows = np.flatnonzero(chosen).tolist()
             part, draws = places.part(chosen)
             some = take(self._xp, logits, rows), [parameters[row] for row in rows]
@@ -194,10 +203,12 @@ class Sampler:
     def _remember(self, places: "_Places", made: CumulativeTable) -> None:
         sound = ~np.isnan(made.logprobs.max(axis=1))
         for number, ((_, setting), (row, sequence)) in enumerate(places.firsts.items()):
-            last = sequence.last_draw and sequence.request.grammar is None
-            if row is not None and sound[number] and last:
-                length = len(row[1]) + len(sequence.allowed or ())
-                self.known.add((row, setting), made.row(number), length)
+            if row is None or not sound[number]:
+                continue
+            if sequence.last_draw and self._may_be_known(sequence):
+                few = len(sequence.allowed or ())
+                size = made.steps.shape[1] if made.ids is None else few
+                self.known.add((row, setting), made.row(number, size), len(row[1]) + few)
 
     def _record_raw(self, draws: Draws, drawn: Drawn) -> None:
         """Record the model's own log-probabilities for the sequences that request them."""

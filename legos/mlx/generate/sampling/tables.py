@@ -19,7 +19,7 @@ from legos.mlx.generate.sampling.draw import (
     BITS,
     HOST_VOCABULARY,
     Distributions,
-    below,
+    below_top,
     distributions,
     uniform_numbers,
 )
@@ -28,7 +28,7 @@ from legos.mlx.generate.sampling.filters import SamplingParams
 __all__ = ["CumulativeTable", "KnownRows", "allows_few", "draw_from_table", "table", "table_of_few"]
 
 KNOWN_BYTES = 64 << 20  # bytes of cached rows
-ROW_BYTES = 500  # of a cached row besides its arrays and the integers of its key, roughly
+ROW_BYTES = 900  # of a cached row besides its arrays and the integers of its key, roughly
 INTEGER_BYTES = 40  # of one in a tuple
 
 
@@ -39,10 +39,11 @@ class CumulativeTable(NamedTuple):
     steps: NDArray[np.int32]  # [D, K] cumulative probabilities in units of 2 ** -24, rounded up
     ids: NDArray[np.int32] | None = None  # [D, K] ascending token ids; None: the columns' numbers
 
-    def row(self, number: int) -> "CumulativeTable":
-        """A copy of one distribution."""
-        ids = None if self.ids is None else self.ids[[number]]
-        return CumulativeTable(self.logprobs[[number]], self.steps[[number]], ids)
+    def row(self, number: int, size: int) -> "CumulativeTable":
+        """A copy of the first columns of one distribution."""
+        part = slice(number, number + 1), slice(size)
+        ids = None if self.ids is None else self.ids[part].copy()
+        return CumulativeTable(self.logprobs[part].copy(), self.steps[part].copy(), ids)
 
 
 def allows_few(params: SamplingParams) -> bool:
@@ -58,34 +59,36 @@ def table_of_few(xp: Any, logits: Any, parameters: Sequence[SamplingParams]) -> 
     Args:
         xp: array namespace of the logits.
         logits: [D, V] of any float type.
-        parameters: [D] sampling settings for each of which ``allows_few`` is True.
+        parameters: [D] sampling settings for each of which ``allows_few`` is True; the ids that one
+            allows are distinct and below V.
     """
     allowed = [sorted(params.allowed or ()) for params in parameters]
     sizes = np.array([len(tokens) for tokens in allowed])
-    open_ = np.arange(sizes.max()) < sizes[:, None]
-    ids = np.zeros(open_.shape, np.int32)
-    ids[open_] = np.concatenate(allowed)
-    some = np.array(xp.take_along_axis(logits, xp.array(ids), axis=1).astype(xp.float32))
-    some[~open_] = -np.inf
+    filled = np.arange(sizes.max()) < sizes[:, None]
+    ids = np.zeros(filled.shape, np.int32)
+    ids[filled] = np.concatenate(allowed)
+    few = np.array(xp.take_along_axis(logits, xp.array(ids), axis=1).astype(xp.float32))
+    few[~filled] = -np.inf
     free = [params._replace(allowed=None) for params in parameters]
-    return table(distributions(np, some, free))._replace(ids=ids)
+    return table(distributions(np, few, free))._replace(ids=ids)
 
 
 @np.errstate(invalid="ignore", over="ignore", divide="ignore")
 def table(made: Distributions) -> CumulativeTable:
     """The table of distributions on the host; rows of NaN keep log-probabilities of NaN."""
     top = made.logits.max(axis=1, keepdims=True)
-    under = below(np, made.logits, top, made.temperatures)
+    under = below_top(np, made.logits, top, made.temperatures)
     weights = np.exp(under)
     if made.greedy is not None:
         rows = np.flatnonzero(made.greedy)
         weights[rows] = 0.0
         weights[rows, made.logits[rows].argmax(axis=1)] = 1.0
     shares = np.cumsum(weights, axis=1, dtype=np.float64)
-    sound = shares[:, -1:] > 0.0
-    shares /= shares[:, -1:]  # exactly 1 from the last token that can be drawn
+    total = shares[:, -1:].copy()  # one after another: columns of weight 0 do not change it
+    sound = total > 0.0
+    shares /= total  # exactly 1 from the last token that can be drawn
     steps = np.ceil(np.where(sound, shares, 1.0) * 2.0**BITS)
-    logprobs = under - np.log(weights.sum(axis=1, keepdims=True))
+    logprobs = under - np.log(total).astype(np.float32)
     logprobs[weights == 0.0] = -np.inf
     return CumulativeTable(logprobs, steps.astype(np.int32))
 
@@ -125,20 +128,20 @@ class KnownRows:
         """Keep a row.
 
         Args:
-            key: what it is found by.
+            key: what it is found by; it determines the row.
             row: a table of one distribution.
             length: number of integers in the key.
         """
-        nbytes = ROW_BYTES + INTEGER_BYTES * length
-        nbytes += sum(part.nbytes for part in row if part is not None)
-        _, before = self._rows.pop(key, (None, 0))
+        nbytes = ROW_BYTES + INTEGER_BYTES * length + row.logprobs.nbytes + row.steps.nbytes
+        nbytes += 0 if row.ids is None else row.ids.nbytes
+        before = len(self._rows)
         self._rows[key] = row, nbytes
-        self.nbytes += nbytes - before
+        self.nbytes += nbytes if len(self._rows) > before else 0
         while self.nbytes > self.limit:
             self.nbytes -= self._rows.popitem(last=False)[1][1]
 
     def table(self, keys: Sequence[Hashable]) -> CumulativeTable:
-        """The table of some keys, all of which are known."""
+        """The table of some keys, all of which are known; their rows are the latest used then."""
         for key in keys:
             self._rows.move_to_end(key)
         rows = [self._rows[key][0] for key in keys]

@@ -1,5 +1,6 @@
 """Tables: where few tokens can be drawn, only they are read, and prompts are remembered."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -31,9 +32,14 @@ def logits_of(rows: int, kind: Any = mx.float32) -> mx.array:
     return mx.array(3 * rng.normal(size=(rows, VOCABULARY)).astype(np.float32)).astype(kind)
 
 
-def moves(seed: int, prompt: tuple[int, ...] = (1, 2), **settings: Any) -> SequenceState:
-    """A sequence that chooses among three moves."""
-    tree = choice_tree(MOVES, end_ids=(0,))
+def moves(
+    seed: int,
+    prompt: tuple[int, ...] = (1, 2),
+    choices: Sequence[tuple[int, ...]] = MOVES,
+    **settings: Any,
+) -> SequenceState:
+    """A sequence that chooses among moves of one token."""
+    tree = choice_tree(choices, end_ids=(0,))
     request = Request(
         prompt_ids=prompt, max_tokens=1, seed=seed, choices=tree, restrict=True, **settings
     )
@@ -117,6 +123,35 @@ def test_choices_of_a_large_vocabulary_are_remembered(xp: Any) -> None:
     assert not sampler.knows(key, again)
 
 
+@NAMESPACES
+def test_a_row_with_many_choices_changes_none_beside_it(xp: Any) -> None:
+    logits = logits_of(2)
+    many = [(token,) for token in range(0, 4000, 3)]
+    six = many[:6]
+    keys = (5, (1, 2)), (5, (3,))
+
+    def drawn(*rows: Row) -> tuple[Sampler, list[tuple[int, float]]]:
+        sampler = Sampler(VOCABULARY, xp=xp)
+        tokens, logprobs = sampler.read(sampler.draw(rows, logits))
+        return sampler, list(zip(tokens, logprobs, strict=True))[:200]
+
+    few: Row = (keys[0], [moves(seed, choices=six) for seed in range(200)], 0)
+    alone, expected = drawn(few)
+    beside, found = drawn(few, (keys[1], [moves(0, (3,), many)], 1))
+    assert found == expected
+    large = Sampler(VOCABULARY, xp=xp)
+    large.read(large.draw([(keys[1], [moves(0, (3,), many)], 1)], logits))
+    assert beside.known.nbytes == alone.known.nbytes + large.known.nbytes
+
+
+def test_distributions_with_a_bias_are_not_remembered() -> None:
+    sampler = Sampler(300)
+    for bias, is_known in (((), True), (((5, 1.0),), False)):
+        sequence = moves(1, choices=[(5,), (6,)], filters=Filters(top_p=0.9, logit_bias=bias))
+        sampler.read(sampler.draw([((0, (1, 2)), [sequence], 0)], logits_of(1)[:, :300]))
+        assert sampler.knows((0, (1, 2)), [sequence]) is is_known
+
+
 def row_of(size: int) -> CumulativeTable:
     """A uniform distribution over so many tokens, from 10 on."""
     steps = np.ceil(np.arange(1, size + 1) / size * 2.0**24).astype(np.int32)
@@ -137,7 +172,7 @@ def test_rows_of_different_lengths_make_one_table() -> None:
 
 
 def test_the_rows_used_last_are_kept() -> None:
-    known = KnownRows(limit=2100)
+    known = KnownRows(limit=3300)
     for key in "abc":
         known.add(key, row_of(2), 4)
     known.table(["a"])
