@@ -110,7 +110,7 @@ def draw_from_table(
 
 
 class KnownRows:
-    """Rows of tables by their keys, the latest used ones within a number of bytes."""
+    """Rows of tables by their keys, the latest ones within a number of bytes."""
 
     def __init__(self, limit: int = KNOWN_BYTES) -> None:
         """Start empty; ``limit`` is the maximum of bytes."""
@@ -141,11 +141,10 @@ class KnownRows:
             self.nbytes -= self._rows.popitem(last=False)[1][1]
 
     def table(self, keys: Sequence[Hashable]) -> CumulativeTable:
-        """The table of some keys, all of which are known; their rows are the latest used then."""
-        for key in keys:
-            self._rows.move_to_end(key)
+        """The table of some keys, all of which are known."""
         rows = [self._rows[key][0] for key in keys]
-        size = max(row.steps.shape[1] for row in rows)
+        sizes = [row.steps.shape[1] for row in rows]
+        size = None if min(sizes) == max(sizes) else max(sizes)
         ids = [row.ids for row in rows if row.ids is not None]  # all of them, or none
         return CumulativeTable(
             _stacked([row.logprobs for row in rows], size, -np.inf),
@@ -159,9 +158,9 @@ class KnownRows:
         self.nbytes = 0
 
 
-def _stacked(rows: Sequence[NDArray[Any]], size: int, fill: float) -> NDArray[Any]:
-    """[D, size] one array of rows [1, <= size], filled up at their ends."""
-    if all(row.shape[1] == size for row in rows):
+def _stacked(rows: Sequence[NDArray[Any]], size: int | None, fill: float) -> NDArray[Any]:
+    """[D, size] one array of rows [1, <= size], filled up at their ends; None: all are equal."""
+    if size is None:
         return np.concatenate(rows)
     stacked = np.full((len(rows), size), fill, rows[0].dtype)
     for place, row in enumerate(rows):
