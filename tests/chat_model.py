@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["Form", "write_chat_model"]
+__all__ = ["Form", "gguf_file", "write_chat_model"]
 
 Form = Literal["float32", "bfloat16", "4bit"]
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"

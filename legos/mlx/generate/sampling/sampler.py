@@ -152,8 +152,7 @@ class Sampler:
 
     def read(self, draws: Draws) -> Drawn:
         """Wait for draws; record what the sequences request, and mark those that failed."""
-        on_host = isinstance(draws.logprobs, np.ndarray)
-        if not on_host:
+        if not isinstance(draws.logprobs, np.ndarray):
             mx.eval(draws.tokens, draws.logprobs)  # one wait for the device instead of two
         drawn = draws.tokens.tolist(), draws.logprobs.tolist()
         self._record_raw(draws, drawn)
@@ -167,38 +166,41 @@ class Sampler:
 
         On a device they are lazy where no distribution allows few tokens.
         """
-        few = np.array([allows_few(params) for params in parameters]) & (not self._tabled)
+        few = np.array([not self._tabled and allows_few(params) for params in parameters])
         if few.all() or not few.any():
             draw_part = self._drawn_of_few if few.any() else self._drawn_of_all
             return draw_part(logits, parameters, places, unread)
-        count = len(places.sequences)
-        tokens, logprobs = np.zeros(count, np.int64), np.zeros(count, np.float32)
+        found: list[tuple[NDArray[np.intp], tuple[Any, Any]]] = []
         for chosen, draw_part in ((~few, self._drawn_of_all), (few, self._drawn_of_few)):
             rows = np.flatnonzero(chosen).tolist()
             part, draws = places.part(chosen)
             some = take(self._xp, logits, rows), [parameters[row] for row in rows]
-            tokens[draws], logprobs[draws] = map(np.array, draw_part(*some, part, unread))
+            found.append((draws, draw_part(*some, part, unread)))
+        count = len(places.sequences)
+        tokens, logprobs = np.zeros(count, np.int64), np.zeros(count, np.float32)
+        for draws, drawn in found:  # waits for the device, which has all of its work now
+            tokens[draws], logprobs[draws] = map(np.array, drawn)
         return tokens, logprobs
 
     def _drawn_of_few(
         self, logits: Any, parameters: Sequence[SamplingParams], places: "_Places", unread: int
     ) -> tuple[Any, Any]:
-        made = table_of_few(self._xp, logits, parameters)
-        self._remember(places, made)
-        return draw_from_table(made, **places.draws(unread))
+        return self._drawn_from(table_of_few(self._xp, logits, parameters), places, unread)
 
     def _drawn_of_all(
         self, logits: Any, parameters: Sequence[SamplingParams], places: "_Places", unread: int
     ) -> tuple[Any, Any]:
         made = distributions(self._xp, logits, parameters)
         if self._tabled:
-            tabled = table(made)
-            self._remember(places, tabled)
-            return draw_from_table(tabled, **places.draws(unread))
+            return self._drawn_from(table(made), places, unread)
         tokens, logprobs = draw(self._xp, made, **places.draws(unread))
         if self.on_device:
             mx.async_eval(tokens, logprobs)
         return tokens, logprobs
+
+    def _drawn_from(self, made: CumulativeTable, places: "_Places", unread: int) -> tuple[Any, Any]:
+        self._remember(places, made)
+        return draw_from_table(made, **places.draws(unread))
 
     def _remember(self, places: "_Places", made: CumulativeTable) -> None:
         sound = ~np.isnan(made.logprobs.max(axis=1))
