@@ -95,30 +95,28 @@ def train(
     *,
     resume: Path | None = None,
     view: bool = False,
-    ended: Callable[[Path], object] = lambda _: None,
-) -> int:
+) -> tuple[int, Path]:
     """Train as configured, in a new run folder or in the one to resume.
 
     Args:
         resolved: the resolved settings.
         resume: folder of the run to continue.
         view: whether a local page shows the run meanwhile.
-        ended: called with the run folder when all is done.
 
     Returns:
-        Exit code: 0, or 128 + the number of the signal that ended the run.
+        Exit code, 0 or 128 + the number of the signal that ended the run; and the run folder.
 
     Raises:
         LegosError: the error that ended the run; a checkpoint is written first.
     """
     try:
         if resume is None:
-            return _train(resolved, None, None, view=view, ended=ended)
+            return _train(resolved, None, None, view=view)
         folder = RunFolder(resume)
         with folder.resumed_run() as checkpoint:
             if checkpoint is None:
                 _print(f"the run in {resume} ended before its first checkpoint and starts again")
-            return _train(resolved, folder, checkpoint, view=view, ended=ended)
+            return _train(resolved, folder, checkpoint, view=view)
     except DeviceError as error:
         if error.run is not None:
             restart(error.run, str(error))
@@ -126,13 +124,8 @@ def train(
 
 
 def _train(
-    resolved: ResolvedConfig,
-    resumed: RunFolder | None,
-    checkpoint: Path | None,
-    *,
-    view: bool,
-    ended: Callable[[Path], object],
-) -> int:
+    resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path | None, *, view: bool
+) -> tuple[int, Path]:
     config = resolved.config
     started = time.perf_counter()
     _print(f"loading {config.model}")
@@ -183,8 +176,7 @@ def _train(
                 seconds = time.perf_counter() - started
             _check_and_compare(run, trainer, config.title)
             _print(*summary(run, folder, config, seconds, signals.received))
-            ended(folder.path)
-        return 0 if signals.received is None else 128 + signals.received
+        return 0 if signals.received is None else 128 + signals.received, folder.path
 
 
 def _players(

@@ -134,12 +134,11 @@ def start(
     check(resolved, resume=resume)
     if dry_run:
         return show(resolved.toml())
-    ended: list[Path] = []
     with (
         Path(os.devnull).open("w") as nowhere,
         redirect_stdout(nowhere) if quiet else nullcontext(),
     ):
-        code = train(resolved, resume=resume, view=view, ended=ended.append)
+        code, folder = train(resolved, resume=resume, view=view)
     if json:
-        show(describe_run(str(ended[0])), json=True)
+        show(describe_run(str(folder)), json=True)
     return code

@@ -44,8 +44,9 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
 def trained(stub: Stub) -> Trained:
     calls: Trained = []
 
-    def train(config: ResolvedConfig, *, resume: Path | None, **_: Any) -> None:
+    def train(config: ResolvedConfig, *, resume: Path | None, **_: Any) -> tuple[int, Path]:
         calls.append((config, resume))
+        return 0, Path()
 
     def check(config: ResolvedConfig, *, resume: Path | None) -> None:
         """Everything may be trained."""
