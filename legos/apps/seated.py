@@ -20,7 +20,7 @@ from legos.run.find import find_run, split_place
 from legos.run.folder import CONFIG, RUNS
 from legos.weights.adapter import Adapter
 
-__all__ = ["check_opponents_exist", "frozen_adapters", "live_opponents", "load_seated"]
+__all__ = ["check_opponents_exist", "frozen_adapters", "load_seated"]
 
 logger = logging.getLogger(__name__)
 PLAYS = 16  # plays of an arena whose seats are looked at
@@ -59,7 +59,9 @@ def check_opponents_exist(config: RunConfig) -> None:
                     )
 
 
-def load_seated(arenas: Iterable[Arena], load: Callable[[Adapter], object]) -> Mapping[str, str]:
+def load_seated(
+    arenas: Iterable[Arena], load: Callable[[Adapter], object]
+) -> tuple[Mapping[str, str], Mapping[tuple[str, str], str]]:
     """Make the adapters live that the untrained seats of the first plays name by their run.
 
     A name that is neither a run nor an adapter folder is left to the engine, in which an adapter of
@@ -70,8 +72,8 @@ def load_seated(arenas: Iterable[Arena], load: Callable[[Adapter], object]) -> M
         load: makes an adapter live in the engine under its name.
 
     Returns:
-        Name of each as seats have it -> its name in the engine; ``live_opponents`` has those of
-        leagues.
+        Name of each as seats have it -> its name in the engine; and the same for opponents of
+        leagues, by opponent and policy.
 
     Raises:
         CheckpointError: ``RUN@STEP`` or a folder is not found.
@@ -79,6 +81,7 @@ def load_seated(arenas: Iterable[Arena], load: Callable[[Adapter], object]) -> M
         ArenaError: the arena has no tasks, or its seats are not valid.
     """
     loaded: dict[str, str] = {}
+    opponents: dict[tuple[str, str], str] = {}
     for arena in arenas:
         if type(arena).seats is Arena.seats and type(arena.matchmaker) is ArenaSeats:
             continue  # the policy sits everywhere
@@ -87,7 +90,7 @@ def load_seated(arenas: Iterable[Arena], load: Callable[[Adapter], object]) -> M
             for name in league.named:
                 for policy, adapter in frozen_adapters(name, policies).items():
                     load(adapter)
-                    league.cast.live[name, policy] = adapter.name
+                    opponents[name, policy] = league.cast.live[name, policy] = adapter.name
             continue
         live: dict[str, str] = {}  # as seats name an adapter -> as the engine does
         for task, seed in plays_from(arena, arena.seed, PLAYS, held_out=False):
@@ -101,13 +104,7 @@ def load_seated(arenas: Iterable[Arena], load: Callable[[Adapter], object]) -> M
         if live:
             arena.matchmaker = SeatOverride(partial(renamed, live), arena.matchmaker)
             loaded |= live
-    return loaded
-
-
-def live_opponents(arenas: Iterable[Arena]) -> Mapping[tuple[str, str], str]:
-    """Opponent and policy -> the name in the engine of the adapter that ``load_seated`` loaded."""
-    leagues = [arena.matchmaker for arena in arenas if isinstance(arena.matchmaker, LeagueSeats)]
-    return {each: name for league in leagues for each, name in league.cast.live.items()}
+    return loaded, opponents
 
 
 def frozen_adapters(text: str, policies: Sequence[str]) -> Mapping[str, Adapter]:

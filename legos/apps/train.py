@@ -5,11 +5,10 @@ import math
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import (
     AbstractAsyncContextManager,
-    AbstractContextManager,
     closing,
     contextmanager,
     nullcontext,
@@ -25,13 +24,12 @@ from legos.apps.adapters import resume_command
 from legos.apps.page_beside import page_beside
 from legos.apps.progress import shown_while, trackers
 from legos.apps.restart import restart, watched
-from legos.apps.seated import check_opponents_exist, live_opponents, load_seated
+from legos.apps.seated import check_opponents_exist, load_seated
 from legos.apps.signals import StopSignals
 from legos.apps.summary import announcement, comparison, summary
 from legos.config.resolve import ResolvedConfig, is_chosen, read_config
 from legos.config.schema import RunConfig
 from legos.errors import ConfigError, DeviceError, LegosError, TrainerError
-from legos.loop.mix import Mix
 from legos.mac import awake
 from legos.machine import quiet_collector, share_cores
 from legos.play.step import play_each
@@ -140,12 +138,13 @@ def _train(
     with closing(made) as trainer:
         mix = make_mix(config, client := trainer.client())
         put = partial(put_on, trainer.engine, model=config.model)
-        seated = load_seated(mix.arenas.values(), put)
+        seated, opponents = load_seated(mix.arenas.values(), put)
+        place = trainer.generation, trainer.model
         served = _served(config, trainer)
         with (
             ThreadPoolExecutor(max_workers=1) as writer,
             StopSignals() as signals,
-            _players(config, trainer, mix, seated) as players,
+            ray_players(config, *place, seated=seated, opponents=opponents) as players,
             _folder(resolved, resumed, mix.title) as folder,
         ):
             signals.advice = f"; continue with\n  {resume_command(folder.path)}"
@@ -177,15 +176,6 @@ def _train(
             _check_and_compare(run, trainer, config.title)
             _print(*summary(run, folder, config, seconds, signals.received))
         return 0 if signals.received is None else 128 + signals.received, folder.path
-
-
-def _players(
-    config: RunConfig, trainer: Trainer, mix: Mix, seated: Mapping[str, str]
-) -> AbstractContextManager["Players | None"]:
-    """The players on a Ray cluster, with the opponents that are live; see ``ray_players``."""
-    opponents = live_opponents(mix.arenas.values())
-    place = trainer.generation, trainer.model
-    return ray_players(config, *place, seated=seated, opponents=opponents)
 
 
 def _restore(run: Run, config: RunConfig, checkpoint: Path | None) -> None:
