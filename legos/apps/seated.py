@@ -10,17 +10,23 @@ from legos.apps.adapters import adapters_beside, named_adapter
 from legos.arena.arena import Arena
 from legos.arena.cursor import plays_from
 from legos.arena.matchmaker import ArenaSeats, SeatOverride, renamed
-from legos.config.resolve import resolve
+from legos.config.resolve import read_config
 from legos.config.schema import RunConfig
 from legos.errors import CheckpointError, ConfigError, did_you_mean
 from legos.league.cast import BOTS, is_adapter
 from legos.league.matchmaker import DRAWS, EXPLOITER, LeagueSeats
 from legos.records.names import BASE, POLICY, frozen_name
 from legos.run.find import find_run, split_place
-from legos.run.folder import CONFIG, RUNS
+from legos.run.folder import CONFIG, RUNS, RunFolder
 from legos.weights.adapter import Adapter
 
-__all__ = ["check_opponents_exist", "frozen_adapters", "load_seated"]
+__all__ = [
+    "check_opponents_exist",
+    "frozen_adapters",
+    "load_seated",
+    "run_of",
+    "warn_of_other_arena",
+]
 
 logger = logging.getLogger(__name__)
 PLAYS = 16  # plays of an arena whose seats are looked at
@@ -48,15 +54,23 @@ def check_opponents_exist(config: RunConfig) -> None:
                     f"play.opponents names {name!r}, which is no opponent: {error}{hint}"
                 ) from error
             adapter.check_base(config.model)
-            with suppress(CheckpointError):  # an adapter folder
-                own = resolve(run=find_run(split_place(name)[0]).settings).config.arenas
-                if arena not in own:
-                    logger.warning(
-                        "opponent %s was trained on %s, and plays %s here",
-                        name,
-                        "+".join(own),
-                        arena,
-                    )
+            if (run := run_of(name)) is not None:
+                warn_of_other_arena(run, f"opponent {name}", arena)
+
+
+def run_of(who: str) -> RunFolder | None:
+    """The run of a member; None: it is none, but an adapter folder, a bot or a server."""
+    with suppress(CheckpointError):
+        if is_adapter(who):
+            return find_run(split_place(who)[0])
+    return None
+
+
+def warn_of_other_arena(run: RunFolder, who: object, arena: str) -> None:
+    """Warn where a run whose adapter plays in an arena was trained on others."""
+    own = read_config(run.settings).arenas
+    if arena not in own:
+        logger.warning("%s was trained on %s, and plays %s here", who, "+".join(own), arena)
 
 
 def load_seated(

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import permutations
 from typing import Any
@@ -12,13 +11,14 @@ import numpy as np
 
 from legos.apps.evaluate import reported
 from legos.apps.members import adapters_of, cast_of, free_seats, lasting_names, model_of
+from legos.apps.seated import run_of, warn_of_other_arena
 from legos.arena.arena import Arena
 from legos.arena.registry import advice
-from legos.config.resolve import resolve
+from legos.config.resolve import read_config, resolve
 from legos.config.schema import PlayConfig, RunConfig
-from legos.errors import ArenaError, CheckpointError, ConfigError
+from legos.errors import ArenaError, ConfigError
 from legos.fakes import ScriptedClient
-from legos.league.cast import PERSON, URLS, Cast, is_adapter
+from legos.league.cast import PERSON, URLS, Cast
 from legos.league.ratings import cyclic_share, nash_mixture, ratings
 from legos.league.tournament import (
     Meeting,
@@ -30,7 +30,6 @@ from legos.league.tournament import (
     played_results,
 )
 from legos.run.find import adapter_of, find_run, split_place
-from legos.run.folder import RunFolder
 from legos.run.people import personal_plays
 from legos.wiring.arena import make_arena
 from legos.wiring.options import check_options
@@ -324,10 +323,9 @@ def _settings(
         ConfigError: there is neither, the run has several arenas, or a setting is not valid.
         ArenaError: the arena does not accept an option.
     """
-    runs = {run.path: run for run in map(_run_of, members) if run is not None}
-    arenas_of = {path: [*resolve(run=run.settings).config.arenas] for path, run in runs.items()}
+    runs = {run.path: run for run in map(run_of, members) if run is not None}
     run = next(iter(runs.values()), None)
-    arenas = [] if run is None else arenas_of[run.path]
+    arenas = [] if run is None else [*read_config(run.settings).arenas]
     if arena is None and not arenas:
         adapters_of(members)  # names who is neither a run nor an adapter
         raise ConfigError(
@@ -346,15 +344,6 @@ def _settings(
         given = {**given, "arena": name, "model": base}
         config = resolve(overrides=given, recommend=advice).config
     check_options(config)
-    for path, own in arenas_of.items():
-        if name not in own:
-            logger.warning("%s was trained on %s, and plays %s here", path, "+".join(own), name)
+    for path, each in runs.items():
+        warn_of_other_arena(each, path, name)
     return name, config
-
-
-def _run_of(who: str) -> RunFolder | None:
-    """The run of a member; None: it is none."""
-    with suppress(CheckpointError):
-        if is_adapter(who):
-            return find_run(split_place(who)[0])
-    return None

@@ -7,12 +7,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import (
-    AbstractAsyncContextManager,
-    closing,
-    contextmanager,
-    nullcontext,
-)
+from contextlib import AbstractAsyncContextManager, closing, contextmanager, nullcontext
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
