@@ -98,10 +98,10 @@ def test_an_engine_with_other_weights_than_the_trainer_is_found(
 def test_a_check_that_raises_fails_alone(
     tiny_models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_: SelfTest) -> Check:
+    def parity(_: SelfTest) -> Check:
         raise RuntimeError("[metal] no kernel")
 
-    monkeypatch.setattr(device, "CHECKS", {"parity": broken, "swap": SelfTest.swap})
+    monkeypatch.setattr(device, "CHECKS", (parity, SelfTest.swap))
     report = examine(self_test=True, model=str(tiny_models["llama"]))
     checks = by_name(report.checks)
     assert (checks["parity"].passed, checks["swap"].passed) == (False, True)
