@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Self
 
+import numpy as np
 from pydantic import model_validator
 
-from legos.config.schedule import linear
 from legos.config.setting import Settings, knob
 from legos.config.together import check_together
 from legos.errors import ConfigError
@@ -143,6 +143,7 @@ class ObjectiveSettings(Settings):
     def objective(self, step: int, num_steps: int) -> Objective:
         """The objective of a step of a run of ``num_steps``."""
         high = self.clip_range if self.clip_range_high is None else self.clip_range_high
+        bonus = np.interp(step, (0, num_steps), (self.entropy_coef, self.entropy_coef_end))
         return Objective(
             loss=self.policy_loss,
             anchor=self.ratio_anchor,
@@ -152,9 +153,7 @@ class ObjectiveSettings(Settings):
             kl_estimator=self.kl_estimator,
             kl_coef=self.kl_coef,
             ema_kl_coef=self.ema_kl_coef,
-            entropy_coef=linear(
-                self.entropy_coef, self.entropy_coef_end, step=step, num_steps=num_steps
-            ),
+            entropy_coef=float(bonus),
         )
 
     def selection(self, num_vocabulary: int | None = None) -> Selection:

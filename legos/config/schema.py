@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
+import numpy as np
 from pydantic import model_validator
 
 from legos.config.league import LeagueConfig
 from legos.config.learning_rate import learning_rates
 from legos.config.objective import ObjectiveSettings
 from legos.config.play import MixedArena, PlayConfig, check_play
-from legos.config.schedule import linear
 from legos.config.setting import Settings, knob
 from legos.config.together import EXCLUSIVE, NEEDED, check_together
 from legos.errors import ConfigError
@@ -100,7 +100,7 @@ class TrainingConfig(ObjectiveSettings):
         rate = UNKNOWN_SIZE if self.learning_rate is None else self.learning_rate
         end = rate * self.learning_rate_end_fraction
         return Update(
-            learning_rate=warm * linear(rate, end, step=step, num_steps=num_steps),
+            learning_rate=warm * float(np.interp(step, (0, num_steps), (rate, end))),
             ema_decay=self.ema_decay if self.ema_kl_coef else None,
             kl_refresh_steps=self.kl_refresh_steps,
         )

@@ -53,7 +53,10 @@ def test_ranges_have_a_side_each() -> None:
 def test_the_entropy_bonus_is_a_line() -> None:
     config = TrainingConfig(entropy_coef=0.4, entropy_coef_end=0.2)
     objective = config.objective
-    assert [objective(step, 8).entropy_coef for step in (0, 4, 8)] == pytest.approx([0.4, 0.3, 0.2])
+    assert [objective(step, 8).entropy_coef for step in (0, 2, 4, 8, 9)] == pytest.approx(
+        [0.4, 0.35, 0.3, 0.2, 0.2]
+    )
+    assert objective(0, 0).entropy_coef == 0.2
 
 
 def test_the_learning_rate_rises_and_falls() -> None:
