@@ -15,7 +15,6 @@ from legos.errors import EndpointError, EngineError, RequestError
 from legos.remote.engine import RemoteEngine
 from legos.remote.legos_server import RETRIES, LegosServer
 from legos.remote.publish.broadcast import Broadcaster
-from legos.remote.publish.engine import EnginePublisher
 from legos.wiring.same_model import check_same_model
 
 if TYPE_CHECKING:
@@ -37,11 +36,6 @@ class TokenEngine:
     engine: LocalEngine
     model: ModelHandle
     closing: Callable[[], object] = lambda: None
-
-    @cached_property
-    def publisher(self) -> EnginePublisher:
-        """Loads adapters into the engine."""
-        return EnginePublisher(self.engine)
 
     def client(self) -> EngineClient:
         """A client of the engine, whose seats other programs can play too."""

@@ -18,7 +18,7 @@ from legos.records.names import POLICY
 from legos.records.numbers import shown
 from legos.records.step import BackendConfig
 from legos.remote.legos_server import LegosServer
-from legos.remote.publish.engine import ManyPublishers
+from legos.remote.publish.engine import EnginePublisher, ManyPublishers
 from legos.run.find import adapter_of, find_adapter
 from legos.run.folder import RunFolder
 from legos.weights.adapter import Adapter, AdapterInfo
@@ -120,7 +120,7 @@ class Trainer(PolicyTrainer):
         )
         super().__init__(
             model.make_backend(replace(settings, policies=tuple(policies))),
-            self.generation.publisher,
+            EnginePublisher(self.engine),
             config.for_model(model.folder, model.dtype),
             policies=policies,
             select=config.selection(model.num_vocabulary),
