@@ -19,11 +19,13 @@ from legos.wiring.evaluate import evaluation_of
 from legos.wiring.options import check_options
 from legos.wiring.serving import put_on
 
-__all__ = ["evaluate_run", "reported"]
+__all__ = ["OF_PLAYS", "PLAYS", "evaluate_run", "reported"]
 
 T = TypeVar("T")
 
-_OF_PLAYS = ("loop.evaluation_plays", "loop.evaluation_temperature")
+PLAYS = "loop.evaluation_plays"
+OF_PLAYS = (PLAYS, "loop.evaluation_temperature")
+"""Settings of plays; an arena that is evaluated exactly does not read them."""
 
 
 def evaluate_run(
@@ -63,7 +65,7 @@ def evaluate_run(
         mix = make_mix(config, client)
         load_seated(mix.arenas.values(), partial(put_on, live.engine, model=live.name))
         evaluation = evaluation_of(config, mix, client)
-        unread = [name for name in _OF_PLAYS if name in (overrides or {})]
+        unread = [name for name in OF_PLAYS if name in (overrides or {})]
         if evaluation.exact and unread:
             raise ConfigError(
                 f"{unread[0]} has no effect: {config.title} is evaluated exactly, from the "

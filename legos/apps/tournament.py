@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from legos.apps.evaluate import reported
+from legos.apps.evaluate import OF_PLAYS, PLAYS, reported
 from legos.apps.members import adapters_of, cast_of, free_seats, lasting_names, model_of
 from legos.apps.seated import run_of, warn_of_other_arena
 from legos.arena.arena import Arena
@@ -34,13 +34,11 @@ from legos.run.people import personal_plays
 from legos.wiring.arena import make_arena
 from legos.wiring.options import check_options
 
-__all__ = ["PLAYS", "evaluate_against", "figures", "meet", "tournament"]
+__all__ = ["evaluate_against", "figures", "meet", "tournament"]
 
 logger = logging.getLogger(__name__)
 ALL = "all"
-PLAYS, NUM_PLAYS = "loop.evaluation_plays", 100
-OF_PLAYS = (PLAYS, "loop.evaluation_temperature")
-"""Settings of plays; where one is given, members play even if the game can be enumerated."""
+NUM_PLAYS = 100
 
 
 def tournament(
@@ -80,7 +78,7 @@ def tournament(
     pairs = all_pairs(names)
     given = overrides or {}
     name, config = _settings(names, arena, {PLAYS: NUM_PLAYS, **given}, model)
-    exact = given.keys().isdisjoint(OF_PLAYS)
+    exact = given.keys().isdisjoint(OF_PLAYS)  # otherwise members play
     results = meet(name, config, pairs, exact=exact, model=model, seed=seed, api_key=api_key)
     table = results.table
     rated = ratings(table, names, unit=results.unit)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from legos.apps.adapters import resume_command
+from legos.apps.evaluate import OF_PLAYS
 from legos.apps.page_beside import page_beside
 from legos.apps.progress import shown_while, trackers
 from legos.apps.restart import restart, watched
@@ -51,8 +52,6 @@ if TYPE_CHECKING:
 
 __all__ = ["check", "train"]
 
-# Settings that determine the metrics of an evaluation.
-EVALUATION = ("loop.evaluation_plays", "loop.evaluation_temperature")
 _NEEDS_CHANGE = (*FAILS_AGAIN, TrainerError)
 _CHANGE = "change what the message names, then "
 _AT_ONCE = "; a second signal (Ctrl-C) ends the run at once, without a checkpoint of the last steps"
@@ -263,7 +262,7 @@ def _fork(run: Run, config: RunConfig, start: str) -> None:
     def of_play(settings: RunConfig, name: str) -> list[object]:
         return [getattr(one.play, name) for one in settings.arenas.values()]
 
-    evaluation = all(get(config) == get(before) for get in map(attrgetter, EVALUATION))
+    evaluation = all(get(config) == get(before) for get in map(attrgetter, OF_PLAYS))
     run.fork(
         checkpoint_of(parent, step),
         same_credit=of_play(config, "credit") == of_play(before, "credit"),
