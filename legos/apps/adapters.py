@@ -77,9 +77,7 @@ def adapters_beside(run: RunFolder, version: int, policies: Sequence[str]) -> li
             f"{run.path} has trained no policy {lacking[0]!r}, which the arena has; name a run of "
             "that arena"
         )
-    rows = MetricTail(run.metrics).read().rows()
-    steps = [row for row in rows if row.get("policy_version") == version]
-    versions = steps[-1] if steps else {}  # none: before the first step, version 0 of all
+    versions = MetricTail(run.metrics).read().of_version(version)  # {}: version 0 of all
     numbers = {name: int(versions.get(f"{name}/policy_version") or 0) for name in policies}
     return [read_adapter(run.adapters / name / f"v{numbers[name]}") for name in policies]
 

@@ -73,7 +73,7 @@ def model_card(run: RunReader, adapter: Adapter, form: ExportFormat) -> str:
     )
     shown_base = base if _is_on_hub(base) else Path(base).name
     facts = [
-        *_facts(config, _row_of(run.metrics, adapter.version), adapter),
+        *_facts(config, run.metrics.of_version(adapter.version), adapter),
         ("base", "the model that ships with legos" if base == BUILTIN else shown_base),
         ("versions of this export", ", ".join(_versions())),
     ]
@@ -116,12 +116,6 @@ def _arenas(config: RunSettings) -> list[str]:
     return [Path(name).name for name in mixed or [str(config.values["arena"])]]
 
 
-def _row_of(metrics: MetricTable, version: int) -> Metrics:
-    """The metrics of the newest step after which the policy had a version; {}: none is known."""
-    rows = [row for row in metrics.rows() if row.get("policy_version") == version]
-    return rows[-1] if rows else {}
-
-
 def _evaluation(
     table: MetricTable, figures: dict[str, tuple[float | None, float | None]], version: int
 ) -> str:
@@ -131,7 +125,7 @@ def _evaluation(
     if all(after is None for _, after in figures.values()):
         head = f"This version ({version}) was not evaluated; the figures are those of step 0.\n\n"
     else:
-        step = _row_of(table, version)["step"]
+        step = table.of_version(version)["step"]
         head = f"Before training (step {table['step'][0]}), and this version (step {step}).\n\n"
     rows = [
         (name.removeprefix("eval/").replace("_", " "), *map(_number, pair))

@@ -60,6 +60,11 @@ class MetricTable(Mapping[str, NDArray[Any]]):
             row = {name: self._columns[name][index] for name in self._names}
             yield {name: value for name, value in row.items() if not isnan(value)}
 
+    def of_version(self, version: int) -> Metrics:
+        """The metrics of the newest step after which the policy had a version; {}: none."""
+        rows = [row for row in self.rows() if row.get("policy_version") == version]
+        return rows[-1] if rows else {}
+
     def points(self, name: str, *, most: int | None = None) -> list[tuple[int, float]]:
         """Steps and values of a metric where it has a finite one; none if it does not exist.
 
