@@ -32,7 +32,6 @@ from legos.league.tournament import (
 from legos.run.find import adapter_of, find_run, split_place
 from legos.run.people import personal_plays
 from legos.wiring.arena import make_arena
-from legos.wiring.options import check_options
 
 __all__ = ["evaluate_against", "figures", "meet", "tournament"]
 
@@ -341,7 +340,6 @@ def _settings(
         base = model_of(model, adapters_of(members))
         given = {**given, "arena": name, "model": base}
         config = resolve(overrides=given, recommend=advice).config
-    check_options(config)
     for path, each in runs.items():
         warn_of_other_arena(each, path, name)
     return name, config
