@@ -14,7 +14,7 @@ from legos.config.resolve import read_config
 from legos.config.schema import RunConfig
 from legos.errors import CheckpointError, ConfigError, did_you_mean
 from legos.league.cast import BOTS, is_adapter
-from legos.league.matchmaker import DRAWS, EXPLOITER, LeagueSeats
+from legos.league.matchmaker import DRAWS, EXPLOITER, LeagueSeats, with_adapters
 from legos.records.names import BASE, POLICY, frozen_name
 from legos.run.find import find_run, split_place
 from legos.run.folder import CONFIG, RUNS, RunFolder
@@ -42,9 +42,7 @@ def check_opponents_exist(config: RunConfig) -> None:
         AdapterError: one is damaged, or was trained on another model.
     """
     for arena, one in config.arenas.items():
-        for name in {**one.play.opponents, **one.play.opponents_end}:
-            if name in DRAWS or not is_adapter(name):
-                continue
+        for name in with_adapters({**one.play.opponents, **one.play.opponents_end}):
             try:
                 adapter = named_adapter(name, name=name)
             except CheckpointError as error:

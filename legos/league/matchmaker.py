@@ -1,7 +1,7 @@
 """The matchmaker of a league: opponents by shares, from the policy's own past and from outside."""
 
 from bisect import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, permutations
 from typing import Any
@@ -16,13 +16,18 @@ from legos.protocols import Matchmaker, Seat, Seating
 from legos.records.episode import Episode, Task, mean_of
 from legos.records.seeds import mix, uniforms
 
-__all__ = ["DRAWS", "EXPLOITER", "EXPLOITERS", "LeagueSeats"]
+__all__ = ["DRAWS", "EXPLOITER", "EXPLOITERS", "LeagueSeats", "with_adapters"]
 
 SELF, EXPLOITER, EXPLOITERS = "self", "exploiter", "exploiters"
 DRAWS = (SELF, "past", "recent", "hard", "even", EXPLOITER, EXPLOITERS)
 """Opponents that the league finds itself; any other name is that of a member (``Cast``)."""
 _STREAM = 0x1EA6E  # random stream of a task from which its seats are drawn
 AHEAD, MOST_AHEAD = 2048, 4  # tasks whose draws are made together, and blocks that are kept
+
+
+def with_adapters(opponents: Iterable[str]) -> list[str]:
+    """The opponents whose adapters have to be loaded: no draws of the league, bots or servers."""
+    return [name for name in opponents if name not in DRAWS and is_adapter(name)]
 
 
 class LeagueSeats(Matchmaker):
@@ -104,7 +109,7 @@ class LeagueSeats(Matchmaker):
     @property
     def named(self) -> list[str]:
         """The members among the opponents whose adapters have to be loaded."""
-        return [name for name in self._names if name not in DRAWS and is_adapter(name)]
+        return with_adapters(self._names)
 
     def pools(self, policy: str) -> bool:
         """Whether a policy of the arena may be met as a snapshot."""

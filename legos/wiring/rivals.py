@@ -1,8 +1,7 @@
 """Count the adapters of opponents, for which an engine elsewhere must have room."""
 
-from legos.config.schema import PlayConfig, RunConfig
-from legos.league.cast import is_adapter
-from legos.league.matchmaker import DRAWS, EXPLOITER, EXPLOITERS
+from legos.config.schema import RunConfig
+from legos.league.matchmaker import EXPLOITER, EXPLOITERS, with_adapters
 from legos.run.find import find_adapter
 from legos.run.league import LEAD
 from legos.weights.folder import read_adapter
@@ -23,7 +22,7 @@ def rivals_of(config: RunConfig) -> int:
             continue
         policies = {*policies_of({name: one})} - {EXPLOITER}
         pools += len(policies) + (EXPLOITERS in shares)
-        named |= {(who, policy) for who in _named(one.play) for policy in policies}
+        named |= {(who, policy) for who in with_adapters(shares) for policy in policies}
     return pools * (league.snapshots + patience // league.snapshot_every + 2) + len(named)
 
 
@@ -33,11 +32,7 @@ def rank_of_rivals(config: RunConfig) -> int:
     Raises:
         AdapterError: an adapter is damaged.
     """
-    named = {who for one in config.arenas.values() for who in _named(one.play)}
-    return max((read_adapter(find_adapter(who)).shape.rank for who in named), default=0)
-
-
-def _named(play: PlayConfig) -> list[str]:
-    """The opponents of an arena whose adapters are read from files."""
-    shares = {**play.opponents, **play.opponents_end}
-    return [who for who in shares if who not in DRAWS and is_adapter(who)]
+    plays = [one.play for one in config.arenas.values()]
+    named = {who for play in plays for who in {**play.opponents, **play.opponents_end}}
+    ranks = (read_adapter(find_adapter(who)).shape.rank for who in with_adapters(named))
+    return max(ranks, default=0)
