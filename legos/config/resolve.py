@@ -72,10 +72,8 @@ class ResolvedConfig:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layer:
-    source: str
-    values: Mapping[str, object]  # dotted name -> value
+_Layer = tuple[str, Mapping[str, object]]
+"""The source of some settings; and dotted name -> value."""
 
 
 def is_chosen(source: str) -> bool:
@@ -122,10 +120,10 @@ def resolve(
     """
     chosen = [] if run is None else [_read_layer(run, whole=True)]
     chosen += [_read_layer(path) for path in files]
-    chosen.append(_Layer(source=COMMAND_LINE, values=_checked(overrides or {}, COMMAND_LINE)))
+    chosen.append((COMMAND_LINE, _checked(overrides or {}, COMMAND_LINE)))
     advice = _advice(recommend, _merge(chosen)[0]) if recommend is not None else []
     if _merge([*advice, *chosen])[0].get(_DETERMINISTIC) is True:
-        advice.append(_Layer(source=_DETERMINISTIC, values=_IMPLIED))
+        advice.append((_DETERMINISTIC, _IMPLIED))
     resolved = _build(*_merge([*advice, *chosen]))
     if run is None:
         return resolved
@@ -150,9 +148,9 @@ def _advice(recommend: Recommend, chosen: Mapping[str, object]) -> list[_Layer]:
     layers: list[_Layer] = []
     elsewhere = chosen.get("server") or chosen.get("ray") or chosen.get("engine") == "vllm"
     if not elsewhere:
-        layers.append(_Layer(source="one device", values=_ONE_DEVICE))
+        layers.append(("one device", _ONE_DEVICE))
     if model == BUILTIN:
-        layers.append(_Layer(source=f"model {BUILTIN}", values=RECOMMENDED))
+        layers.append((f"model {BUILTIN}", RECOMMENDED))
     mixed = list(dict.fromkeys(split_name(n)[0][1] for n in chosen if n.startswith(_MIX)))
     found = {name: recommend(name, model) for name in mixed}
     for name, values in found.items():
@@ -161,13 +159,13 @@ def _advice(recommend: Recommend, chosen: Mapping[str, object]) -> list[_Layer]:
             for key, value in values.items()
             if key.startswith(_OWN) and key not in chosen
         }
-        layers.append(_Layer(source=f"arena {name}", values=own))
+        layers.append((f"arena {name}", own))
     for name, values in reversed(found.items()):
         rest = {key: value for key, value in values.items() if not key.startswith(_OWN)}
-        layers.append(_Layer(source=f"arena {name}", values=rest))
+        layers.append((f"arena {name}", rest))
     if not mixed:
-        layers.append(_Layer(source=f"arena {arena}", values=recommend(arena, model)))
-    return [replace(each, values=_checked(each.values, each.source)) for each in layers]
+        layers.append((f"arena {arena}", recommend(arena, model)))
+    return [(source, _checked(values, source)) for source, values in layers]
 
 
 def read_config(path: Path) -> RunConfig:
@@ -191,7 +189,7 @@ def _read_layer(path: Path, *, whole: bool = False) -> _Layer:
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    return _Layer(source=source, values=_checked(values, source))
+    return source, _checked(values, source)
 
 
 def _flatten(table: Mapping[str, object], prefix: str = "") -> Iterable[tuple[str, object]]:
@@ -243,9 +241,9 @@ def _suggest(name: str, known: Mapping[str, FieldInfo]) -> str:
 def _merge(layers: Iterable[_Layer]) -> tuple[dict[str, object], dict[str, str]]:
     values: dict[str, object] = {}
     sources: dict[str, str] = {}
-    for layer in layers:
-        values |= layer.values
-        sources |= dict.fromkeys(layer.values, layer.source)
+    for source, chosen in layers:
+        values |= chosen
+        sources |= dict.fromkeys(chosen, source)
     return values, sources
 
 
