@@ -44,11 +44,6 @@ def bench(
         raise ConfigError(f"--seconds is {seconds:g}; expected a number above 0, such as 60")
     quiet_collector()  # as runs and servers do
     facts = find_device().facts()
-    machine = {
-        "legos": own_version(),
-        "machine": f"{mac_facts().get('chip') or platform.machine()}",
-        **facts,
-    }
     with tempfile.TemporaryDirectory() as root:
         if model is None:
             folder = str(write_bench_model("40m", Path(root) / "40m"))
@@ -63,7 +58,9 @@ def bench(
             write(_row(line))
     hint = blas_hint()
     return {
-        **machine,
+        "legos": own_version(),
+        "machine": f"{mac_facts().get('chip') or platform.machine()}",
+        **facts,
         "model": title,
         "lines": [line.as_dict() for line in lines],
         **({"hint": hint} if hint else {}),
