@@ -25,19 +25,15 @@ def doctor(
             code 1 if one fails without a refusal.
         json: Print one JSON object.
     """
-    if models:
-        from legos.apps.doctor import try_architectures
+    from legos.apps.doctor import examine, try_architectures
 
+    if models:
+        rows = try_architectures(architectures, show=(lambda _: None) if json else show)
         if json:
-            rows = try_architectures(architectures)
             show({"architectures": {row.pop("architecture"): row for row in rows}}, json=True)
-        else:
-            rows = try_architectures(architectures, show=show)
         return 1 if any("error" in row.values() for row in rows) else 0
     if architectures:
         raise ConfigError(f"{architectures[0]!r} is not expected here, only after --models")
-    from legos.apps.doctor import examine
-
     report = examine(self_test=self_test, model=model)
     show(report.as_dict() if json else report.facts, json=json)
     if not json:
