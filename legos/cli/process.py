@@ -37,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         end = threading.Timer(LAST_CALL_S, os._exit, (code,))
         end.daemon = True
         end.start()
-    if any(thread is not threading.main_thread() for thread in _waited_for()):
+    joined = [thread for thread in threading.enumerate() if not thread.daemon]
+    if joined != [threading.main_thread()]:  # Python would wait for them
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -66,11 +67,6 @@ def _run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # who read the output, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the last flush does not fail too
         return PIPE_CLOSED
-
-
-def _waited_for() -> list[threading.Thread]:
-    """The threads that Python joins before a process ends."""
-    return [thread for thread in threading.enumerate() if not thread.daemon]
 
 
 @contextmanager
