@@ -35,13 +35,12 @@ def elsewhere(
         return partial(ray_engine, config, say=say)
     if not config.server:
         return None
-    folder = config.adapter_folder
     return engine_at(
         config.server,
         policies,
         rivals=rivals_of(config),
         api_key=api_key,
-        adapter_folder=folder,
+        adapter_folder=config.adapter_folder,
     )
 
 
