@@ -167,11 +167,12 @@ def chat(
             client = live.client()
             small = live.name == BUILTIN
             adapter = BASE if adapter == BASE else POLICY
-        longest = max_tokens or (BUILTIN_LONGEST if small else LONGEST)
+        if max_tokens is None:
+            max_tokens = BUILTIN_LONGEST if small else LONGEST
         talk = Chat(
             client=client,
             adapter=adapter,
-            sampling=Sampling(temperature=temperature, max_tokens=longest),
+            sampling=Sampling(temperature=temperature, max_tokens=max_tokens),
             rng=random.Random(seed),
             system=system,
         )

@@ -25,7 +25,7 @@ from legos.apps.adapters import loaded
 from legos.apps.chat import Chat, chat
 from legos.builtin import EXAMPLE
 from legos.cli.process import main
-from legos.errors import RequestError
+from legos.errors import RecordError, RequestError
 from legos.records.limits import EngineLimits
 from legos.records.message import Sampling
 from legos.run.folder import RunFolder
@@ -88,6 +88,11 @@ def test_what_goes_wrong_in_a_pipe_ends_it() -> None:
         pytest.raises(RequestError, match="too long"),
     ):
         talk(url, "one\n")
+
+
+def test_a_limit_of_no_token_is_refused() -> None:
+    with pytest.raises(RecordError, match="max_tokens is 0; expected at least 1"):
+        talk("http://127.0.0.1:9", "", max_tokens=0)
 
 
 def test_without_a_url_a_model_of_this_process_answers(
