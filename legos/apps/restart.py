@@ -53,7 +53,7 @@ def restart(folder: Path, reason: str) -> None:
     sys.stderr.flush()
     os.environ[RESTARTS] = str(done + 1)
     command = [sys.executable, "-m", "legos", "train", "--resume", str(folder)]
-    command += [option for option in sys.argv if option == "--view"]
+    command += [option for option in sys.argv if option in ("--view", "--quiet")]
     os.execv(sys.executable, command)  # no shell; the process keeps its number and its terminal
 
 

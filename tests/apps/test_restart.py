@@ -81,11 +81,11 @@ def test_restarts_are_counted(
     started: list[list[str]] = []
     monkeypatch.setattr(restart.os, "execv", lambda _, command: started.append(command))
     monkeypatch.setenv(restart.RESTARTS, "1")
-    for options in (["--seed", "1"], ["--view"], [], []):
+    for options in (["--seed", "1"], ["--view", "--quiet"], [], []):
         monkeypatch.setattr(sys, "argv", ["legos", "train", *options])
         restart.restart(tmp_path / "run", "the device failed")
     again = ["-m", "legos", "train", "--resume", str(tmp_path / "run")]
-    assert [command[1:] for command in started] == [again, [*again, "--view"]]
+    assert [command[1:] for command in started] == [again, [*again, "--view", "--quiet"]]
     assert caplog.text.count("the device failed; 3 new processes have failed as well") == 2
     monkeypatch.delenv(restart.RESTARTS)
     restart.restart(tmp_path / "elsewhere", "the device failed")  # without a checkpoint
