@@ -1,7 +1,7 @@
 """Make the servers that compute reference log-probabilities, and compare them with the trainer."""
 
 import logging
-from contextlib import ExitStack
+from contextlib import ExitStack, aclosing
 from functools import partial
 
 import msgspec
@@ -76,15 +76,13 @@ def reference_servers(
 
 async def _same_tokens(url: str, model: ModelHandle, api_key: str | None) -> bool:
     """Whether a server turns chats into the token ids that the trainer turns them into."""
-    server = Transport(
-        server_root(url), api_key=api_key, timeout_s=PATIENCE_S, max_connections=1, retries=2
-    )
-    try:
+    root = server_root(url)
+    async with aclosing(
+        Transport(root, api_key=api_key, timeout_s=PATIENCE_S, max_connections=1, retries=2)
+    ) as server:
         for text in TEXTS:
             asked = {"messages": [{"role": "user", "content": text}]}
             found = await server.request("POST", "/tokenize", _tokens_of, json=asked)
             if found.tokens != model.tokenizer.render((Message("user", text),)):
                 return False
-    finally:
-        await server.aclose()
     return True
