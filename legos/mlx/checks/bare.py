@@ -16,8 +16,8 @@ import numpy as np
 from mlx.utils import tree_map
 from mlx_lm.generate import BatchGenerator
 
-from legos.mlx.generate.prefill import pad_rows
 from legos.mlx.model.forward import CausalModel
+from legos.records.batch import pad_rows
 
 __all__ = ["Row", "Split", "bare_generation", "bare_generator", "make_bare_update"]
 
@@ -105,8 +105,7 @@ def _summed(parts: Iterable[Any]) -> Any:
 
 def _inputs(block: Sequence[Split], pad_to: int) -> tuple[mx.array, mx.array, mx.array, mx.array]:
     """Token ids [R, T], and the row, column and target id of every completion token."""
-    input_ids, _ = pad_rows([tokens[:-1] for tokens, _ in block])
-    input_ids = mx.pad(input_ids, [(0, 0), (0, max(0, pad_to - input_ids.shape[1]))])
+    input_ids = mx.array(pad_rows([tokens[:-1] for tokens, _ in block], width=pad_to))
     places = np.array(
         [
             (row, column - 1, tokens[column])

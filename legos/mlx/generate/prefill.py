@@ -9,9 +9,9 @@ import numpy as np
 from legos.mlx.generate.batch_cache import BatchCache
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.prefix_kv import PrefixKV
-from legos.records.batch import pad_rows as padded
+from legos.records.batch import pad_rows
 
-__all__ = ["Prefill", "last_logits", "pad_rows"]
+__all__ = ["Prefill", "last_logits"]
 
 Row = tuple[int, ...]
 MIN_CHUNK = 2  # mlx-lm's sliding windows refuse padding in a chunk of one token
@@ -21,8 +21,8 @@ def last_logits(
     forward: CausalModel, rows: Sequence[Row], cache: list[PrefixKV] | None = None
 ) -> mx.array:
     """[B, V] next-token logits of B rows, which continue a prefix or nothing."""
-    input_ids, last = pad_rows(rows)
-    return forward.logits_at(input_ids, mx.arange(len(rows)), last, cache)
+    last = mx.array([len(row) - 1 for row in rows])
+    return forward.logits_at(mx.array(pad_rows(rows)), mx.arange(len(rows)), last, cache)
 
 
 class Prefill:
@@ -85,7 +85,7 @@ class Prefill:
             padding = [self._longest - length for length in self._lengths]
             for layer in self.block.layers:
                 layer.prepare(lengths=self._lengths, right_padding=padding)
-        self._inputs = mx.array(padded(rest, width=self._longest)) if self._longest else None
+        self._inputs = mx.array(pad_rows(rest, width=self._longest)) if self._longest else None
 
     def advance(self, max_tokens: int) -> bool:
         """Compute one chunk of about ``max_tokens`` padded tokens; True after the last chunk."""
@@ -124,9 +124,3 @@ class Prefill:
             columns = [last[row] for row in ended]
             self._hidden.append(hidden[mx.array(ended), mx.array(columns)])
             self._ended += ended
-
-
-def pad_rows(rows: Sequence[Row]) -> tuple[mx.array, mx.array]:
-    """[R, T] right-padded token ids, and [R] column of each row's last token."""
-    lengths = np.array([len(row) for row in rows], np.int32)
-    return mx.array(padded(rows)), mx.array(lengths - 1)

@@ -22,7 +22,6 @@ from legos.device.worker import answer
 from legos.errors import EngineError, RequestError
 from legos.mlx.generate.adapter_table import LiveAdapter
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
-from legos.mlx.generate.prefill import pad_rows
 from legos.mlx.generate.shared_prefix import (
     MIN_SAVED,
     computed_prefix,
@@ -30,7 +29,7 @@ from legos.mlx.generate.shared_prefix import (
     num_shared,
 )
 from legos.mlx.model.forward import CausalModel
-from legos.records.batch import row_blocks
+from legos.records.batch import pad_rows, row_blocks
 from legos.records.request import Request
 
 __all__ = ["Score", "ScoreQueue"]
@@ -157,7 +156,7 @@ class Score:
             for row in block:
                 row.done = shared
         rests = [row.ids[row.done :] for row in block]
-        self._take(forward, forward.trunk(pad_rows(rests)[0], cache=cache), block)
+        self._take(forward, forward.trunk(mx.array(pad_rows(rests)), cache=cache), block)
 
     def _go_on(self, long: _Row, forward: CausalModel, max_tokens: int) -> None:
         """Compute the next chunk of a long row."""

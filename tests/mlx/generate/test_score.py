@@ -10,7 +10,7 @@ import pytest
 
 from legos.errors import EngineError, RequestError
 from legos.mlx.generate import score
-from legos.mlx.generate.prefill import pad_rows
+from legos.records.batch import pad_rows
 from legos.records.request import Generated, Request
 
 Room = Callable[..., Any]
