@@ -308,7 +308,7 @@ class BatchCache:
         for slot, end in zip(slots, ends, strict=True):
             self._space.lengths[slot] = end
         for cache in self._slot_caches:
-            cache.begin()
+            cache.offset = self._space.current.offset
 
     def _merged(self, rows: Sequence[Any], slots: Sequence[int], numbers: Iterator[int]) -> Any:
         """One layer of a block, from its caches of single rows."""

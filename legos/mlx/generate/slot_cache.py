@@ -184,10 +184,6 @@ class SlotCache:
         self.values: mx.array | None = None
         self.offset = space.current.offset
 
-    def begin(self) -> None:
-        """Begin the current pass of the space."""
-        self.offset = self._space.current.offset
-
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write the pass; returns all that its rows attend to, as ``keys_and_values``.
 
@@ -306,18 +302,13 @@ class SlotCache:
         new = mx.zeros((*self._shape, like.shape[-1]), like.dtype)
         slots, tokens = self._space.held
         if flat is not None and slots:
-            new[:slots, :, :tokens] = _rows(flat, before)[:slots, :, :tokens]
+            new[:slots, :, :tokens] = flat.reshape(*before, -1)[:slots, :, :tokens]
         return new.reshape(prod(self._shape), like.shape[-1])
 
     def _buffers(self) -> tuple[mx.array, mx.array]:
         assert self.keys is not None
         assert self.values is not None
         return self.keys, self.values
-
-
-def _rows(flat: mx.array, shape: tuple[int, int, int]) -> mx.array:
-    """[S, H, C, D] view of a flat buffer."""
-    return flat.reshape(*shape, flat.shape[-1])
 
 
 def _places(

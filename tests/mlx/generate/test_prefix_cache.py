@@ -108,7 +108,7 @@ def test_a_prefill_ends_with_the_weights_it_began_with(room: Callable[..., Any])
     assert one.answer(1).versions == (0, 1, 1)
     assert one.answer(1).token_ids[0] == expected.token_ids[0]
     assert one.answer(1).logprobs[0] == pytest.approx(expected.logprobs[0], abs=1e-5)
-    assert len(one.engine._scheduler._slots.slots) == 2  # the base and the policy
+    assert len(one.engine._scheduler._slots._slots) == 2  # the base and the policy
     (again,) = one.ask([request])  # no prefix of it was kept
     fresh = room("llama", prefix_bytes=0)
     fresh.load(1)

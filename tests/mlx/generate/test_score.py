@@ -209,7 +209,7 @@ def test_a_score_ends_under_the_weights_it_began_with(room: Room) -> None:
     again = one.engine.score(prompts[:2], end_ids=(END,))
     one.finish()
     check(again.result(timeout=0), expected(one.tree, prompts[:2]))
-    assert len(one.engine._scheduler._slots.slots) == 2  # the base and the policy
+    assert len(one.engine._scheduler._slots._slots) == 2  # the base and the policy
 
 
 def test_a_score_that_fails_harms_nobody_else(room: Room, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 import mlx.core as mx
 import numpy as np
-from numpy.typing import NDArray
 
 from legos.errors import EngineError
 
@@ -50,15 +49,11 @@ class SlotBatch:
         shape = self._shape(lead, name)
         known = self._masks.get((layout, shape, dtype))
         if known is None:
-            rows = self._rows(shape)
+            rows = np.repeat(self.slots, shape[0] // len(self.slots))  # of the first axis
             columns = [np.full((rank, 1), scale) * (rows == slot) for slot, rank, scale in layout]
             mask = np.concatenate(columns).T.reshape(*shape, -1)
             known = self._masks[layout, shape, dtype] = mx.array(mask, dtype)
         return known
-
-    def _rows(self, shape: tuple[int, ...]) -> NDArray[np.int64]:
-        """The slot of each entry along the first axis of a shape."""
-        return np.repeat(np.array(self.slots), shape[0] // len(self.slots))
 
     def _shape(self, lead: tuple[int, ...], name: str) -> tuple[int, ...]:
         """The shape that broadcasts along the first axis of a module's input, which is the batch.

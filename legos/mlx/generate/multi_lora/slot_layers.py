@@ -51,10 +51,6 @@ class Pair:
     scale: float
     rank: int
 
-    def astype(self, dtype: mx.Dtype) -> "Pair":
-        """The pair in another type."""
-        return replace(self, a=self.a.astype(dtype), b=self.b.astype(dtype))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
@@ -151,7 +147,7 @@ class AdaptedModule:
         """
         pair = self.pairs.get(slot)
         if pair is not None and pair.a.dtype != dtype:
-            pair = pair.astype(dtype)
+            pair = replace(pair, a=pair.a.astype(dtype), b=pair.b.astype(dtype))
             self.pairs = {**self.pairs, slot: pair}
         return pair
 

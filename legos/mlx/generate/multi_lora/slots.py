@@ -17,7 +17,7 @@ from legos.mlx.generate.multi_lora.slot_layers import (
     become_experts,
     become_slotted,
 )
-from legos.mlx.model.lora import SWITCH, pair_shapes
+from legos.mlx.model.lora import LINEAR, SWITCH, pair_shapes
 from legos.weights.adapter import Adapter
 from legos.weights.fits import check_finite, check_shapes
 
@@ -26,7 +26,6 @@ __all__ = ["NO_ADAPTER", "AdapterSlots"]
 NO_ADAPTER = 0
 """The slot of the base model, which is always there."""
 
-LINEAR = (nn.Linear, nn.QuantizedLinear)
 PARTS = ("lora_a", "lora_b")
 
 
@@ -52,11 +51,6 @@ class AdapterSlots:
         self._next = NO_ADAPTER + 1
         self._current = Current()
         self._batch: SlotBatch | None = None  # the last one, for rows with the same slots
-
-    @property
-    def slots(self) -> tuple[int, ...]:
-        """All slots, the base model's first."""
-        return tuple(self._slots)
 
     @property
     def uncalled(self) -> tuple[str, ...]:
@@ -174,7 +168,7 @@ class AdapterSlots:
                 f"{title}: {key} adapts an embedding, which may be the output head as well and is "
                 "not served; train without it"
             )
-        if not isinstance(module, (*LINEAR, *SWITCH)):
+        if not isinstance(module, LINEAR):
             raise AdapterError(
                 f"{title}: {key} adapts a {type(module).__name__}; expected a linear module"
             )
