@@ -13,14 +13,14 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from legos.errors import EngineError
 
-__all__ = ["CLOSE_S", "InlineWorker", "ThreadWorker", "Worker", "answer"]
+__all__ = ["CLOSE_S", "InlineWorker", "ThreadWorker", "Worker", "answer", "taken"]
 
 T = TypeVar("T")
 Tick = Callable[[], bool]
@@ -151,9 +151,8 @@ class ThreadWorker:
 
     def _refuse(self) -> None:
         """Answer the remaining calls with an error."""
-        with suppress(IndexError):  # the queue is empty; another thread may empty it as well
-            while True:
-                answer(self._calls.popleft()[0], self._closed())
+        for future, _, _ in taken(self._calls):
+            answer(future, self._closed())
 
     def _closed(self) -> EngineError:
         return EngineError(f"{self._thread.name} was closed before this call")
@@ -206,9 +205,7 @@ class InlineWorker:
         """Stop; later calls raise ``EngineError``."""
         self._open = False
 
-    def abandon(self) -> None:
-        """Stop; there is no thread to wait for."""
-        self._open = False
+    abandon = close  # there is no thread to wait for
 
     def _run(self) -> None:
         self._loop = None
@@ -246,3 +243,10 @@ def answer(future: "Future[T]", result: T | BaseException) -> None:
             future.set_exception(result)
         else:
             future.set_result(result)
+
+
+def taken(queue: deque[T]) -> Iterator[T]:
+    """Take everything out of a queue; each item goes to exactly one thread."""
+    with suppress(IndexError):  # it is empty; another thread may empty it as well
+        while True:
+            yield queue.popleft()

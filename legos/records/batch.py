@@ -12,14 +12,14 @@ of chosen tokens of a sample, K maximum number of legal tokens of a logit positi
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from legos.records.sample import Sample
 
-__all__ = ["Batch", "make_batch", "pad_rows", "row_blocks"]
+__all__ = ["Batch", "make_batch", "num_common", "pad_rows", "row_blocks"]
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -70,6 +70,13 @@ def pad_rows(rows: Sequence[Sequence[int] | Ints], *, width: int = 0) -> Ints:
     for index, row in enumerate(rows):
         padded[index, : len(row)] = row
     return padded
+
+
+def num_common(left: NDArray[Any], right: NDArray[Any]) -> int:
+    """Number of first tokens that two rows have in common."""
+    length = min(len(left), len(right))
+    differ = np.flatnonzero(left[:length] != right[:length])
+    return int(differ[0]) if differ.size else length
 
 
 def make_batch(

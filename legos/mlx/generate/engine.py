@@ -23,10 +23,10 @@ from typing import TypeVar
 import mlx.core as mx
 import mlx.nn as nn
 
-from legos.device.worker import CLOSE_S, InlineWorker, Worker
+from legos.device.worker import CLOSE_S, InlineWorker, Worker, taken
 from legos.errors import DeviceError, EngineError, RequestError
 from legos.mlx.generate.capabilities import Capabilities
-from legos.mlx.generate.inbox import Message, deliver_all, refuse_all, taken
+from legos.mlx.generate.inbox import Message, deliver_all, refuse_all
 from legos.mlx.generate.request_check import RequestCheck
 from legos.mlx.generate.scheduler import Outcome, Scheduler
 from legos.mlx.generate.score import Score
@@ -203,7 +203,8 @@ class MlxEngine:
 
     def _load(self, adapter: Adapter) -> AdapterInfo:
         self._answer_after(self._scheduler.collect)
-        self._scheduler.load(adapter, self._inside)
+        self._scheduler.adapters.load(adapter)
+        self._scheduler.tidy(self._inside)
         self.swaps += 1
         return adapter.info
 
@@ -215,7 +216,7 @@ class MlxEngine:
         """Queue a message for the next step; callable on any thread."""
         self._inbox.append(message)
         if self._closed:
-            refuse_all(self._inbox, "the engine was closed")
+            refuse_all(self._inbox)
         else:
             self._worker.wake()
 
@@ -328,7 +329,7 @@ class MlxEngine:
         self._inside = set()  # so the step delivers nothing if it ends after all
         self._scheduler.scores.fail(closed)
         deliver_all([(sequence, closed) for sequence in inside])
-        refuse_all(self._inbox, "the engine was closed")
+        refuse_all(self._inbox)
 
     def _end(self) -> None:
         """Answer all requests, inside or still queued, with an error."""
@@ -336,4 +337,4 @@ class MlxEngine:
         closed = EngineError("the engine was closed")
         self._scheduler.scores.fail(closed)
         self._answer([(sequence, closed) for sequence in self._inside])
-        refuse_all(self._inbox, "the engine was closed")
+        refuse_all(self._inbox)

@@ -2,33 +2,25 @@
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 
-from legos.device.worker import answer
+from legos.device.worker import answer, taken
 from legos.errors import EngineError
 from legos.mlx.generate.score import Score
 from legos.mlx.generate.sequences import SequenceState
 from legos.protocols import Deliver
 from legos.records.request import Request, Result
 
-__all__ = ["Message", "deliver_all", "refuse_all", "taken"]
+__all__ = ["Message", "deliver_all", "refuse_all"]
 
 logger = logging.getLogger(__name__)
 Message = tuple[Deliver, Sequence[tuple[int, Request]] | frozenset[int]] | Score
 """Requests that come in, or the numbers of those to be cancelled; or a score."""
 
 
-def taken(inbox: deque[Message]) -> Iterator[Message]:
-    """Take every message out; each goes to exactly one thread."""
-    with suppress(IndexError):  # it is empty; another thread may empty it as well
-        while True:
-            yield inbox.popleft()
-
-
-def refuse_all(inbox: deque[Message], reason: str) -> None:
-    """Answer all messages with an error."""
-    error = EngineError(reason)
+def refuse_all(inbox: deque[Message]) -> None:
+    """Answer all messages of a closed engine with an error."""
+    error = EngineError("the engine was closed")
     for message in taken(inbox):
         if isinstance(message, Score):
             answer(message.future, error)

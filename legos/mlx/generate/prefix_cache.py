@@ -15,6 +15,8 @@ import numpy as np
 from mlx_lm.models.cache import CacheList, can_trim_prompt_cache, trim_prompt_cache
 from numpy.typing import NDArray
 
+from legos.records.batch import num_common
+
 __all__ = ["BLOCK", "PrefixCache", "copied", "trimmed"]
 
 BLOCK = 64  # tokens; to compute a shorter prefix is faster than to look it up and join it
@@ -34,10 +36,6 @@ class _Entry:
         self.num_bytes = sum(int(layer.nbytes) for layer in cache)
         self.trimmable: bool = can_trim_prompt_cache(cache)
         self.places = list(_blocks(*key)) if self.trimmable else [hash(key)]
-
-    def begins(self, tokens: NDArray[np.int64]) -> bool:
-        """Whether the entry's tokens are a prefix of ``tokens``."""
-        return _shared(self.tokens, tokens) == len(self.tokens)
 
 
 class PrefixCache:
@@ -89,7 +87,7 @@ class PrefixCache:
             return
         if entry.trimmable:
             shorter = self._nearest(epoch, tokens)
-            if shorter is not None and shorter.begins(entry.tokens):
+            if shorter and num_common(shorter.tokens, entry.tokens) == len(shorter.tokens):
                 self._remove(shorter)
         else:
             self._whole[len(tokens)] = self._whole.get(len(tokens), 0) + 1
@@ -110,7 +108,7 @@ class PrefixCache:
         found: tuple[int, _Entry] | None = None
         near = self._nearest(epoch, tokens)
         if near is not None:
-            found = _shared(near.tokens, np.array(tokens[:-1])), near
+            found = num_common(near.tokens, np.array(tokens[:-1])), near
         whole = self._longest_whole(epoch, tokens)
         if whole is not None and (found is None or len(whole.tokens) > found[0]):
             found = len(whole.tokens), whole
@@ -121,10 +119,6 @@ class PrefixCache:
         if length > entry.answer:
             self._answers = 0
         return trimmed(entry.cache, len(entry.tokens) - length), length
-
-    def clear(self) -> None:
-        """Remove all entries."""
-        self.keep_only(())
 
     def keep_only(self, epochs: Collection[int]) -> None:
         """Remove the entries of all other epochs; a thousand take as long as 1-2 decode steps."""
@@ -186,10 +180,3 @@ def _blocks(epoch: int, tokens: Sequence[int]) -> Iterator[int]:
     for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
         chain = hash((chain, *tokens[start : start + BLOCK]))
         yield chain
-
-
-def _shared(left: NDArray[np.int64], right: NDArray[np.int64]) -> int:
-    """The length of the common prefix."""
-    length = min(len(left), len(right))
-    differ = np.flatnonzero(left[:length] != right[:length])
-    return int(differ[0]) if differ.size else length

@@ -39,7 +39,6 @@ from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.machine import cache_sizes, most_rows, num_bytes, usable_bytes
 from legos.records.limits import EngineLimits
 from legos.records.request import Result
-from legos.weights.adapter import Adapter
 
 __all__ = ["Outcome", "Scheduler"]
 
@@ -53,7 +52,7 @@ class Scheduler:
 
     Attributes:
         capabilities: what the model's caches support.
-        adapters: the live adapters.
+        adapters: the live adapters; they change only while all steps are read.
         waiting: the sequences that wait for a forward pass.
         scores: the scores in progress.
         budget: the bytes that are reserved for keys and values.
@@ -140,19 +139,11 @@ class Scheduler:
             "cache_full_share": taken / max(self.budget.limit, 1),
         }
 
-    def load(self, adapter: Adapter, inside: Collection[SequenceState]) -> None:
-        """Make an adapter live; ``inside`` are the sequences that run or wait.
-
-        All steps must be read.
-
-        Raises:
-            AdapterError: it does not fit; nothing is changed.
-        """
-        self.adapters.load(adapter)
-        self.tidy(inside)
-
     def tidy(self, inside: Collection[SequenceState]) -> None:
-        """Free weights that nothing uses, and the prefixes computed with them."""
+        """Free weights that nothing uses, and the prefixes computed with them.
+
+        ``inside`` are the sequences that run or wait; all steps must be read.
+        """
         used = {sequence.live.slot for sequence in inside}
         self.adapters.free_unused(used | self.scores.slots_used | self.waiting.slots_used)
         self._prefixes.keep_only(self.adapters.epochs)
@@ -170,8 +161,8 @@ class Scheduler:
         self._unread = None
         self._rows.clear()
         self.waiting.clear()
-        self._prefixes.clear()
-        self.sampler.forget()
+        self._prefixes.keep_only(())
+        self.sampler.known.clear()
 
     def start_again(self, sequences: Iterable[SequenceState]) -> None:
         """After the device has failed: prefill sequences again, for a while with half the cache."""

@@ -119,10 +119,6 @@ class Sampler:
         plain = request.filters is None or not request.filters.logit_bias
         return plain and request.grammar is None and (self._tabled or sequence.allowed is not None)
 
-    def forget(self) -> None:
-        """Remove all cached distributions."""
-        self.known.clear()
-
     def draw_known(self, rows: Sequence[Row]) -> Drawn:
         """One token for each sequence of rows for which ``knows`` is True."""
         places = _places(rows, [tokens for tokens, _, _ in rows])

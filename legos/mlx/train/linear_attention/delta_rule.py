@@ -260,21 +260,12 @@ def _decays(log_gates: mx.array) -> mx.array:
     return mx.where(mask, mx.exp(sums), 0)
 
 
-def _inverse(lower: mx.array) -> mx.array:
+def _joined(lower: mx.array) -> mx.array:
     """(I + lower)^-1 of strictly lower triangular matrices [..., C, C], C a power of two.
 
     Halves are inverted and joined. The shorter product (I - L)(I + L^2)(I + L^4)... has terms that
     grow like binomial coefficients where keys are alike, and float32 does not hold their sum.
     """
-    return cast(Any, _joined_halves)(lower)
-
-
-@mx.custom_function
-def _joined_halves(lower: mx.array) -> mx.array:
-    return _joined(lower)
-
-
-def _joined(lower: mx.array) -> mx.array:
     size = lower.shape[-1]
     if size <= 2:
         return mx.eye(size) - lower
@@ -285,7 +276,10 @@ def _joined(lower: mx.array) -> mx.array:
     return mx.concatenate([above, mx.concatenate([corner, second], axis=-1)], axis=-2)
 
 
-@cast(Any, _joined_halves).vjp
+_inverse: Any = mx.custom_function(_joined)
+
+
+@_inverse.vjp
 def _inverse_vjp(_: mx.array, cotangent: mx.array, inverse: mx.array) -> mx.array:
     transposed = inverse.swapaxes(-1, -2)
     return mx.tril(-(transposed @ cotangent @ transposed), -1)

@@ -30,11 +30,6 @@ class Block:
     segments: tuple[Segment, ...]  # [R] the segments; those of one parent are adjacent
     continued: tuple[int, ...]  # rows whose keys and values later blocks of the pass need
 
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens, with padding."""
-        return self.input_ids.size
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
@@ -48,7 +43,7 @@ class Pass:
     @property
     def num_tokens(self) -> int:
         """Number of tokens with padding, shared ones counted once."""
-        return sum(block.num_tokens for block in self.blocks)
+        return sum(block.input_ids.size for block in self.blocks)
 
 
 def plan_passes(trie: Trie, *, max_tokens: int, max_keys: int | None = None) -> list[Pass]:

@@ -7,12 +7,13 @@ a path from a segment without parent down to the segment in which the row ends.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from legos.records.batch import num_common
 from legos.records.step import MICRO_BATCH_TOKENS
 
 __all__ = ["NO_PARENT", "Segment", "Trie", "token_trie"]
@@ -127,7 +128,7 @@ class _Sorted(NamedTuple):
 def _sorted(rows: Sequence[Ints]) -> _Sorted:
     order = sorted(range(len(rows)), key=lambda index: rows[index].astype(">i4").tobytes())
     ordered = [rows[index] for index in order]
-    common = np.array([0, *(_common(a, b) for a, b in pairwise(ordered))], np.int64)
+    common = np.array([0, *starmap(num_common, pairwise(ordered))], np.int64)
     return _Sorted(order, ordered, common)
 
 
@@ -197,11 +198,3 @@ def _dissolved(segments: Sequence[Segment], row_segment: Sequence[int], least: i
         if number in dissolved:
             place[number] = place[after[number][0]]
     return Trie(segments=tuple(kept), row_segment=tuple(place[number] for number in row_segment))
-
-
-def _common(a: Ints, b: Ints) -> int:
-    """Length of the common prefix of two rows."""
-    length = min(len(a), len(b))
-    differ = a[:length] != b[:length]
-    first = int(differ.argmax()) if length else 0
-    return first if length and differ[first] else length

@@ -119,7 +119,7 @@ def test_choices_of_a_large_vocabulary_are_remembered(xp: Any) -> None:
     assert not sampler.knows(key, [moves(0, raw_logprobs=True)])
     sampler.read(sampler.draw([((7, (1, 2)), [text(0)], 0)], logits_of(1)))
     assert not sampler.knows((7, (1, 2)), [text(0)])
-    sampler.forget()
+    sampler.known.clear()
     assert not sampler.knows(key, again)
 
 
