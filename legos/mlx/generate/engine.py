@@ -170,14 +170,13 @@ class MlxEngine:
             A future; cancelling it ends the score. It raises ``RequestError`` where a prompt or
             continuation cannot be scored, ``EngineError`` where the engine is closed or dies.
         """
-        refusal = partial(self._refusal, room=1)
         score = Score(
-            prompts,
+            prompts=prompts,
             end_ids=tuple(end_ids),
             adapter=adapter,
             by_token=by_token,
             shares=self.capabilities.shares_prefix,
-            refusal=refusal,
+            refusal=partial(self._refusal, room=1),
         )
         self._post(score)
         return score.future

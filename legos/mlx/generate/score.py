@@ -69,50 +69,29 @@ class _Row:
             scored += [*self.found, last]
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class Score:
-    """One request for scores: the rows still to compute, and what was found so far.
+    """One request for scores: the rows still to compute, and what was found so far."""
 
-    Attributes:
-        future: receives the log-probabilities; cancelling it ends the score.
-        adapter: name of the adapter to score with.
-        live: the weights that it uses, set when the scheduler accepts it.
-    """
+    prompts: Sequence[tuple[Ids, Sequence[Ids]]]  # each prompt and its continuations, token ids
+    end_ids: Ids
+    """End-of-text ids; one of them must follow a continuation that is a prefix of another one."""
+    adapter: str  # name of the adapter to score with
+    by_token: bool  # whether to score each token of the one continuation of each prompt
+    shares: bool  # whether the model can compute what rows begin with once
+    refusal: Callable[[Request], str | None]  # why a prompt with its continuation is not served
+    future: Future[list[list[float]]] = field(default_factory=Future[list[list[float]]])
+    """Receives the log-probabilities; cancelling it ends the score."""
+    live: LiveAdapter = field(init=False)  # its weights, set when the scheduler accepts it
+    _unplanned: Iterator[_Row] = field(init=False)
+    _rows: list[_Row] = field(default_factory=list[_Row])  # planned ones
+    _found: dict[tuple[Ids, tuple[Ids, ...]], list[list[float]]] = field(default_factory=dict)
+    """Planned prompt and answers -> log-probabilities of the tokens of each answer."""
+    _long: _Row | None = None  # a row that is longer than a block
 
-    live: LiveAdapter
-
-    def __init__(
-        self,
-        prompts: Sequence[tuple[Ids, Sequence[Ids]]],
-        *,
-        end_ids: Ids,
-        adapter: str,
-        by_token: bool = False,
-        shares: bool = False,
-        refusal: Callable[[Request], str | None],
-    ) -> None:
-        """Store the request; nothing is computed yet.
-
-        Args:
-            prompts: each prompt and its continuations, token ids.
-            end_ids: end-of-text ids; one of them must follow a continuation that is a prefix of
-                another one.
-            adapter: name of the adapter to score with.
-            by_token: score each token of the one continuation of each prompt.
-            shares: whether the model can compute what rows begin with once.
-            refusal: returns why a prompt with its continuation cannot be served, or None.
-        """
-        self.future: Future[list[list[float]]] = Future()
-        self.adapter = adapter
-        self._prompts = prompts
-        self._end_ids = end_ids
-        self._by_token = by_token
-        self._shares = shares
-        self._refusal = refusal
+    def __post_init__(self) -> None:
+        """Compute nothing yet."""
         self._unplanned = self._plan()
-        self._rows: list[_Row] = []  # planned ones
-        self._found: dict[tuple[Ids, tuple[Ids, ...]], list[list[float]]] = {}
-        """Planned prompt and answers -> log-probabilities of the tokens of each answer."""
-        self._long: _Row | None = None  # a row that is longer than a block
 
     def advance(self, forward: CausalModel, max_tokens: int) -> None:
         """Compute some rows; after the last one, set the future's result.
@@ -143,14 +122,14 @@ class Score:
             if row is not None:
                 self._rows.append(row)
                 return
-            found = [self._found[prompt, tuple(answers)] for prompt, answers in self._prompts]
-            sums = [one[0] if self._by_token else [*map(sum, one)] for one in found]
+            found = [self._found[prompt, tuple(answers)] for prompt, answers in self.prompts]
+            sums = [one[0] if self.by_token else [*map(sum, one)] for one in found]
             answer(self.future, sums)
 
     def _compute(self, forward: CausalModel, block: Sequence[_Row]) -> None:
         """Compute a block; what all its rows begin with, such as the rules of a game, once."""
         cache, shared = None, num_shared([row.ids[: row.start - 1] for row in block])
-        if self._shares and shared * (len(block) - 1) >= MIN_SAVED:
+        if self.shares and shared * (len(block) - 1) >= MIN_SAVED:
             prefix = computed_prefix(forward, block[0].ids[:shared])
             cache = continued([prefix], [0] * len(block), shared)
             for row in block:
@@ -173,16 +152,16 @@ class Score:
         Raises:
             RequestError: a prompt or an answer cannot be scored.
         """
-        for token in self._end_ids:
-            if (reason := self._refusal(Request(prompt_ids=(token,), max_tokens=1))) is not None:
+        for token in self.end_ids:
+            if (reason := self.refusal(Request(prompt_ids=(token,), max_tokens=1))) is not None:
                 raise RequestError(f"cannot score: token {token} cannot end an answer: {reason}")
-        for prompt, answers in sorted(self._prompts):  # rows of a block then begin alike
+        for prompt, answers in sorted(self.prompts):  # rows of a block then begin alike
             key = prompt, tuple(answers)
             if key in self._found:
                 continue
             if not prompt:
                 raise RequestError("cannot score: the prompt is empty")
-            if self._by_token and (len(answers) != 1 or not answers[0]):
+            if self.by_token and (len(answers) != 1 or not answers[0]):
                 raise RequestError(
                     f"cannot score by token: a prompt has {len(answers)} answers, one of them "
                     "empty perhaps; give each prompt one answer"
@@ -195,7 +174,7 @@ class Score:
             for tokens in ordered:
                 self._check(tokens or prompt)
                 if tokens in begun:
-                    rows.setdefault(tokens, []).append((found[tokens], self._end_ids))
+                    rows.setdefault(tokens, []).append((found[tokens], self.end_ids))
                 elif tokens:
                     rows.setdefault(tokens[:-1], []).append((found[tokens], tokens[-1:]))
             self._found[key] = [found[tokens] for tokens in answers]
@@ -203,7 +182,7 @@ class Score:
                 yield _Row(prompt + computed, len(prompt), lasts)
 
     def _check(self, ids: Ids) -> None:
-        reason = self._refusal(Request(prompt_ids=ids, max_tokens=1))
+        reason = self.refusal(Request(prompt_ids=ids, max_tokens=1))
         if reason is not None:
             raise RequestError(f"cannot score: {reason}")
 

@@ -23,7 +23,6 @@ __all__ = [
     "all_logits",
     "architecture",
     "output_head",
-    "split",
 ]
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,6 @@ __all__ = [
     "adapted_layers",
     "add_lora",
     "lora_arrays",
-    "lora_modules",
     "lora_shape",
     "other_lora",
     "pair_shapes",

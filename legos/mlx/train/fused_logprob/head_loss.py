@@ -9,7 +9,7 @@ S samples, A chosen tokens.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
@@ -20,7 +20,7 @@ from legos.losses.total import BatchArrays, Terms, token_loss, token_terms
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.train.fused_logprob.open_terms import open_terms
 from legos.records.batch import Batch
-from legos.records.chunks import Chunk, chunks_of
+from legos.records.chunks import chunks_of
 
 __all__ = ["OtherLogits", "head_loss"]
 
@@ -63,17 +63,11 @@ def head_loss(
     return value, value, sums, _reported(terms)
 
 
-class _Chunk:
-    """Some tokens of a batch as MLX arrays.
+class _Chunk(NamedTuple):
+    """Some tokens of a batch as MLX arrays."""
 
-    Attributes:
-        positions: [C] indices into the logit positions of the whole batch.
-        arrays: fields of the tokens, each as its own sample, so that A is 1.
-    """
-
-    def __init__(self, chunk: Chunk) -> None:
-        self.positions = mx.array(chunk.positions)
-        self.arrays = BatchArrays(mx, chunk.batch)
+    positions: mx.array  # [C] indices into the logit positions of the whole batch
+    arrays: BatchArrays  # fields of the tokens, each as its own sample, so that A is 1
 
 
 class _Chunked:
@@ -101,7 +95,7 @@ class _Chunked:
         if objective.kl_estimator == "exact":
             self._sloped += others
         chunks, number = chunks_of(batch, num_positions)
-        self._chunks = [_Chunk(chunk) for chunk in chunks]
+        self._chunks = [_Chunk(mx.array(c.positions), BatchArrays(mx, c.batch)) for c in chunks]
         self._number = mx.array(number)  # [S, A] index of each token in the order of the chunks
 
     def loss(self, hidden: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
