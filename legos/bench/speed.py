@@ -124,7 +124,7 @@ def _swap(bench: EngineBench, time_s: float) -> Line:
             folder = next(turns)
             return seconds_of(lambda: bench.engine.load_adapter(read_adapter(folder)).result())
 
-        read = partial(bench.checks.bare_load, bench.engine, folders[0])
+        read = partial(bench.checks.bare_load, folders[0])
         pairs = in_turn(swap, read, seconds=time_s, least=2)
     legos, mlx_lm = medians(pairs)
     return Line(name="adapter swap", unit="ms", legos=1000 * legos, mlx_lm=1000 * mlx_lm)

@@ -126,7 +126,7 @@ class SelfTest:
             answers = running.result(TIMEOUT_S)
             gaps.append(float(self._gaps(list(zip(requests, answers, strict=True))).max()))
             distances.append(self._distance_of(gradients))
-            unused.append(self._checks.memory()["unused_mib"])
+            unused.append(self._checks.unused_mib())
         metrics = {
             "rounds": len(gaps) - 1.0,
             "largest_gap_nats": max(gaps),

@@ -1,13 +1,12 @@
 """The measurements of MLX that the bench and the self-test use, on one model."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_flatten
 from numpy.typing import NDArray
 
 from legos.device import LocalEngine
@@ -19,7 +18,7 @@ from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.model.fuse import set_adapter
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora
-from legos.mlx.model.machine import memory_facts, peak_bytes
+from legos.mlx.model.machine import peak_bytes
 from legos.mlx.train.step_gradients import StepGradients
 from legos.records.packing import StepSamples
 from legos.records.sample import Sample
@@ -63,16 +62,11 @@ class MlxChecks:
         assert isinstance(engine, MlxEngine), "an engine of this model"
         return engine.run(generate).result()
 
-    def bare_load(self, engine: LocalEngine, folder: Path) -> float:
-        """Seconds in which MLX reads the arrays of an adapter's folder, on the engine's thread."""
-        assert isinstance(engine, MlxEngine), "an engine of this model"
-
-        def load() -> float:
-            started = time.perf_counter()
-            mx.eval(mx.load(str(folder / WEIGHTS_FILE)))
-            return time.perf_counter() - started
-
-        return engine.run(lambda _: load()).result()
+    def bare_load(self, folder: Path) -> float:
+        """Seconds in which MLX reads the arrays of an adapter's folder, on the calling thread."""
+        started = time.perf_counter()
+        mx.eval(mx.load(str(folder / WEIGHTS_FILE)))
+        return time.perf_counter() - started
 
     def bare_update(
         self, blocks: Sequence[Sequence[Split]], *, pad_to: int = 0
@@ -114,13 +108,13 @@ class MlxChecks:
         step = StepGradients(tree, config)
         step.shares = step.shares and share
         whole = StepSamples(samples=samples, weights=normalisation_weights(samples, "token"))
-        found = dict(tree_flatten(step.of_step(whole, Objective(), {}).gradients))
+        found = step.of_step(whole, Objective(), {}).gradients
         return np.concatenate([np.array(found[name], np.float64).ravel() for name in sorted(found)])
 
     def peak_bytes(self, call: Callable[[], object]) -> int:
         """Run a call; returns the peak of MLX's memory in bytes, minus what was held before."""
         return peak_bytes(call)
 
-    def memory(self) -> Mapping[str, float]:
-        """Memory that MLX holds now, and its peak so far, in MiB."""
-        return memory_facts()
+    def unused_mib(self) -> float:
+        """Freed buffers that MLX keeps, in MiB."""
+        return mx.get_cache_memory() / 2**20

@@ -10,7 +10,7 @@ import importlib
 import json
 import pkgutil
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -88,14 +88,9 @@ def _drawn(
     return made, drawn
 
 
-@cache
-def _configs() -> dict[str, Any]:
-    return json.loads(Path(__file__).with_suffix(".json").read_text())
-
-
 def _config(architecture: str, fields: dict[str, Any]) -> dict[str, Any]:
     """The configuration with other fields, which those of a wrapped text model are too."""
-    configs = _configs()
+    configs: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text())
     inner = configs["inner"].get(architecture, architecture)
     own = configs["own"]
     text = {

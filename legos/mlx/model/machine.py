@@ -16,7 +16,6 @@ __all__ = [
     "cache_sizes",
     "choose_device",
     "device_facts",
-    "memory_facts",
     "most_rows",
     "num_bytes",
     "on_gpu",
@@ -147,15 +146,6 @@ def device_facts() -> dict[str, str | int | float | bool]:
     sizes = ("memory_size", "total_memory", "max_recommended_working_set_size")
     facts |= {f"{name}_gib": info[name] / 2**30 for name in sizes if info.get(name)}
     return facts
-
-
-def memory_facts() -> dict[str, float]:
-    """Memory that MLX holds now, its peak so far, and freed buffers that it keeps, in MiB."""
-    return {
-        "held_mib": mx.get_active_memory() / 2**20,
-        "peak_mib": mx.get_peak_memory() / 2**20,
-        "unused_mib": mx.get_cache_memory() / 2**20,
-    }
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
