@@ -175,8 +175,7 @@ class MlxModel:
         check_token_ids(input_ids, self.num_vocabulary)
         if adapter is None:
             return self.worker.call(all_logits, self.tree, list(input_ids)).result()
-        own = self._at_own_scale(adapter)
-        return self.worker.call(logits_under, self.tree, own, list(input_ids)).result()
+        return self.worker.call(logits_under, self.tree, adapter, list(input_ids)).result()
 
     def lora_shape(self, *, rank: int, alpha: float, num_layers: int, head: bool) -> LoraShape:
         """See ``legos.mlx.model.lora.lora_shape``."""
@@ -200,7 +199,8 @@ class MlxModel:
         Raises:
             AdapterError: the adapter does not fit the model's LoRA.
         """
-        self.worker.call(set_adapter, self.tree, self._at_own_scale(adapter)).result()
+        own = adapter if self.lora is None else adapter.at_scale(self.lora.scale)
+        self.worker.call(set_adapter, self.tree, own).result()
 
     @contextmanager
     def without_lora(self) -> Generator[None]:
@@ -306,9 +306,6 @@ class MlxModel:
         made = InlineWorker() if self._inline else ThreadWorker(name, mx.clear_streams)
         self._workers[name] = made
         return self._workers[name]
-
-    def _at_own_scale(self, adapter: Adapter) -> Adapter:
-        return adapter if self.lora is None else adapter.at_scale(self.lora.scale)
 
     def _adapter(self) -> Adapter:
         """The LoRA arrays of the tree, as version 0."""

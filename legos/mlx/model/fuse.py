@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from legos.errors import AdapterError
 from legos.mlx.model.forward import all_logits
 from legos.mlx.model.load import base_arrays, load_tree
-from legos.mlx.model.lora import LORA, lora_arrays, set_lora_arrays
+from legos.mlx.model.lora import LORA, lora_arrays, other_lora, set_lora_arrays
 from legos.weights.adapter import Adapter
 from legos.weights.fits import check_finite, check_shapes
+from legos.weights.reference import Lora
 
 __all__ = [
     "LARGEST_GAP",
@@ -44,11 +45,7 @@ def set_adapter(model: nn.Module, adapter: Adapter) -> None:
     Raises:
         AdapterError: the arrays do not fit.
     """
-    arrays = {name: mx.array(np.asarray(array)) for name, array in adapter.arrays.items()}
-    shapes = {name: array.shape for name, array in lora_arrays(model).items()}
-    check_shapes(arrays, shapes, name=f"v{adapter.version}")
-    check_finite(arrays, name=f"v{adapter.version}")
-    set_lora_arrays(model, arrays)
+    set_lora_arrays(model, _fitting(model, adapter))
 
 
 def logits_under(
@@ -59,12 +56,17 @@ def logits_under(
     Raises:
         AdapterError: the arrays do not fit.
     """
-    own = lora_arrays(model)
-    set_adapter(model, adapter)
-    try:
+    with other_lora(model, Lora(arrays=_fitting(model, adapter), scale=adapter.shape.scale)):
         return all_logits(model, input_ids)
-    finally:
-        set_lora_arrays(model, own)
+
+
+def _fitting(model: nn.Module, adapter: Adapter) -> dict[str, mx.array]:
+    """An adapter's arrays on the device, after a check that they fit."""
+    arrays = {name: mx.array(np.asarray(array)) for name, array in adapter.arrays.items()}
+    shapes = {name: array.shape for name, array in lora_arrays(model).items()}
+    check_shapes(arrays, shapes, name=f"v{adapter.version}")
+    check_finite(arrays, name=f"v{adapter.version}")
+    return arrays
 
 
 def write_checked(model: nn.Module, source: Path, folder: Path, vocabulary: int) -> float:
