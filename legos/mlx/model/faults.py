@@ -65,9 +65,7 @@ def clear_device() -> None:
             call()
 
 
-def recovered(
-    compute: Callable[[], T], before_retry: Callable[[], None] | None = None, *, retry: bool = True
-) -> T:
+def recovered(compute: Callable[[], T], before_retry: Callable[[], None], *, retry: bool) -> T:
     """Compute; after an error of the device, compute once more.
 
     Args:
@@ -86,8 +84,7 @@ def recovered(
             if not is_fault(error):
                 raise
             clear_device()
-            if before_retry is not None:
-                before_retry()
+            before_retry()
             if last:
                 raise DeviceError(explained(error)) from error
             logger.warning("%s; computing it again", explained(error))

@@ -22,7 +22,7 @@ from legos.mlx.model.faults import raise_fault
 from legos.mlx.model.float32 import LARGEST_GAP, in_float32
 from legos.mlx.model.forward import WAY_OUT, CausalModel, architecture
 from legos.mlx.model.load import BY_TOKEN
-from legos.mlx.model.lora import adapted_layers
+from legos.mlx.model.lora import adapted_layers, lora_arrays
 from legos.mlx.model.machine import on_metal
 from legos.mlx.train.prefix_sharing.kv import run_pass
 from legos.mlx.train.prefix_sharing.plan import Pass, make_block
@@ -120,8 +120,7 @@ def _check_tied(name: str, model: nn.Module, forward: CausalModel) -> None:
     """
     if forward.head_module is not None or forward.trunk is model:
         return
-    arrays: Any = tree_flatten(model.trainable_parameters())
-    for key, _ in arrays:
+    for key in lora_arrays(model):
         if BY_TOKEN.intersection(key.split(".")):
             raise TrainerError(
                 f"{name}: {key} is trained, but the embedding is the output head as well, which "
@@ -140,12 +139,8 @@ def _last_of_every_kind(model: nn.Module) -> list[nn.Module]:
 
 def _trained(model: nn.Module, layers: Sequence[nn.Module]) -> dict[str, mx.array]:
     """Name -> trained array of some layers."""
-    arrays: Any = [
-        array for layer in layers for _, array in tree_flatten(layer.trainable_parameters())
-    ]
-    inside = set(map(id, arrays))
-    every: Any = tree_flatten(model.trainable_parameters())
-    return {name: array for name, array in every if id(array) in inside}
+    inside = {id(array) for layer in layers for array in lora_arrays(layer).values()}
+    return {name: array for name, array in lora_arrays(model).items() if id(array) in inside}
 
 
 def _tried(

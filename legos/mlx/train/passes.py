@@ -28,11 +28,7 @@ from legos.mlx.train.prefix_sharing.trie import Trie
 from legos.records.batch import Batch, make_batch, pad_rows
 from legos.records.packing import StepRows, StepSamples
 
-__all__ = ["PassGradients", "Policy", "Runner", "do_nothing", "pass_batch"]
-
-
-def do_nothing(*_: object) -> None:
-    """What is called between computations where nothing is asked."""
+__all__ = ["PassGradients", "Policy", "Runner", "pass_batch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +70,9 @@ class PassGradients:
         self,
         passes: Sequence[Pass],
         *,
-        before_pass: Callable[[], None] = do_nothing,
-        after_pass: Callable[[int], None] = do_nothing,
-        before_prefix: Callable[[], None] = do_nothing,
+        before_pass: Callable[[], None],
+        after_pass: Callable[[int], None],
+        before_prefix: Callable[[], None],
     ) -> StepResult:
         """Compute some passes.
 

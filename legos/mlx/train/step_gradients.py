@@ -29,7 +29,7 @@ from legos.mlx.train.gradient_check import check_gradients
 from legos.mlx.train.linear_attention.delta_rule import compute_in_chunks
 from legos.mlx.train.memory import MemoryPlan, usual_tokens
 from legos.mlx.train.pace import LEAST, PassPace
-from legos.mlx.train.passes import PassGradients, Policy, Runner, do_nothing
+from legos.mlx.train.passes import PassGradients, Policy, Runner
 from legos.mlx.train.prefix_sharing.plan import Pass, plan_passes
 from legos.mlx.train.prefix_sharing.trie import Trie, token_trie
 from legos.mlx.train.processes import MlxProcesses
@@ -179,15 +179,18 @@ class StepGradients:
             if not self._group.smallest(not stop()):
                 raise Stopped
 
+        def alone() -> None:  # the others do not compute the same prefixes
+            if self._group.size == 1:
+                agreed()
+
         def begin() -> None:
             agreed()
             self._pace.begin()
 
-        check = agreed if self._group.size == 1 else do_nothing
         mx.reset_peak_memory()
         self._pace.longest_s = 0.0
         found = work.of_passes(
-            passes, before_pass=begin, after_pass=self._pace.end, before_prefix=check
+            passes, before_pass=begin, after_pass=self._pace.end, before_prefix=alone
         )
         if len(passes) < rounds:
             agreed()  # with the processes that have one more pass
