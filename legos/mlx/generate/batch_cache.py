@@ -26,16 +26,16 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import CacheList, KVCache, make_prompt_cache
 
-from legos.mlx.generate.cache_parts import parts
 from legos.mlx.generate.shared_attention import attend_to_prefixes
 from legos.mlx.generate.slot_cache import Pass, Shared, SlotCache, Space
+from legos.mlx.model.cache_parts import parts
 
-__all__ = ["BatchCache", "BlockCache", "growth"]
+__all__ = ["EXPECTED", "BatchCache", "BlockCache", "growth"]
 
 GROWTH, MOST_GROWTH = 16, 64
 """Tokens: every slot has space for up to so many more than its row holds, in multiples of the
 first."""
-EXPECTED = 4  # rows are expected to get this share of the tokens that may still come
+EXPECTED = 4  # rows are expected to get one in so many of the tokens that may still come
 
 
 def growth(tokens: int) -> int:

@@ -3,13 +3,11 @@
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from legos.mlx.generate.batch_cache import EXPECTED
 from legos.mlx.generate.capabilities import Capabilities
 from legos.mlx.generate.sequences import SequenceState
 
 __all__ = ["KeyValueBudget"]
-
-
-EXPECTED = 4  # a request is expected to sample this share of the tokens that it may still sample
 
 
 @dataclass(frozen=True, slots=True, eq=False)

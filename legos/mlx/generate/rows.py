@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from legos.mlx.generate.batch_cache import BatchCache, BlockCache
-from legos.mlx.generate.cache_parts import evaluate
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.generate.sampling.sampler import Draws, Row, Sampler
 from legos.mlx.generate.sequences import SequenceState
+from legos.mlx.model.cache_parts import evaluate
 from legos.mlx.model.forward import CausalModel
 
 __all__ = ["DecodingRows", "Fork", "LaunchedStep"]

@@ -24,7 +24,6 @@ from legos.device.worker import answer
 from legos.errors import LegosError, RequestError
 from legos.mlx.generate.adapter_table import AdapterTable
 from legos.mlx.generate.batch_cache import BatchCache
-from legos.mlx.generate.cache_parts import extract_rows
 from legos.mlx.generate.capabilities import Capabilities, probe
 from legos.mlx.generate.kv_budget import KeyValueBudget
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
@@ -34,6 +33,7 @@ from legos.mlx.generate.rows import DecodingRows, Fork, LaunchedStep
 from legos.mlx.generate.sampling.sampler import Drawn, Row, Sampler
 from legos.mlx.generate.score import Score, ScoreQueue
 from legos.mlx.generate.sequences import SequenceState
+from legos.mlx.model.cache_parts import extract_rows
 from legos.mlx.model.forecast import prefill_tokens
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.machine import cache_sizes, most_rows, num_bytes, usable_bytes

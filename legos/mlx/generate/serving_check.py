@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from legos.errors import AdapterError, ModelError
 from legos.mlx.generate.batch_cache import BatchCache, BlockCache
-from legos.mlx.generate.cache_parts import extract_rows
 from legos.mlx.generate.multi_lora.slots import NO_ADAPTER, AdapterSlots
 from legos.mlx.generate.prefill import Prefill, last_logits
 from legos.mlx.generate.prefix_cache import copied, trimmed
+from legos.mlx.model.cache_parts import extract_rows
 from legos.mlx.model.faults import raise_fault
 from legos.mlx.model.float32 import LARGEST_GAP, in_float32
 from legos.mlx.model.forward import WAY_OUT, CausalModel, architecture

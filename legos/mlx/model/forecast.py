@@ -25,10 +25,11 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.models.gated_delta import gated_delta_update
 from mlx_lm.models.ssm import ssm_update
 
+from legos.mlx.model.cache_parts import parts
 from legos.mlx.model.faults import raise_fault
 from legos.mlx.model.load import num_token_ids
 from legos.mlx.model.lora import LINEAR, SWITCH, pair_shapes
@@ -264,14 +265,7 @@ def cache_leaves(tree: Any) -> list[Any]:
     """The caches of a row with one token, with lazy arrays; those of a ``CacheList`` apart."""
     caches: list[Any] = make_prompt_cache(tree)
     tree(mx.array([[1]]), cache=caches)
-    leaves: list[Any] = []
-    while caches:
-        one = caches.pop(0)
-        if isinstance(one, CacheList):
-            caches[:0] = one.caches
-        else:
-            leaves.append(one)
-    return leaves
+    return list(parts(caches))
 
 
 def _largest(fields: Mapping[str, Any], names: Sequence[str]) -> int:

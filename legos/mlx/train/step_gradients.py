@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -157,12 +157,7 @@ class StepGradients:
             TrainerError: no sample fits into memory.
             Stopped: ``stop`` returned True.
         """
-        policies = {
-            name: Policy(within=partial(other_lora, self._model, lora))
-            for name, lora in others.items()
-        }
-        policy = Policy(within=nullcontext)
-        work = self._prepared(step, objective, policy, policies)
+        work = self._prepared(step, objective, others)
         longest = max(map(len, work.rows.tokens))
         plan = self._planned(longest, others=len(others))
         limit = self._agreed_limit(plan)
@@ -172,7 +167,7 @@ class StepGradients:
                 raise TrainerError(
                     f"no sample of this step fits into memory: {plan.describe(plan.longest)}"
                 )
-            work = self._prepared(step, objective, policy, policies)
+            work = self._prepared(step, objective, others)
         passes, rounds = self._own(work.trie, plan)
 
         def agreed() -> None:  # all processes ask before each pass
@@ -223,9 +218,7 @@ class StepGradients:
             self._tokens.value,
         )
 
-    def _prepared(
-        self, step: StepSamples, objective: Objective, policy: Policy, others: Mapping[str, Policy]
-    ) -> PassGradients:
+    def _prepared(self, step: StepSamples, objective: Objective, others: Others) -> PassGradients:
         rows = step_rows(step.samples)
         trie = token_trie(rows.tokens, share=self.shares, max_tokens=self._tokens.full)
         return PassGradients(
@@ -234,8 +227,11 @@ class StepGradients:
             rows=rows,
             trie=trie,
             objective=objective,
-            policy=policy,
-            others=others,
+            policy=Policy(within=nullcontext),
+            others={
+                name: Policy(within=partial(other_lora, self._model, lora))
+                for name, lora in others.items()
+            },
         )
 
     def _planned(self, longest: int, *, others: int) -> MemoryPlan:

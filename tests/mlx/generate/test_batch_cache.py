@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from tiny_models import write_any_model
 
 from legos.mlx.generate.batch_cache import BatchCache
-from legos.mlx.generate.cache_parts import extract_rows
 from legos.mlx.generate.slot_cache import SlotCache
+from legos.mlx.model.cache_parts import extract_rows
 from legos.records.request import Request
 
 HEADS, SIZE = 2, 3
