@@ -27,7 +27,7 @@ from legos.records.packing import StepSamples, check_token_ids, per_sample
 from legos.records.sample import Sample
 from legos.records.step import BackendConfig, PassResult, Stop, Update, never
 from legos.weights.adapter import Adapter, LoraShape
-from legos.weights.fits import check_finite
+from legos.weights.fits import check_finite, check_shapes
 from legos.weights.policy_state import (
     PolicyState,
     policy_folder,
@@ -272,12 +272,7 @@ class LoraBackend:
     def _take(self, adapter: Adapter, name: str) -> int:
         policy, array = self._find(name), self._device.array
         given = adapter.at_scale(self._shape.scale)
-        if (shapes := _shapes(given.arrays)) != _shapes(policy.arrays):
-            raise AdapterError(
-                f"adapter {adapter.name!r} has {len(shapes)} arrays of rank {given.shape.rank}, "
-                f"and policy {name!r}, of rank {self._shape.rank}, has others; take an adapter of "
-                "the same settings of LoRA"
-            )
+        check_shapes(given.arrays, _shapes(policy.arrays), name=adapter.name)
         arrays = {key: array(values) for key, values in given.arrays.items()}
         zeros = self._device.xp.zeros_like
         policy.moments = {key: zeros(moment) for key, moment in policy.moments.items()}

@@ -5,7 +5,7 @@
 - ``generate``: the engine, on its own module tree
 - ``train``: the backend, on another module tree
 - ``checks``: minimal loops and checks for the benches and the self-test
-- ``pretraining``: makes the built-in model
+- ``fits``: whether training fits into the memory of a machine
 """
 
 import os

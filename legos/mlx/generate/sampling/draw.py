@@ -62,8 +62,7 @@ def namespace(num_vocabulary: int) -> Any:
     On a CPU, NumPy's exponential is about thirty times as fast as that of ``mlx.core``; for small
     rows, sampling on the host takes less time than to start work on a GPU.
     """
-    on_processor = not on_gpu()
-    return np if num_vocabulary <= HOST_VOCABULARY or on_processor else mx
+    return mx if on_gpu() and num_vocabulary > HOST_VOCABULARY else np
 
 
 @np.errstate(invalid="ignore", over="ignore")  # a row of NaN stays NaN
