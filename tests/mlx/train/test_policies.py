@@ -14,7 +14,7 @@ from msgspec.structs import replace as changed
 from random_samples import random_samples
 
 from legos.device.backend import LoraBackend
-from legos.errors import CheckpointError, RecordError, TrainerError
+from legos.errors import AdapterError, CheckpointError, RecordError, TrainerError
 from legos.fakes import make_sample
 from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
@@ -218,6 +218,16 @@ def test_a_policy_goes_on_from_an_adapter_of_another_scale(
         assert found == pytest.approx(right, abs=1e-5)
         gaps.append(float(np.abs(found - np.array(first)).max(initial=0.0)))
     assert max(gaps) > 0.1
+
+
+def test_an_adapter_of_other_modules_is_refused(tiny_models: Mapping[str, Path]) -> None:
+    _, backend = made(tiny_models["llama"])
+    adapter = backend.adapter()
+    missing = max(adapter.arrays)
+    fewer = {name: array for name, array in adapter.arrays.items() if name != missing}
+    with pytest.raises(AdapterError, match=f"lacks {missing}"):
+        backend.take(replace(adapter, arrays=fewer)).result()
+    assert backend.adapter().version == 0
 
 
 def test_an_unknown_policy_is_named(tiny_models: Mapping[str, Path]) -> None:

@@ -125,8 +125,6 @@ class AdapterSlots:
         """
         label, shape = f"{adapter.name} v{adapter.version}", adapter.shape
         title = f"adapter {label!r}"
-        if not adapter.arrays:
-            raise AdapterError(f"{title} has 0 arrays; expected pairs of lora_a and lora_b")
         arrays = {key: _on_device(adapter.arrays[key]) for key in sorted(adapter.arrays)}
         names = dict.fromkeys(self._module_name(key, title) for key in arrays)
         taken: dict[int, str] = {}
@@ -153,10 +151,7 @@ class AdapterSlots:
 
     def _module_name(self, key: str, title: str) -> str:
         """The name of the module that a tensor adapts."""
-        name, _, part = key.rpartition(".")
-        if part not in PARTS:
-            expected = " nor ".join(f"<module>.{part}" for part in PARTS)
-            raise AdapterError(f"{title}: {key} is neither {expected}")
+        name = _parent(key)
         module = self._modules.get(name)
         if module is None:
             hint = "; was it trained on another model?"
