@@ -149,9 +149,7 @@ class LoraBackend:
         device = self._device = self._leader.together(make, "begin", self._shape, settings)
         self._adam = make_update(device.xp, self._config.betas)
         arrays = {key: device.array(array) for key, array in first.arrays.items()}
-        zeros = {key: device.xp.zeros_like(array) for key, array in arrays.items()}
-        moments = {f"{key}.{part}": zero for key, zero in zeros.items() for part in ("m", "v")}
-        device.evaluate(moments)
+        moments = self._first_moments(arrays)
         source, reference = self._config.reference, None
         if source is None and first.has_effect:
             reference = Lora(arrays=arrays, scale=self._shape.scale)
@@ -160,6 +158,13 @@ class LoraBackend:
         for name in self._config.policies:
             adapter = self._adapter(name, 0, arrays)
             self._policies[name] = _Policy(adapter, arrays, arrays, moments, 0, reference)
+
+    def _first_moments(self, arrays: Arrays) -> Arrays:
+        """Moments before the first update, evaluated, since another thread may write them."""
+        zeros = {key: self._device.xp.zeros_like(array) for key, array in arrays.items()}
+        moments = {f"{key}.{part}": zero for key, zero in zeros.items() for part in ("m", "v")}
+        self._device.evaluate(moments)
+        return moments
 
     def _adapter(self, name: str, version: int, arrays: Arrays) -> Adapter:
         host = self._device.host(arrays)
@@ -274,9 +279,8 @@ class LoraBackend:
         given = adapter.at_scale(self._shape.scale)
         check_shapes(given.arrays, _shapes(policy.arrays), name=adapter.name)
         arrays = {key: array(values) for key, values in given.arrays.items()}
-        zeros = self._device.xp.zeros_like
-        policy.moments = {key: zeros(moment) for key, moment in policy.moments.items()}
         policy.arrays, policy.ema, policy.updates, policy.pending = arrays, arrays, 0, None
+        policy.moments = self._first_moments(arrays)
         policy.adapter = self._adapter(name, policy.adapter.version + 1, arrays)
         self._device.install(arrays)
         return policy.adapter.version

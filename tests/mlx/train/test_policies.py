@@ -1,6 +1,7 @@
 """Log-probabilities that a backend tells, references from elsewhere, policies over one base."""
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ from backend_steps import logprobs_of, optimiser_step
 from mlx_backends import tree_backend
 from msgspec.structs import replace as changed
 from random_samples import random_samples
+from tiny_models import write_any_model
 
 from legos.device.backend import LoraBackend
 from legos.errors import AdapterError, CheckpointError, RecordError, TrainerError
 from legos.fakes import make_sample
 from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
+from legos.mlx.device import MlxDevice
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_shape, other_lora
 from legos.records.sample import Sample
@@ -228,6 +231,17 @@ def test_an_adapter_of_other_modules_is_refused(tiny_models: Mapping[str, Path])
     with pytest.raises(AdapterError, match=f"lacks {missing}"):
         backend.take(replace(adapter, arrays=fewer)).result()
     assert backend.adapter().version == 0
+
+
+def test_a_checkpoint_may_follow_other_weights_at_once(tmp_path: Path) -> None:
+    model = MlxDevice().load(str(write_any_model(tmp_path / "model")))
+    with closing(model):
+        model.add_lora(model.lora_shape(rank=2, alpha=4.0, num_layers=1, head=False))
+        backend = model.make_backend()
+        assert backend.take(backend.adapter()).result() == 1
+        backend.snapshot().result()(tmp_path)  # on another thread than the model's
+        backend.restore(tmp_path)
+        assert backend.adapter().version == 1
 
 
 def test_an_unknown_policy_is_named(tiny_models: Mapping[str, Path]) -> None:
