@@ -22,6 +22,7 @@ from legos.device.worker import answer
 from legos.errors import EngineError, RequestError
 from legos.mlx.generate.adapter_table import LiveAdapter
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
+from legos.mlx.generate.sampling.sampler import NOT_NUMBERS
 from legos.mlx.generate.shared_prefix import (
     MIN_SAVED,
     computed_prefix,
@@ -206,9 +207,7 @@ class Score:
             tokens = np.array([token for _, ids in each for token in ids], np.int32)
             read = np.array(logprobs[mx.array(positions), mx.array(tokens)])
             if not np.isfinite(read).all():
-                raise EngineError(
-                    "the model's logits are not numbers; its weights or adapter are bad"
-                )
+                raise EngineError(NOT_NUMBERS)
             values = iter(read)
             for (_, row, at, _), found in zip(part, following, strict=True):
                 new = [float(np.logaddexp.reduce([next(values) for _ in ids])) for ids in found]

@@ -28,7 +28,6 @@ __all__ = [
     "set_adapter",
     "weights_dtype",
     "write_checked",
-    "write_fused",
 ]
 
 _COPIED = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")

@@ -40,8 +40,9 @@ from legos.mlx.generate.sampling.tables import (
 )
 from legos.mlx.generate.sequences import UNPROCESSED, SequenceState
 
-__all__ = ["Drawn", "Draws", "Row", "Sampler"]
+__all__ = ["NOT_NUMBERS", "Drawn", "Draws", "Row", "Sampler"]
 
+NOT_NUMBERS = "the model's logits are not numbers; its weights or adapter are bad"
 RowKey = tuple[int, tuple[int, ...]]
 """The epoch of the weights, and the tokens so far."""
 Row = tuple[RowKey | None, list[SequenceState], int]
@@ -244,9 +245,7 @@ class Sampler:
             ):
                 failure = draws.failures.get(which)
                 if failure is None and not math.isfinite(logprobs[number]):
-                    failure = RequestError(
-                        "the model's logits are not numbers; its weights or adapter are bad"
-                    )
+                    failure = RequestError(NOT_NUMBERS)
                 if failure is not None:
                     sequence.failure = failure
                     tokens[number], logprobs[number] = -1, math.nan
