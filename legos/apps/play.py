@@ -179,7 +179,7 @@ def _seated(
     lasting = {ME: f"{PERSON}{players.name}", **lasting_names(members, adapters, model)}
     names = {role: lasting[one] for role, one in who.items()}
 
-    def change(seat: Seat, _: int) -> Seat:
+    def change(seat: Seat) -> Seat:
         """Seat the player of the role; no seat is trained."""
         if seat.role in people:
             person = people[seat.role]

@@ -19,10 +19,10 @@ class ArenaSeats(Matchmaker):
 
 
 class SeatOverride:
-    """Changes each seat of a matchmaker by a function of the seat and the play's seed."""
+    """Changes each seat of a matchmaker by a function of the seat."""
 
     def __init__(
-        self, change: Callable[[Seat, int], Seat], matchmaker: Matchmaker | None = None
+        self, change: Callable[[Seat], Seat], matchmaker: Matchmaker | None = None
     ) -> None:
         """Take the function, and the matchmaker; None: the seats of the arena."""
         self._change = change
@@ -37,10 +37,10 @@ class SeatOverride:
     def seats(self, arena: Seating, task: Task, seed: int) -> Mapping[str, Seat]:
         """Return the changed seats."""
         seats = self._matchmaker.seats(arena, task, seed)
-        return {role: self._change(seat, seed) for role, seat in seats.items()}
+        return {role: self._change(seat) for role, seat in seats.items()}
 
 
-def renamed(names: Mapping[str, str], seat: Seat, _: int) -> Seat:
+def renamed(names: Mapping[str, str], seat: Seat) -> Seat:
     """A seat that names its adapter as the engine does; bound to the names, for ``SeatOverride``.
 
     Args:

@@ -207,7 +207,7 @@ def _seatings(
 def _seated(cast: Cast, seating: _Seating, roles: Sequence[str]) -> Arena:
     """The arena with members in its seats."""
 
-    def change(seat: Seat, _: int) -> Seat:
+    def change(seat: Seat) -> Seat:
         return cast.seat(seating.who(seat.role), seat) if seat.role in roles else seat
 
     arena = copy(cast.arena)

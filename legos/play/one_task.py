@@ -39,7 +39,7 @@ async def play_task(
             hint = did_you_mean(role, arena.roles)
             raise ArenaError(f"arena {arena.name!r} has no role {role!r}{hint}")
 
-    def change(seat: Seat, _: int) -> Seat:
+    def change(seat: Seat) -> Seat:
         given = players.get(seat.role)
         seat = replace(seat, trainable=False)
         return seat if given is None else replace(seat, name="player", client=given, adapter=POLICY)
