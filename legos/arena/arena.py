@@ -151,7 +151,7 @@ class Arena(Playable):
         """
         check_attributes(self)
         room: Any = import_module("legos.play.step")  # a room above, of which this is a facade
-        return await room.play_step(self, self.cursor, self.credit_assigner, concurrency)
+        return await room.play_step(self, concurrency)
 
     def state(self) -> dict[str, Any]:
         """The state that a resumed run needs: tasks, curriculum, credit, matchmaker, stores."""

@@ -1,14 +1,12 @@
-"""What an arena is to the code that plays it: options, tasks and hooks, which users override."""
+"""Options, tasks and hooks of an arena, which users override."""
 
 import random
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from legos.arena.game import Game, Utility
-from legos.arena.store import Stores
 from legos.errors import ArenaError
-from legos.protocols import Curriculum, Matchmaker, Seat
+from legos.protocols import Curriculum
 from legos.records.episode import Episode, Task
 from legos.records.names import POLICY
 
@@ -19,8 +17,8 @@ Rewards = Mapping[str, float] | Mapping[str, Mapping[str, float]]
 """Role -> reward, or role -> name of a part -> its value (``reward_weights``)."""
 
 
-class Playable(ABC):
-    """Settings, tasks, seats and one coroutine that plays.
+class Playable:
+    """Settings, tasks and one coroutine that plays; ``Arena`` adds the seats.
 
     The number of plays of one step is ``tasks_per_step * group_size``, unless a task has a
     ``group_size`` of its own.
@@ -46,8 +44,6 @@ class Playable(ABC):
     recommended: Mapping[str, object] = {}  # recommended settings, dotted names
     references: Mapping[str, float] = {}  # reference numbers that hold for all options
     seed: int  # seed of tasks and plays
-    matchmaker: Matchmaker  # decides who sits in which seat
-    stores: Stores  # what plays keep for later plays
     curriculum: Curriculum  # chooses the levels of tasks, where there are levels
 
     @property
@@ -143,11 +139,3 @@ class Playable(ABC):
     def forfeit(self, role: str) -> Rewards:
         """Rewards of a play that ``role`` forfeits."""
         return {other: self.forfeit_reward if other == role else 0.0 for other in self.roles}
-
-    @abstractmethod
-    def seated(self, task: Task, seed: int) -> Mapping[str, Seat]:
-        """The seats of one play, chosen by the matchmaker."""
-
-    @abstractmethod
-    def child(self, thing: object, seat: Seat) -> "Playable":
-        """The arena of child plays, from the argument of ``Table.spawn`` and the seat to ask."""

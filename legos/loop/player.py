@@ -62,7 +62,7 @@ class Player:
         """
         self._arena = arena
         self._batcher = batcher
-        self._credit = required_credit(arena, arena.credit_assigner)
+        self._credit = required_credit(arena)
         self._at_once = step_concurrency * arena.tasks_per_step
         self._most = episode_concurrency * step_concurrency
         self._start = min(self._most, self._at_once * arena.group_size)
@@ -106,7 +106,7 @@ class Player:
 
     async def _play(self, context: PlayContext, group: Group) -> None:
         episodes = await self._play_group(context, self._arena, group.plays)
-        played = finish_group(self._arena, self._arena.cursor, group, episodes, self._credit)
+        played = finish_group(self._arena, group, episodes, self._credit)
         playing = sum(len(each.plays) for each in self._unfinished.values())
         del self._unfinished[group.round, group.numbers]
         now, starved = asyncio.get_running_loop().time(), self._batcher.starved

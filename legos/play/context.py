@@ -8,9 +8,9 @@ from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace as changed
 
+from legos.arena.arena import Arena
 from legos.arena.checks import check_attributes
 from legos.arena.game import Game
-from legos.arena.playable import Playable
 from legos.arena.store import Stores
 from legos.play.positions import Positions
 from legos.play.watch import Watch
@@ -32,18 +32,18 @@ class PlayContext:
     adapters: Mapping[str, str] = field(default_factory=dict[str, str])
     """Policy -> adapter that answers for its trained seats; none: that of each seat."""
     stores: Stores | None = None  # that plays use; None: those of each arena
-    _positions: WeakKeyDictionary[Playable, Positions] = field(
-        default_factory=WeakKeyDictionary[Playable, Positions]
+    _positions: WeakKeyDictionary[Arena, Positions] = field(
+        default_factory=WeakKeyDictionary[Arena, Positions]
     )
 
-    def positions(self, arena: Playable, game: Game) -> Positions:
+    def positions(self, arena: Arena, game: Game) -> Positions:
         """The positions of an arena's game; its plays share them."""
         found = self._positions.get(arena)
         if found is None or found.game is not game:
             found = self._positions[arena] = Positions(game)
         return found
 
-    def seats(self, arena: Playable, task: Task, seed: int) -> Mapping[str, Seat]:
+    def seats(self, arena: Arena, task: Task, seed: int) -> Mapping[str, Seat]:
         """The seats of one play, with the adapters and the temperature of the context."""
         seats = arena.seated(task, seed)
         if self.temperature is None and not self.adapters:
@@ -64,7 +64,7 @@ class PlayContext:
 
 @contextmanager
 def play_context(
-    arena: Playable,
+    arena: Arena,
     slots: asyncio.Semaphore,
     temperature: float | None = None,
     adapters: Mapping[str, str] | None = None,

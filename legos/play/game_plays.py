@@ -12,9 +12,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from legos.arena.arena import Arena
 from legos.arena.endings import Forfeit
 from legos.arena.game import Game, State
-from legos.arena.playable import Playable
 from legos.play.context import PlayContext
 from legos.play.outcome import episode_after, episode_of, rewards_of
 from legos.play.play_state import PlayState, SeatState
@@ -57,7 +57,7 @@ class GamePlays:
     def __init__(
         self,
         context: PlayContext,
-        arena: Playable,
+        arena: Arena,
         game: Game,
         plays: Sequence[tuple[Task, int]],
     ) -> None:

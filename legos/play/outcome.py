@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, cast
 
+from legos.arena.arena import Arena
 from legos.arena.checks import checked_rewards
 from legos.arena.endings import Draw, Forfeit, Void
-from legos.arena.playable import Playable
 from legos.arena.reward_parts import weighted
 from legos.errors import (
     ArenaError,
@@ -69,7 +69,7 @@ def episode_of(
 
 
 def episode_after(
-    raised: Exception, arena: Playable, task: Task, seed: int, play: PlayState | None
+    raised: Exception, arena: Arena, task: Task, seed: int, play: PlayState | None
 ) -> Episode:
     """The episode of a play that raised an exception; a draw or a forfeit is a regular end.
 

@@ -14,8 +14,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from legos.arena.answer import Reply, read_answer
+from legos.arena.arena import Arena
 from legos.arena.endings import Forfeit
-from legos.arena.playable import Playable
 from legos.arena.reward_parts import Parts
 from legos.chat.reply import split_thinking
 from legos.errors import ArenaError, did_you_mean
@@ -33,7 +33,7 @@ STREAM = 1 << 32  # random numbers reserved for one seat; the next seat's start 
 class SeatState(Struct):
     """The state of one seat during a play."""
 
-    arena: Playable
+    arena: Arena
     seat: Seat
     seed_state: int  # hash state that has absorbed the seed of the play
     draws: int  # random numbers drawn so far, from the start of the seat's stream
@@ -223,9 +223,7 @@ class PlayState:
         slot: its slot among the concurrent plays; None: it has one in any case.
     """
 
-    def __init__(
-        self, arena: Playable, task: Task, seats: Mapping[str, Seat], *, seed: int
-    ) -> None:
+    def __init__(self, arena: Arena, task: Task, seats: Mapping[str, Seat], *, seed: int) -> None:
         self.arena = arena
         self.task = task
         self.seed = seed

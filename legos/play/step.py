@@ -9,9 +9,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from legos.arena.arena import Arena
 from legos.arena.curriculum import record_levels
-from legos.arena.cursor import TaskCursor
-from legos.arena.playable import Playable
 from legos.arena.store import Stores
 from legos.credit.credited import with_samples
 from legos.credit.means import with_children
@@ -38,15 +37,11 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
-async def play_step(
-    arena: Playable, cursor: TaskCursor, credit: CreditAssigner | None, concurrency: int
-) -> Group:
+async def play_step(arena: Arena, concurrency: int) -> Group:
     """Play the next round of tasks and turn the episodes into a batch.
 
     Args:
-        arena: the arena to play.
-        cursor: its position in the tasks; an interrupted round is played again.
-        credit: turns rewards into advantages.
+        arena: the arena to play; an interrupted round is played again.
         concurrency: maximum number of simultaneous plays.
 
     Raises:
@@ -55,16 +50,16 @@ async def play_step(
             limit); the message contains the first failure.
         EngineError: the engine has died.
     """
-    credit = required_credit(arena, credit)
+    credit = required_credit(arena)
     if concurrency < 1:
         raise ArenaError(f"concurrency is {concurrency}; expected at least 1 play at once")
-    group = cursor.next_group("round")
+    group = arena.cursor.next_group("round")
     try:
         episodes = await play_all(arena, group.plays, asyncio.Semaphore(concurrency))
     except BaseException:
-        cursor.give_back(group)
+        arena.cursor.give_back(group)
         raise
-    played = finish_group(arena, cursor, group, episodes, credit)
+    played = finish_group(arena, group, episodes, credit)
     if all(episode.failure == "failed" for episode in episodes):
         raise ArenaError(failures(len(episodes), episodes))
     warn_of(episodes)
@@ -72,11 +67,7 @@ async def play_step(
 
 
 def finish_group(
-    arena: Playable,
-    cursor: TaskCursor,
-    group: Group,
-    episodes: Sequence[Episode],
-    credit: CreditAssigner,
+    arena: Arena, group: Group, episodes: Sequence[Episode], credit: CreditAssigner
 ) -> Group:
     """The group with its episodes and samples; matchmaker and curriculum see the episodes.
 
@@ -87,18 +78,19 @@ def finish_group(
     metrics, weights = record_levels(arena, episodes)
     for episode in episodes:
         arena.matchmaker.record(episode)
-    cursor.finish(group)
+    arena.cursor.finish(group)
     return replace(
         played, metrics={**played.metrics, **metrics}, weights={**played.weights, **weights}
     )
 
 
-def required_credit(arena: Playable, credit: CreditAssigner | None) -> CreditAssigner:
+def required_credit(arena: Arena) -> CreditAssigner:
     """The arena's credit rule.
 
     Raises:
         ArenaError: the arena has none, or it is none.
     """
+    credit = arena.credit_assigner
     if credit is None:
         raise ArenaError(
             f"arena {arena.name!r} has no credit assigner; "
@@ -137,7 +129,7 @@ def warn_of(episodes: Sequence[Episode], *, where: str = "") -> None:
 
 
 async def play_all(
-    arena: Playable,
+    arena: Arena,
     plays: Sequence[tuple[Task, int]],
     slots: asyncio.Semaphore,
     *,
@@ -168,7 +160,7 @@ async def play_all(
 
 async def play_each(
     context: PlayContext,
-    arena: Playable,
+    arena: Arena,
     plays: Sequence[tuple[Task, int]],
     parent: Table | None = None,
 ) -> list[Episode]:
@@ -198,7 +190,7 @@ async def play_each(
 
 
 async def _play_one(
-    context: PlayContext, arena: Playable, task: Task, seed: int, parent: Table | None
+    context: PlayContext, arena: Arena, task: Task, seed: int, parent: Table | None
 ) -> Episode:
     """Play one task; an error inside the play becomes the episode's ``error``.
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from legos.arena.answer import Reply
+from legos.arena.arena import Arena
 from legos.arena.checks import (
     check_attributes,
     check_text,
@@ -17,7 +18,7 @@ from legos.arena.checks import (
     checked_question,
 )
 from legos.arena.judge import JudgeTally, Verdict, comparison, verdict_of
-from legos.arena.playable import Playable, Rewards
+from legos.arena.playable import Rewards
 from legos.arena.store import Store
 from legos.credit.means import RESERVED
 from legos.errors import ArenaError, text_of
@@ -48,7 +49,7 @@ class Table(PlayState):
 
     def __init__(
         self,
-        arena: Playable,
+        arena: Arena,
         task: Task,
         *,
         seed: int,

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from legos.arena.playable import Playable
+from legos.arena.arena import Arena
 from legos.errors import ArenaError, EngineError, PlayCancelledError, PlayTimeoutError, text_of
 from legos.play.play_state import PlayState
 from legos.protocols import Engine
@@ -79,7 +79,7 @@ class Watch:
     the answers of a step, and every answer has a maximum length.
     """
 
-    def __init__(self, arena: Playable) -> None:
+    def __init__(self, arena: Arena) -> None:
         """Watch the plays of an arena within ``with``, in their event loop.
 
         Args:
@@ -217,7 +217,7 @@ class Watch:
             )
 
 
-def _where(task: "asyncio.Task[Any]", arena: Playable) -> str:
+def _where(task: "asyncio.Task[Any]", arena: Arena) -> str:
     """The innermost line of the arena's own file in which a play waits, or else of any file."""
     found = list(reversed([*waiting_frames(task.get_coro())]))
     module = sys.modules.get(type(arena).__module__)
