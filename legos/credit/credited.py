@@ -2,11 +2,10 @@
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from legos.credit.groups import group_names
 from legos.credit.means import step_metrics, with_children
 from legos.credit.merging import samples_of_rollout
 from legos.errors import ArenaError, LegosError, RecordError, story_of
@@ -15,6 +14,7 @@ from legos.records.episode import Episode, Rollout
 from legos.records.group import Group
 from legos.records.names import adapter_name
 from legos.records.sample import Sample
+from legos.records.task_ids import check_task_ids
 
 __all__ = ["with_samples"]
 
@@ -41,21 +41,20 @@ def with_samples(group: Group, episodes: Sequence[Episode], credit: CreditAssign
     left_out: dict[str, str] = {}
     complaints: list[str] = []
     alone = credit.singletons
-    names = group_names(played, credit.scope(played))
+    names = _group_names(played, credit.scope(played))
     assigned = _assigned(credit, played)
     for episode, advantages, compared in zip(played, assigned, names, strict=True):
         for rollout in episode.rollouts:
             if not rollout.policy or not rollout.turns:
                 continue
-            reason = _untrainable(rollout)
-            why = reason or ""
+            reason = why = _untrainable(rollout)
             name = episode.rollout_name(rollout.role)
             try:
                 if reason is None:
                     given = _per_turn(advantages, rollout, credit)
-                    made, broken = samples_of_rollout(rollout, given, group=compared, name=name)
+                    made = samples_of_rollout(rollout, given, group=compared, name=name)
                     samples += made
-                    breaks += broken
+                    breaks += len(made) - 1
             except RecordError as error:  # invalid data of an endpoint or arena is counted
                 reason, why = "invalid", f"invalid, {error}"
             if reason is not None:
@@ -106,6 +105,28 @@ def _assigned(
             "assign(episodes) returns one for each of them, in their order"
         )
     return assigned
+
+
+def _group_names(episodes: Sequence[Episode], scopes: Sequence[Hashable]) -> list[str]:
+    """[E] name of the group of each episode: its arena, its task, and its scope unless it is None.
+
+    Args:
+        episodes: [E] episodes that are compared, children included.
+        scopes: [E] keys; a rule compares only episodes with equal ones.
+
+    Raises:
+        ArenaError: plays of different tasks that share an id would be compared; the message gives
+            the id and both data.
+    """
+    try:
+        check_task_ids(((at, e.arena), e.task) for at, e in zip(scopes, episodes, strict=True))
+    except ArenaError as error:
+        error.add_note("credit 'hierarchical' compares only the spawned plays of one parent")
+        raise
+    named: dict[Hashable, str] = {None: ""}
+    for scope in scopes:
+        named.setdefault(scope, f"/{episodes[0].seed}.{len(named)}")
+    return [f"{e.arena}/{e.task.id}{named[at]}" for e, at in zip(episodes, scopes, strict=True)]
 
 
 def _per_turn(

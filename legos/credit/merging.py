@@ -12,7 +12,7 @@ __all__ = ["conversations", "samples_of_rollout"]
 
 def samples_of_rollout(
     rollout: Rollout, advantages: Sequence[float], *, group: str, name: str = ""
-) -> tuple[list[Sample], int]:
+) -> list[Sample]:
     """Merge turns into samples, one for each of the ``conversations``.
 
     Args:
@@ -20,17 +20,12 @@ def samples_of_rollout(
         advantages: [number of turns] one advantage per turn, for each of its tokens.
         group: the name of the plays that are compared with each other.
         name: name of the rollout, the same for all its samples.
-
-    Returns:
-        The samples, and the number of breaks (turns that start a new sample after the first).
     """
-    given = list(zip(rollout.turns, advantages, strict=True))
-    runs = [
-        [(given[index][0].completion, given[index][1]) for index in run]
+    given = [(t.completion, a) for t, a in zip(rollout.turns, advantages, strict=True)]
+    return [
+        _sample_of_turns([given[index] for index in run], rollout, group=group, name=name)
         for run in conversations(rollout.turns)
     ]
-    samples = [_sample_of_turns(run, rollout, group=group, name=name) for run in runs]
-    return samples, max(0, len(runs) - 1)
 
 
 def conversations(turns: Sequence[Turn]) -> list[list[int]]:

@@ -19,9 +19,7 @@ def test_turns_that_extend_each_other_are_one_sample() -> None:
         make_turn((1, 2), (3, 4), logprob=-0.5, version=1),
         make_turn((1, 2, 3, 4, 5, 6), (7,), logprob=-0.25, version=2),
     )
-    samples, breaks = samples_of_rollout(rollout(*turns), [0.5, -1.0], group="g", name="n")
-    assert breaks == 0
-    (sample,) = samples
+    (sample,) = samples_of_rollout(rollout(*turns), [0.5, -1.0], group="g", name="n")
     assert sample.token_ids == (1, 2, 3, 4, 5, 6, 7)
     assert sample.positions == (2, 3, 6)
     assert sample.logprobs == (-0.5, -0.5, -0.25)
@@ -37,7 +35,7 @@ def test_one_answer_that_was_cut_short_marks_its_sample(number: int | None) -> N
     if number is not None:
         cut = msgspec.structs.replace(turns[number].completion, finish_reason="length")
         turns[number] = msgspec.structs.replace(turns[number], completion=cut)
-    (sample,), _ = samples_of_rollout(rollout(*turns), [1.0, 1.0], group="g")
+    (sample,) = samples_of_rollout(rollout(*turns), [1.0, 1.0], group="g")
     assert sample.truncated == (number is not None)
 
 
@@ -51,10 +49,9 @@ def test_one_answer_that_was_cut_short_marks_its_sample(number: int | None) -> N
     ],
 )
 def test_a_turn_that_does_not_extend_the_last_starts_a_sample(second: Turn) -> None:
-    samples, breaks = samples_of_rollout(
+    samples = samples_of_rollout(
         rollout(make_turn((1, 2), (3,)), second), [1.0, 2.0], group="g", name="n"
     )
-    assert breaks == 1
     assert [s.token_ids for s in samples] == [
         (1, 2, 3),
         second.completion.prompt_ids + second.completion.token_ids,
@@ -74,8 +71,7 @@ def test_conversations_whose_turns_alternate_are_one_sample_each() -> None:
         make_turn((1, 2, 3, 5), (6,)),
         make_turn((1, 9, 4, 5), (7,)),
     )
-    samples, breaks = samples_of_rollout(rollout(*turns), [1.0, 2.0, 3.0, 4.0], group="g")
-    assert breaks == 1
+    samples = samples_of_rollout(rollout(*turns), [1.0, 2.0, 3.0, 4.0], group="g")
     assert [s.token_ids for s in samples] == [(1, 2, 3, 5, 6), (1, 9, 4, 5, 7)]
     assert [s.advantages for s in samples] == [(1.0, 3.0), (2.0, 4.0)]
 
@@ -99,8 +95,7 @@ def conversations(draw: st.DrawFn) -> list[Turn]:
 @given(conversations())
 def test_every_sampled_token_is_in_one_sample_with_what_was_recorded(turns: list[Turn]) -> None:
     advantages = [float(index) for index in range(len(turns))]
-    samples, breaks = samples_of_rollout(rollout(*turns), advantages, group="g")
-    assert breaks == len(samples) - 1
+    samples = samples_of_rollout(rollout(*turns), advantages, group="g")
     recorded = [
         (token, *numbers)
         for sample in samples

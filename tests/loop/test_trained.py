@@ -39,7 +39,7 @@ def group_of(*episodes: Episode) -> Group:
     for episode in episodes:
         for rollout in episode.rollouts:
             name = episode.rollout_name(rollout.role)
-            samples += samples_of_rollout(rollout, ADVANTAGES, group="g", name=name)[0]
+            samples += samples_of_rollout(rollout, ADVANTAGES, group="g", name=name)
     tokens = sum(len(sample.positions) for sample in samples)
     return Group(samples=tuple(samples), episodes=episodes, tokens_generated=tokens)
 

@@ -183,7 +183,7 @@ def test_a_step_with_every_credit_rule(name: str, pair: Pair, tmp_path: Path) ->
     for episode, advantages in found:
         for rollout in episode.rollouts:
             of_turns = advantages[rollout.role]
-            samples += samples_of_rollout(rollout, of_turns, group=episode.task.id)[0]
+            samples += samples_of_rollout(rollout, of_turns, group=episode.task.id)
     drawn = {advantage for sample in samples for advantage in sample.advantages}
     assert drawn == {1.0} if name == "imitation" else len(drawn) > 2
     compared(pair, samples, Objective(), tmp_path)

@@ -123,8 +123,8 @@ def samples(episode: Episode) -> tuple[list[tuple[int, ...]], int]:
     """The tokens of an episode's samples, and the number of breaks."""
     assert episode.error is None, episode.error
     [rollout] = episode.rollouts
-    made, breaks = samples_of_rollout(rollout, [1.0] * len(rollout.turns), group="g")
-    return [sample.token_ids for sample in made], breaks
+    made = samples_of_rollout(rollout, [1.0] * len(rollout.turns), group="g")
+    return [sample.token_ids for sample in made], len(made) - 1
 
 
 def test_a_conversation_continues_in_tokens(play: Any, tokenizer: ChatTokenizer) -> None:
