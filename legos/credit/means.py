@@ -23,23 +23,6 @@ _EVERY_PLAY = "arena/illegal"  # a mean over all plays that ended, which every b
 _PART = "reward_part/"  # then the role and the name of the part
 
 
-def _rewards(played: Sequence[Episode]) -> tuple[Sequence[float], Mapping[str, Sequence[float]]]:
-    """Collect the returns of plays that ended, not discounted: of the play and of its turns.
-
-    Returns:
-        The returns of all trained seats, and the returns of all seats by role.
-    """
-    trained: list[float] = []
-    by_role: defaultdict[str, list[float]] = defaultdict(list)
-    for episode in played:
-        policies = {rollout.role: rollout.policy for rollout in episode.rollouts}
-        for role, found in episode.returns.items():
-            by_role[role].append(found)
-            if policies.get(role):
-                trained.append(found)
-    return trained, by_role
-
-
 def _metric_means(played: Sequence[Episode]) -> tuple[dict[str, float], dict[str, float]]:
     """Mean of each of the plays' own metrics, and the number of plays that it is over.
 
@@ -68,7 +51,11 @@ def step_metrics(
         The metrics, and for each metric that is a mean the number of values averaged.
     """
     played = [episode for episode in episodes if not episode.error and not episode.void]
-    trained, by_role = _rewards(played)
+    trained = [found for episode in played for found in episode.trained_returns]
+    by_role: defaultdict[str, list[float]] = defaultdict(list)
+    for episode in played:
+        for role, found in episode.returns.items():
+            by_role[role].append(found)
     metrics = {f"reward/{role}": fmean(found) for role, found in by_role.items()}
     weights = {f"reward/{role}": float(len(found)) for role, found in by_role.items()}
     if trained:
