@@ -32,7 +32,7 @@ class Session:
     def __init__(self, match: "Match", roles: Sequence[str]) -> None:
         """Take the seats."""
         self.match = match
-        self.roles = tuple(roles)
+        self.roles = tuple(dict.fromkeys(roles))  # each once
         self.questions: asyncio.Queue[PendingQuestion | None] = asyncio.Queue()
         self.asked: PendingQuestion | None = None
         self.left = False

@@ -1,0 +1,17 @@
+"""Seats of an episode that clients take and give up."""
+
+import asyncio
+
+from arenas.worlds.matches import MatchQueue
+from legos import make_arena
+
+
+def test_a_seat_that_is_named_twice_is_taken_once() -> None:
+    async def taken() -> None:
+        queue = MatchQueue(make_arena("nim", None), {})
+        session = queue.match("a", seed=1).join(["first", "first"])
+        assert session.roles == ("first",)
+        session.leave()
+        assert not queue.matches
+
+    asyncio.run(taken())
