@@ -2,14 +2,14 @@
 
 import inspect
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from legos import Arena, Task
 
-__all__ = ["World", "held_out_tasks", "take_arena_settings"]
+__all__ = ["HELD_OUT", "World", "take_arena_settings"]
 
-HELD_OUT = 64  # seeds from 0 on that are evaluated and never trained on
+HELD_OUT = 64  # plays that are evaluated and never trained on, such as those of seeds from 0 on
 
 
 def take_arena_settings(settings: dict[str, Any]) -> dict[str, Any]:
@@ -34,8 +34,3 @@ class World(Arena):
         while True:
             seed = rng.randrange(HELD_OUT, 1 << 31)
             yield Task(id=str(seed), seed=seed)
-
-
-def held_out_tasks() -> Sequence[Task]:
-    """Plays with seeds that ``World.tasks`` leaves out."""
-    return [Task(id=f"held out/{seed}", seed=seed) for seed in range(HELD_OUT)]

@@ -6,14 +6,13 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
-from arenas.worlds import World, take_arena_settings
+from arenas.worlds import HELD_OUT, World, take_arena_settings
 from legos import Arena, Client, Table, Task
 
 __all__ = ["Reasoning", "world"]
 
 reasoning_gym: Any = import_module("reasoning_gym")
 DRAWN = 256  # questions that are generated together
-HELD_OUT = 64  # questions that are evaluated and never trained on
 HELD_OUT_SEED = 0x5EED
 
 
