@@ -148,9 +148,7 @@ class SeatState(Struct):
         with self.asking():
             client = self.seat.client
             completion = await client.complete(prompt, sampling, adapter=self.seat.adapter)
-        base = self.seat.sampling
-        limit = None if sampling.restrict else base.max_tokens
-        own = (sampling.max_tokens, sampling.stop, sampling.tools) == (limit, base.stop, None)
+        own = sampling == self.sampling(sampling.choices, seed=sampling.seed)
         move, parsed, reason = recorded.read(
             messages,
             completion,
