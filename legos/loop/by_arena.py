@@ -29,7 +29,8 @@ def play_metrics(groups: Sequence[Group], *, mixed: bool) -> dict[str, float]:
     merged = _with_deviation(merged_metrics(groups))
     if mixed:
         merged = {name: value for name, value in merged.items() if name in _COMMON}
-    tokens = {name: _amounts(own)["tokens"] for name, own in by_arena.items()}
+    amounts = {name: _amounts(own) for name, own in by_arena.items()}
+    tokens = sum(amount["tokens"] for amount in amounts.values())
     for name, own in by_arena.items():
         if not name:
             continue
@@ -38,8 +39,8 @@ def play_metrics(groups: Sequence[Group], *, mixed: bool) -> dict[str, float]:
             found = {key: value for key, value in found.items() if key.startswith(_OWN)}
         found |= {
             "generated_tokens": sum(b.metrics.get("arena/generated_tokens", 0.0) for b in own),
-            **_amounts(own),
-            "token_share": tokens[name] / (sum(tokens.values()) or 1.0),
+            **amounts[name],
+            "token_share": amounts[name]["tokens"] / (tokens or 1.0),
         }
         merged |= {f"batches/{name}/{key}": value for key, value in found.items()}
     return merged

@@ -4,6 +4,7 @@ from collections import deque
 
 from legos.errors import ArenaError, LegosError, TrainerError
 from legos.loop.ledger import Ledger
+from legos.losses.alarms import LEGAL
 from legos.play.step import failures
 from legos.records.episode import Episode
 from legos.records.group import Group
@@ -82,9 +83,7 @@ def _why_empty(newest: Group, ledger: Ledger) -> str:
     if metrics.get("arena/illegal", 0.0) >= MANY:
         return (
             f"{metrics['arena/illegal']:.0%} of the plays of the newest hold an answer that is "
-            "not legal, and earn the same for it; sample legal answers only "
-            "(--play.restrict-choices), ask again (--play.illegal retry), or say in the prompt "
-            "what to answer"
+            f"not legal, and earn the same for it; {LEGAL}"
         )
     return (
         f"filtered {dict(ledger.filtered)}, discarded {dict(ledger.discarded)} "

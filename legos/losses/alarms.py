@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-__all__ = ["PAGE", "RULES", "Alarm", "Level", "Rule", "alarms"]
+__all__ = ["LEGAL", "PAGE", "RULES", "Alarm", "Level", "Rule", "alarms"]
 
 PAGE = "docs/run/alarms.md"
 Level = Literal["warning", "error"]
@@ -44,6 +44,11 @@ _SKIPPED = (
     "the step was skipped and changed no weight, because too many of its tokens were clipped "
     "(clip_fraction) or its loss was not finite; lower learning_rate or staleness_limit"
 )
+LEGAL = (
+    "sample legal answers only (--play.restrict-choices), ask again (--play.illegal retry), or say "
+    "in the prompt what to answer"
+)
+"""What to do about answers that are not legal."""
 _GAP = "lower learning_rate or staleness_limit, or check that engine and trainer agree"
 RULES = (
     Rule("applied", 0.0, -math.inf, _SKIPPED, below=True),
@@ -68,9 +73,7 @@ RULES = (
         "arena/illegal",
         0.5,
         math.inf,
-        "most plays hold an answer that is not legal; sample legal answers only "
-        "(--play.restrict-choices), ask again (--play.illegal retry), or say in the prompt what "
-        "to answer",
+        f"most plays hold an answer that is not legal; {LEGAL}",
     ),
     # Early only, and never an error: once a game is solved, all plays of most tasks earn the same.
     Rule(
