@@ -102,6 +102,7 @@ class Match:
                 raise ValueError(f"the arena has no seat {role!r}; it has {known}")
             if role in self._sessions:
                 raise ValueError(f"seat {role!r} of episode {self.name!r} is taken")
+        self._queue.matches[self.name] = self
         session = Session(self, seats)
         self._sessions.update(dict.fromkeys(seats, session))
         if len(self._sessions) == len(self._queue.seats):
@@ -143,9 +144,7 @@ class MatchQueue:
     def match(self, name: str | None, seed: int | None) -> Match:
         """The episode of a name that has not begun, or a new one."""
         name = name or secrets.token_hex(8)
-        if name not in self.matches:
-            self.matches[name] = Match(self, name, seed)
-        return self.matches[name]
+        return self.matches.get(name) or Match(self, name, seed)
 
     def draw(self, seed: int | None) -> tuple[Task, int]:
         """A task and the seed of its play; equal seeds give the same."""

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from arenas.worlds.matches import MatchQueue
 from legos import make_arena
 
@@ -15,3 +17,10 @@ def test_a_seat_that_is_named_twice_is_taken_once() -> None:
         assert not queue.matches
 
     asyncio.run(taken())
+
+
+def test_an_episode_that_nobody_could_join_is_forgotten() -> None:
+    queue = MatchQueue(make_arena("nim", None), {})
+    with pytest.raises(ValueError, match="no seat 'nobody'"):
+        queue.match("a", seed=1).join(["nobody"])
+    assert not queue.matches
