@@ -49,10 +49,14 @@ class Session:
         self.asked = None
 
     def leave(self) -> None:
-        """Give the seats up; the role that an episode asks then forfeits."""
+        """Give the seats up; the roles that an episode asks then forfeit."""
         self.left = True
-        if self.asked is not None and not self.asked.answer.done():
-            self.asked.answer.set_exception(_absent(self.asked.role))
+        waiting = [self.asked]
+        while not self.questions.empty():
+            waiting.append(self.questions.get_nowait())
+        for question in waiting:
+            if question is not None and not question.answer.done():
+                question.answer.set_exception(_absent(question.role))
         self.match.leave(self)
 
 

@@ -24,3 +24,17 @@ def test_an_episode_that_nobody_could_join_is_forgotten() -> None:
     with pytest.raises(ValueError, match="no seat 'nobody'"):
         queue.match("a", seed=1).join(["nobody"])
     assert not queue.matches
+
+
+def test_a_client_that_leaves_forfeits_every_question_that_waits_for_it() -> None:
+    async def left() -> None:
+        queue = MatchQueue(make_arena("goofspiel", None), {})
+        match = queue.match("a", seed=1)
+        session = match.join(["seat1", "seat2"])
+        assert await session.next() is not None  # both seats bid at once, and one question waits
+        session.leave()
+        assert await session.next() is None
+        assert match.episode is not None
+        assert match.episode.metrics["forfeit"] == 1.0
+
+    asyncio.run(left())
