@@ -188,25 +188,24 @@ class AgentSeat:
         Raises:
             EndpointError: it has not; the message gives the last error, if there is one.
         """
-        reason = None
+        if self.used:
+            return
         if self._unfinished:
-            reason = (
+            raise EndpointError(
                 f"the endpoint was closed before a request of {self._role!r} was answered; leave "
                 "the block only when the program has ended"
             )
-        elif self._refusal is not None:
-            reason = (
+        if self._refusal is not None:
+            raise EndpointError(
                 f"no request to the endpoint of {self._role!r} was answered; the last error: "
                 f"{self._refusal}"
             )
-        elif required:
-            reason = (
+        if required:
+            raise EndpointError(
                 f"no request came to the endpoint of {self._role!r}; give its base_url and api_key "
                 "to the program (Endpoint.env has them as OPENAI_BASE_URL and OPENAI_API_KEY), and "
                 "leave the block only when the program has ended"
             )
-        if reason is not None and not self.used:
-            raise EndpointError(reason)
 
     def _count(self, name: str) -> None:
         metrics = self._play.metrics
