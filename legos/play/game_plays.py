@@ -101,7 +101,7 @@ class GamePlays:
             play = _GamePlay(index, arena, task, seats, seed=seed)
         except Exception as raised:
             try:
-                self._end(index, episode_after(raised, arena, task, seed, None))
+                self._end(index, episode_after(raised, PlayState(arena, task, {}, seed=seed)))
             finally:
                 self._context.slots.release()
             return
@@ -199,7 +199,7 @@ class GamePlays:
 
     def _fail(self, play: _GamePlay, raised: Exception) -> None:
         self._leave(play)
-        self._end(play.index, episode_after(raised, self._arena, play.task, play.seed, play))
+        self._end(play.index, episode_after(raised, play))
 
     def _leave(self, play: _GamePlay) -> None:
         """Give back what a running play holds.

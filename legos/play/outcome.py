@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, cast
 
-from legos.arena.arena import Arena
 from legos.arena.checks import checked_rewards
 from legos.arena.endings import Draw, Forfeit, Void
 from legos.arena.reward_parts import weighted
@@ -20,7 +19,7 @@ from legos.errors import (
     text_of,
 )
 from legos.play.play_state import PlayState
-from legos.records.episode import Episode, Failure, Task
+from legos.records.episode import Episode, Failure
 
 __all__ = ["episode_after", "episode_of", "rewards_of"]
 
@@ -68,24 +67,15 @@ def episode_of(
     )
 
 
-def episode_after(
-    raised: Exception, arena: Arena, task: Task, seed: int, play: PlayState | None
-) -> Episode:
+def episode_after(raised: Exception, play: PlayState) -> Episode:
     """The episode of a play that raised an exception; a draw or a forfeit is a regular end.
-
-    Args:
-        raised: what it raised.
-        arena: the arena to play.
-        task: the task to play.
-        seed: seed of the play.
-        play: its state; None: it failed before it began.
 
     Raises:
         ArenaError: the arena's code breaks the rules for plays, so that other plays fail too.
         EngineError: the engine has died, so no other play can continue either.
     """
     ending = _cause(raised)
-    if play is not None and isinstance(ending, Draw | Forfeit):
+    if isinstance(ending, Draw | Forfeit):
         try:
             return episode_of(play, _regular_rewards(play, ending, raised))
         except Exception as error:  # of the arena's own forfeit(), for instance
@@ -93,12 +83,10 @@ def episode_after(
     if isinstance(ending, EngineError):
         raise ending from None
     if isinstance(ending, ArenaError) and not isinstance(ending, RewardError):
-        where = f"in a play of task {task.id!r} of arena {arena.name!r}"
+        where = f"in a play of task {play.task.id!r} of arena {play.arena.name!r}"
         ending.add_note(f"{where}\n{own_line(raised)}".rstrip())
         raise ending from None
-    if play is None:
-        play = PlayState(arena, task, {}, seed=seed)
-    elif isinstance(ending, Void):
+    if isinstance(ending, Void):
         play.notes.append(f"void: {text_of(ending)}")
         return episode_of(play, {}, void=True)
     failure: Failure = "endpoint" if isinstance(ending, EndpointError) else "failed"

@@ -18,6 +18,7 @@ from legos.errors import ArenaError
 from legos.play.context import PlayContext, play_context
 from legos.play.game_plays import GamePlays
 from legos.play.outcome import episode_after, episode_of, rewards_of
+from legos.play.play_state import PlayState
 from legos.play.slot import Slot
 from legos.play.table import Table
 from legos.protocols import CreditAssigner
@@ -215,7 +216,7 @@ async def _play_one(
             returned = await context.watch.run(table, _awaitable(arena.play(table), source))
             return episode_of(table, rewards_of(table, returned, source))
         except Exception as raised:  # a failed play is counted and shown, but never trained on
-            return episode_after(raised, arena, task, seed, table)
+            return episode_after(raised, table or PlayState(arena, task, {}, seed=seed))
 
 
 def _awaitable(played: Any, source: str) -> Awaitable[Any]:
