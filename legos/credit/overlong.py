@@ -1,6 +1,7 @@
 """Soft penalty for completions close to the token limit, which wraps any credit rule."""
 
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -46,8 +47,7 @@ class OverlongPenalty(CreditAssigner):
             )
         self._credit = credit
         self.needs_step = credit.needs_step
-        self._limit = limit
-        self._margin = margin
+        self._penalty = partial(overlong_penalty, limit=limit, margin=margin)
 
     @property
     def singletons(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -77,11 +77,7 @@ class OverlongPenalty(CreditAssigner):
         """The episode with penalised rewards, and with its penalised children."""
         rewards = dict(episode.rewards)
         for rollout in trained(episode):
-            rewards[rollout.role] += sum(
-                overlong_penalty(
-                    len(turn.completion.token_ids), limit=self._limit, margin=self._margin
-                )
-                for turn in rollout.turns
-            )
+            lengths = (len(turn.completion.token_ids) for turn in rollout.turns)
+            rewards[rollout.role] += sum(map(self._penalty, lengths))
         children = tuple(changed.get(id(child), child) for child in episode.children)
         return replace(episode, rewards=rewards, children=children)
