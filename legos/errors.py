@@ -28,7 +28,8 @@ the tree. A message names the object, the value, what was expected, and the next
 
 import difflib
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import cast
@@ -58,6 +59,7 @@ __all__ = [
     "own_line",
     "story_of",
     "text_of",
+    "user_code",
 ]
 
 HOME = Path(__file__).parent  # where the kit's own code is
@@ -176,6 +178,17 @@ def story_of(error: BaseException) -> str:
     group = cast("BaseExceptionGroup[BaseException]", error) if is_group else None
     inner = map(story_of, group.exceptions if group else ())
     return "".join([*lines, *traceback.format_exception_only(error), *inner])
+
+
+@contextmanager
+def user_code(source: str) -> Generator[None]:
+    """Within the block, whatever a user's code raises becomes an ``ArenaError`` that names it."""
+    try:
+        yield
+    except LegosError:
+        raise
+    except Exception as error:
+        raise ArenaError(f"{source} failed:\n{story_of(error)}") from error
 
 
 def own_line(error: BaseException) -> str:

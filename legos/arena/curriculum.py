@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from legos.arena.playable import Playable
-from legos.errors import ArenaError, ConfigError
+from legos.errors import ArenaError, ConfigError, user_code
 from legos.protocols import Curriculum
 from legos.records.episode import Episode
 from legos.records.numbers import number, shown
@@ -95,12 +95,13 @@ def success_rates(arena: Playable, episodes: Iterable[Episode]) -> dict[str, lis
     Levels without a finished play are left out.
 
     Raises:
-        ArenaError: ``success`` of the arena returned no number from 0 to 1.
+        ArenaError: ``success`` of the arena failed, or returned no number from 0 to 1.
     """
     by_level: dict[str, list[float]] = {level: [] for level in arena.levels}
     for episode in episodes:
         if not episode.error and not episode.void and episode.task.level in by_level:
-            given: Any = arena.success(episode)
+            with user_code(f"success() of arena {arena.name!r}"):
+                given: Any = arena.success(episode)
             if not 0.0 <= number(given) <= 1.0:
                 raise ArenaError(
                     f"success() of arena {arena.name!r} returned {shown(given)}, for a play of "
@@ -127,7 +128,8 @@ def record_levels(
     metrics = {"curriculum/level": sum(played) / len(played)}
     weights = {"curriculum/level": float(len(played))}
     for level, successes in success_rates(arena, episodes).items():
-        arena.curriculum.record(level, successes)
+        with user_code(f"curriculum {type(arena.curriculum).__name__}"):
+            arena.curriculum.record(level, successes)
         metrics[f"curriculum/success/{level}"] = sum(successes) / len(successes)
         weights[f"curriculum/success/{level}"] = float(len(successes))
     return metrics, weights

@@ -18,9 +18,10 @@ from msgspec.structs import replace
 
 from legos.arena.checks import checked_tasks
 from legos.arena.playable import Playable
-from legos.errors import ArenaError
+from legos.errors import ArenaError, did_you_mean, user_code
 from legos.records.episode import Task
 from legos.records.group import Group
+from legos.records.numbers import shown
 from legos.records.seeds import mix
 from legos.records.task_ids import check_task_ids
 
@@ -152,7 +153,7 @@ class TaskCursor:
         tasks: dict[int, Task] = {}
         places: dict[int, _Place] = {}
         for number in range(arena.tasks_per_step):
-            level = arena.curriculum.choose(arena.levels, rng) if arena.levels else None
+            level = _chosen_level(arena, rng) if arena.levels else None
             if level not in self._streams:
                 drawn = self._drawn[level]
                 self._streams[level] = tasks_from(arena, skip=drawn, seed=arena.seed, level=level)
@@ -162,6 +163,17 @@ class TaskCursor:
             self._plays_planned += task.group_size or arena.group_size
         check_task_ids(((None, arena.name), task) for task in tasks.values())
         return _Round(tasks, places)
+
+
+def _chosen_level(arena: Playable, rng: random.Random) -> str:
+    """The level of the next task, by the curriculum, which may be a user's own."""
+    own = f"curriculum {type(arena.curriculum).__name__}"
+    with user_code(own):
+        level = arena.curriculum.choose(arena.levels, rng)
+    if level not in arena.levels:
+        hint = did_you_mean(f"{level}", arena.levels)
+        raise ArenaError(f"{own} chose {shown(level)}, which is no level of {arena.name!r}{hint}")
+    return level
 
 
 def plays_from(

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from legos.credit.means import step_metrics, with_children
 from legos.credit.merging import samples_of_rollout
-from legos.errors import ArenaError, LegosError, RecordError, story_of
+from legos.errors import ArenaError, RecordError, user_code
 from legos.protocols import CreditAssigner
 from legos.records.episode import Episode, Rollout
 from legos.records.group import Group
@@ -41,8 +41,9 @@ def with_samples(group: Group, episodes: Sequence[Episode], credit: CreditAssign
     left_out: dict[str, str] = {}
     complaints: list[str] = []
     alone = credit.singletons
-    names = _group_names(played, credit.scope(played))
-    assigned = _assigned(credit, played)
+    with user_code(f"credit rule {type(credit).__name__}"):
+        names = _group_names(played, credit.scope(played))
+        assigned = _assigned(credit, played)
     for episode, advantages, compared in zip(played, assigned, names, strict=True):
         for rollout in episode.rollouts:
             if not rollout.policy or not rollout.turns:
@@ -89,20 +90,13 @@ def _assigned(
     """The result of a credit rule, one mapping per play.
 
     Raises:
-        ArenaError: the rule failed, or returned another number of mappings.
-        LegosError: the rule rejects the rewards.
+        ArenaError: the rule returned another number of mappings.
     """
-    rule = type(credit).__name__
-    try:
-        assigned = list(credit.assign(played))
-    except LegosError:
-        raise
-    except Exception as error:  # a user's rule may raise anything
-        raise ArenaError(f"credit rule {rule} failed:\n{story_of(error)}") from error
+    assigned = list(credit.assign(played))
     if len(assigned) != len(played):
         raise ArenaError(
-            f"credit rule {rule} gave {len(assigned)} mappings for {len(played)} plays; "
-            "assign(episodes) returns one for each of them, in their order"
+            f"credit rule {type(credit).__name__} gave {len(assigned)} mappings for {len(played)} "
+            "plays; assign(episodes) returns one for each of them, in their order"
         )
     return assigned
 

@@ -14,7 +14,7 @@ from legos.arena.curriculum import record_levels
 from legos.arena.store import Stores
 from legos.credit.credited import with_samples
 from legos.credit.means import with_children
-from legos.errors import ArenaError
+from legos.errors import ArenaError, user_code
 from legos.play.context import PlayContext, play_context
 from legos.play.game_plays import GamePlays
 from legos.play.outcome import episode_after, episode_of, rewards_of
@@ -73,12 +73,14 @@ def finish_group(
     """The group with its episodes and samples; matchmaker and curriculum see the episodes.
 
     Raises:
-        ArenaError: the credit rule failed, or ``success`` of the arena returned no number.
+        ArenaError: the credit rule, the matchmaker, the curriculum or ``success`` of the arena
+            failed.
     """
     played = with_samples(group, episodes, credit)
     metrics, weights = record_levels(arena, episodes)
-    for episode in episodes:
-        arena.matchmaker.record(episode)
+    with user_code(f"matchmaker {type(arena.matchmaker).__name__}"):
+        for episode in episodes:
+            arena.matchmaker.record(episode)
     arena.cursor.finish(group)
     return replace(
         played, metrics={**played.metrics, **metrics}, weights={**played.weights, **weights}

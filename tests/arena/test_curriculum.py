@@ -18,7 +18,7 @@ from legos.fakes import Asked, ScriptedClient
 from legos.loop.evaluation import ArenaEvaluation, flat_metrics
 from legos.play.table import Table
 from legos.protocols import Curriculum
-from legos.records.episode import Task
+from legos.records.episode import Episode, Task
 from legos.records.group import Group
 
 LEVELS = ("easy", "medium", "hard")
@@ -189,3 +189,37 @@ def test_a_level_that_never_comes_ends_the_run() -> None:
 def test_bad_settings(settings: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="expected a threshold above 0"):
         Climb(**settings)
+
+
+class Broken(Steps):
+    def success(self, episode: Episode) -> float:
+        raise KeyError("correct")
+
+
+class Sudden(Climb):
+    def record(self, level: str, successes: Sequence[float]) -> None:
+        raise ZeroDivisionError
+
+
+class Elsewhere(Uniform):
+    def choose(self, levels: Sequence[str], rng: random.Random) -> str:
+        return "hardest"
+
+
+class Lost(Uniform):
+    def choose(self, levels: Sequence[str], rng: random.Random) -> str:
+        return levels[7]
+
+
+@pytest.mark.parametrize(
+    ("arena", "told"),
+    [
+        (Broken(), r"(?s)success\(\) of arena 'broken' failed:.*raise KeyError.*'correct'"),
+        (Steps(curriculum=Sudden()), r"(?s)curriculum Sudden failed:.*raise ZeroDivisionError"),
+        (Steps(curriculum=Lost()), r"(?s)curriculum Lost failed:.*levels\[7\]"),
+        (Steps(curriculum=Elsewhere()), "curriculum Elsewhere chose 'hardest', a str, .*no level"),
+    ],
+)
+def test_what_fails_of_ones_own_is_named(arena: Arena, told: str) -> None:
+    with pytest.raises(ArenaError, match=told):
+        step(arena)

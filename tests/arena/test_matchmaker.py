@@ -10,6 +10,7 @@ from fakes import FakeMatchmaker
 
 from legos.arena.arena import Arena
 from legos.arena.cursor import plays_from
+from legos.arena.matchmaker import ArenaSeats
 from legos.credit import RAECredit
 from legos.errors import ArenaError
 from legos.fakes import ScriptedClient
@@ -138,3 +139,12 @@ def test_what_a_matchmaker_returns_is_checked(
     with pytest.raises(ArenaError) as raised:
         step(Duel(matchmaker))
     assert message in str(raised.value)
+
+
+def test_a_matchmaker_that_cannot_take_a_result_is_named() -> None:
+    class Forgetful(ArenaSeats):
+        def record(self, episode: Episode) -> None:
+            raise LookupError(episode.task.id)
+
+    with pytest.raises(ArenaError, match=r"(?s)matchmaker Forgetful failed:.*LookupError: t0"):
+        asyncio.run(Duel(Forgetful()).step())
