@@ -45,14 +45,7 @@ class Tally(Struct, frozen=True):
         return self.reward / self.plays if self.plays else nan
 
     def __add__(self, other: "Tally") -> "Tally":
-        return Tally(
-            self.wins + other.wins,
-            self.draws + other.draws,
-            self.losses + other.losses,
-            self.reward + other.reward,
-            self.squares + other.squares,
-            self.forfeits + other.forfeits,
-        )
+        return Tally(*map(add, structs.astuple(self), structs.astuple(other)))
 
 
 class PayoffTable:
@@ -75,31 +68,6 @@ class PayoffTable:
     def members(self) -> tuple[str, ...]:
         """Everybody who has met somebody, in the order of their first plays."""
         return tuple(self._members)
-
-    def add(
-        self,
-        mine: str,
-        theirs: str,
-        role: str,
-        reward: float,
-        other: float,
-        *,
-        forfeit: bool = False,
-        share: float = 1.0,
-    ) -> None:
-        """Count one play from one side; the caller adds the other side too, see ``sides``.
-
-        Args:
-            mine: the member that the play is counted for.
-            theirs: whom it met.
-            role: the role of ``mine``.
-            reward: reward of ``mine``.
-            other: reward of ``theirs``.
-            forfeit: whether ``mine`` forfeited the play.
-            share: part of a play that it counts as.
-        """
-        account = Account([(self._sums(mine, theirs, role), role, share, True)])
-        account.count(reward, other, [role] if forfeit else ())
 
     def account(
         self, mine: str, theirs: str, roles: Sequence[str], others: Sequence[str] = ()

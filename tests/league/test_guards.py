@@ -32,8 +32,7 @@ def meet(
     for play in range(plays):
         reward = size if (play // 2 + 0.5) / (plays / 2) < share else -size
         roles = ("first", "second") if play % 2 else ("second", "first")
-        table.add(mine, theirs, roles[0], reward, -reward)
-        table.add(theirs, mine, roles[1], -reward, reward)
+        table.account(mine, theirs, [roles[0]], [roles[1]]).count(reward, -reward)
 
 
 def alarms(found: Standing, elo: float = 100.0) -> dict[str, str]:
@@ -92,8 +91,7 @@ def test_wins_that_are_small_do_not_hide_a_loss() -> None:
     table = PayoffTable()
     for _ in range(PLAYS):
         for reward in (1.0, 1.0, 1.0, -8.0):
-            table.add("policy@1", "policy@0", "first", reward, -reward)
-            table.add("policy@0", "policy@1", "second", -reward, reward)
+            table.account("policy@1", "policy@0", ["first"], ["second"]).count(reward, -reward)
     found = standing(table, pool_of(2), "policy", unit=8.0)
     usual = ((3 * 1 + 64) / 4) ** 0.5
     assert found.rating is not None
@@ -104,8 +102,7 @@ def test_wins_that_are_small_do_not_hide_a_loss() -> None:
 def test_draws_alone_are_reported() -> None:
     table = PayoffTable()
     for _ in range(PLAYS):
-        table.add("policy@1", "policy@0", "first", 0.0, 0.0)
-        table.add("policy@0", "policy@1", "second", 0.0, 0.0)
+        table.account("policy@1", "policy@0", ["first"], ["second"]).count(0.0, 0.0)
     found = standing(table, pool_of(2), "policy", unit=None)
     assert [*alarms(found)] == ["league/draw_share"]
 
@@ -115,8 +112,7 @@ def test_a_seat_that_decides_is_reported() -> None:
     for play in range(PLAYS):
         roles = ("first", "second") if play % 2 else ("second", "first")
         reward = 1.0 if roles[0] == "first" else -1.0
-        table.add("policy@1", "policy@0", roles[0], reward, -reward)
-        table.add("policy@0", "policy@1", roles[1], -reward, reward)
+        table.account("policy@1", "policy@0", [roles[0]], [roles[1]]).count(reward, -reward)
     found = standing(table, pool_of(2), "policy", unit=1.0)
     assert found.seat_gap == 1.0
     assert [*alarms(found)] == ["league/seat_gap"]
@@ -157,8 +153,7 @@ def test_seats_that_agree_with_themselves_alone(with_past: float, fires: bool) -
     table = PayoffTable()
     for other, earned in cooperative(0.9, with_past):
         for _ in range(PLAYS):
-            table.add("policy@1", other, "first", earned, earned)
-            table.add(other, "policy@1", "second", earned, earned)
+            table.account("policy@1", other, ["first"], ["second"]).count(earned, earned)
     found = standing(table, pool_of(2), "policy", unit=1.0)
     assert ("league/collusion" in alarms(found)) == fires
     assert found.collusion == pytest.approx(0.9 - with_past)
@@ -167,8 +162,7 @@ def test_seats_that_agree_with_themselves_alone(with_past: float, fires: bool) -
 def test_no_game_of_constant_sum_has_collusion() -> None:
     table = improving()
     for _ in range(PLAYS):
-        table.add("policy@2", "policy@2", "first", 1.0, -1.0)
-        table.add("policy@2", "policy@2", "second", -1.0, 1.0)
+        table.account("policy@2", "policy@2", ["first"], ["second"]).count(1.0, -1.0)
     assert standing(table, pool_of(3), "policy", unit=1.0).collusion == 0.0
 
 

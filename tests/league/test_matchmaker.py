@@ -120,8 +120,7 @@ def test_prioritised_draws_follow_the_scores(
     for name, wins in (("policy@0", 74), ("policy@1", 24)):
         for play in range(98):
             reward = size if play < wins else -size
-            league.table.add("policy@2", name, "first", reward, -reward)
-            league.table.add(name, "policy@2", "second", -reward, reward)
+            league.table.account("policy@2", name, ["first"], ["second"]).count(reward, -reward)
     # 98 plays, and one win and one loss; the newest is met as by the one before it.
     scores = [league.score(snapshot) for snapshot in league.pool.of("policy")]
     assert scores == pytest.approx([0.75, 0.25, 0.75])
@@ -172,7 +171,7 @@ def test_players_elsewhere_draw_the_same_from_less() -> None:
     with_snapshots(league, 4)
     for reward in (1.0, -1.0, 1.0):
         league.record(played("policy", "policy@1", reward))
-        league.table.add("policy@0", "gone@9", "first", reward, -reward)
+        league.table.account("policy@0", "gone@9", ["first"]).count(reward, -reward)
     again, other = arena_with({"hard": 0.5, "random": 0.5})
     other.restore(json.loads(json.dumps(league.seating())))
     assert other.seating() == league.seating()

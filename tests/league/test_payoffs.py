@@ -30,8 +30,8 @@ def played() -> PayoffTable:
     for mine, theirs, roles in (("a", "b", "wbw"), ("a", "c", "w")):
         for role, result in zip(roles, (1.0, 1.0, 0.0), strict=False):
             other = {"w": "b", "b": "w"}[role]
-            table.add(mine, theirs, role, result, -result)
-            table.add(theirs, mine, other, -result, result, forfeit=theirs == "c")
+            gave_up = [other] if theirs == "c" else []
+            table.account(mine, theirs, [role], [other]).count(result, -result, gave_up)
     return table
 
 
@@ -64,8 +64,8 @@ def test_a_forfeit_is_a_loss_that_is_counted_apart() -> None:
 
 def test_only_the_order_of_rewards_wins() -> None:
     table = PayoffTable()
-    table.add("a", "b", "r", -1.0, -2.0)
-    table.add("a", "b", "r", 0.5, 0.5)
+    table.account("a", "b", ["r"]).count(-1.0, -2.0)
+    table.account("a", "b", ["r"]).count(0.5, 0.5)
     assert table.tally("a", "b") == Tally(1, 1, 0, reward=-0.5, squares=1.25)
 
 
@@ -81,7 +81,7 @@ def test_matrices_have_nan_where_members_never_met() -> None:
 
 def test_the_state_comes_back_exactly_through_json() -> None:
     table = played()
-    table.add("a", "b", "w", 0.1 + 0.2, 1 / 3)
+    table.account("a", "b", ["w"]).count(0.1 + 0.2, 1 / 3)
     for kept in (table, exact_payoffs(GameTree(Kuhn()), random_members(GameTree(Kuhn()), 3))):
         state = json.loads(json.dumps(kept.state()))
         again = PayoffTable()

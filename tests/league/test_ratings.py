@@ -126,8 +126,7 @@ def test_with_a_unit_rewards_count_and_not_wins() -> None:
     """a wins 3 of 4 plays by 1 and loses one by 5: its score is 1/2 - 2 / (2 * 4 * 5) = 0.45."""
     table = PayoffTable()
     for reward in (1.0, 1.0, 1.0, -5.0) * 25:
-        table.add("a", "random", "r", reward, -reward)
-        table.add("random", "a", "r", -reward, reward)
+        table.account("a", "random", ["r"], ["r"]).count(reward, -reward)
     assert by_name(ratings(table))["a"].elo > 150
     rating = by_name(ratings(table, unit=5.0))["a"]
     p = (45 + 0.5) / 101
@@ -154,8 +153,7 @@ def test_where_all_wins_are_one_a_unit_changes_nothing() -> None:
     for _ in range(200):
         one, two = rng.choice(5, size=2, replace=False).tolist()
         reward = float(rng.integers(-1, 2))
-        table.add(f"m{one}", f"m{two}", "r", reward, -reward)
-        table.add(f"m{two}", f"m{one}", "r", -reward, reward)
+        table.account(f"m{one}", f"m{two}", ["r"], ["r"]).count(reward, -reward)
     for plain, scaled in zip(ratings(table), ratings(table, unit=1.0), strict=True):
         assert plain.member == scaled.member
         assert (plain.low, plain.high) == pytest.approx((scaled.low, scaled.high))

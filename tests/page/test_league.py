@@ -27,8 +27,7 @@ def with_league(folder: RunFolder, *, size: int = 8) -> None:
         take(pool, adapter(step), step)
     for theirs in ("policy@0", "random"):
         for reward in (1.0,) * 15 + (-1.0,) * 5:
-            table.add("policy@2", theirs, "first", reward, -reward)
-            table.add(theirs, "policy@2", "second", -reward, reward)
+            table.account("policy@2", theirs, ["first"], ["second"]).count(reward, -reward)
     stored = {"pool": pool.state(), "table": table.state(), "unit": 1.0}
     state = {"trainer": {"step": 4}, "arenas": {"nim": {"matchmaker": stored}}}
     write_checkpoint(folder.checkpoints, 4, lambda _: state, keep=1)
