@@ -16,6 +16,7 @@ import re
 import shutil
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from legos.errors import ArenaError, CheckpointError, ConfigError, RecordError, RequestError
@@ -199,26 +200,20 @@ class RunFolder:
                         shutil.rmtree(path)
         return rewind_lines(self.metrics, step, evaluated=newest)
 
-    def write_adapter(self, adapter: Adapter, *, parent: str = "") -> Path:
-        """Write ``adapters/vN`` atomically; an existing one is not replaced.
+    def write_adapters(self, adapters: Sequence[Adapter]) -> None:
+        """Write the adapter of each policy atomically; an existing one is not replaced.
 
         Args:
-            adapter: the adapter.
-            parent: subfolder of ``adapters``; the name of any policy but the first.
+            adapters: the adapters; the first is that of ``adapters/vN``.
 
         Raises:
             CheckpointError: the files cannot be written, or the run folder was moved.
         """
         check_unmoved(self.path)
-        place = self.adapters / parent / f"v{adapter.version}"
-        if not place.exists():
-            write_folder(place, lambda folder: write_adapter(adapter, folder))
-        return place
-
-    def write_adapters(self, adapters: Sequence[Adapter]) -> None:
-        """Write the adapter of each policy; raises as ``write_adapter``."""
-        for index, adapter in enumerate(adapters):
-            self.write_adapter(adapter, parent=adapter.name if index else "")
+        places = self.adapter_places({each.name: each.version for each in adapters})
+        for adapter, place in zip(adapters, places, strict=True):
+            if not place.exists():
+                write_folder(place, partial(write_adapter, adapter))
 
     def adapter_places(self, versions: Mapping[str, int]) -> list[Path]:
         """The folder of each policy's adapter of one version; name -> version, the first first."""

@@ -141,7 +141,7 @@ def test_a_trained_policy_is_found_by_its_run_and_answers_with_moves(
     model = load_model(inline=True)
     apply_lora(model)
     with run.new_run('model = "builtin"\n'):
-        run.write_adapter(replace(model.base_adapter(), version=7, base_model="builtin"))
+        run.write_adapters([replace(model.base_adapter(), version=7, base_model="builtin")])
     asked = f"{EXAMPLE.replace(chr(10), ' ')}\n" * 5
     monkeypatch.setattr(sys, "stdin", io.StringIO(asked))
     assert main(["chat", "--adapter", f"{run.path}@v7", "--temperature", "1.5"]) == 0

@@ -66,7 +66,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     model = write_any_model(root / "model", **MODELS[request.param])
     folder = RunFolder(root / "run")
     with folder.new_run(f'model = "{model}"\n'):
-        folder.write_adapter(trained(model))
+        folder.write_adapters([trained(model)])
     return folder
 
 
@@ -116,7 +116,7 @@ def test_a_merged_model_that_computes_something_else_is_not_left(
         load_model(model, inline=True).write_fused(trained(model), tmp_path / "out")
     folder = RunFolder(tmp_path / "run")
     with folder.new_run(f'model = "{model}"\n'):
-        folder.write_adapter(trained(model))
+        folder.write_adapters([trained(model)])
     with pytest.raises(AdapterError):
         export(str(folder.path), to=tmp_path / "fused", form="fused")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out", "run"]

@@ -72,7 +72,7 @@ def test_a_run_that_came_to_nothing_leaves_nothing(tmp_path: Path) -> None:
         folder = RunFolder(tmp_path / "run")
         with folder.new_run("seed = 1\n"):
             folder.metrics.touch()
-            folder.write_adapter(adapter(0))
+            folder.write_adapters([adapter(0)])
             raise KeyError
 
     with pytest.raises(KeyError):
@@ -246,7 +246,7 @@ def test_fresh_folders_are_numbered_and_taken_at_once(tmp_path: Path) -> None:
 def test_adapters_are_found_by_number_and_by_name(tmp_path: Path) -> None:
     folder = begun(tmp_path / "run")
     for version in (0, 9, 10):
-        folder.write_adapter(adapter(version))
+        folder.write_adapters([adapter(version)])
     (folder.adapters / "v10.old").mkdir()
     (folder.adapters / "vocabulary").mkdir()
     assert adapter_of(folder).name == "v10"
@@ -262,7 +262,7 @@ def skipping(path: Path) -> RunFolder:
     folder = RunFolder(path)
     with folder.new_run("seed = 1\n"):
         for version in (0, 3, 5):
-            folder.write_adapter(replace(adapter(version), base_model="some/model"))
+            folder.write_adapters([replace(adapter(version), base_model="some/model")])
     folder.evaluations.write_text('{"step": 0, "policy_version": 0}\n')
     lines = [{"step": n, "policy_version": n if n < 4 else n - 1} for n in range(1, 8)]
     folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -288,7 +288,9 @@ def test_an_adapter_names_the_model_that_it_was_trained_on(tmp_path: Path) -> No
     weights.check_base("elsewhere/model")
     with pytest.raises(AdapterError, match=r"'some/model' and cannot be put on 'other'"):
         weights.check_base("other")
-    assert read_adapter(begun(tmp_path / "old").write_adapter(adapter(0))).base_model is None
+    old = begun(tmp_path / "old")
+    old.write_adapters([adapter(0)])
+    assert read_adapter(adapter_of(old)).base_model is None
 
 
 def test_a_folder_without_a_run_or_an_adapter_is_named(tmp_path: Path) -> None:
@@ -302,7 +304,7 @@ def test_plays_are_written_whole_and_rewound(tmp_path: Path) -> None:
     folder = begun(tmp_path / "run")
     for step in (1, 2, 3):
         folder.add_episodes(step, [make_episode({"first": 1.0, "second": -1.0})] * 2)
-        folder.write_adapter(adapter(step))
+        folder.write_adapters([adapter(step)])
     with folder.episodes.open("a") as file:
         file.write('{"step": 3, "are')
     (folder.adapters / ".v4.12-ab.unfinished").mkdir()

@@ -172,7 +172,7 @@ def test_an_adapter_is_served_on_its_own_model_alone(
         run = RunFolder(tmp_path / "run")
         shutil.rmtree(run.path, ignore_errors=True)
         with run.new_run(""):
-            run.write_adapter(adapter)
+            run.write_adapters([adapter])
         assert main(["serve", "--port", "0", "--adapter", str(run.path), *options]) == 2
         return capsys.readouterr().err
 
