@@ -116,16 +116,13 @@ def dialect_of(listed: Sequence[ListedModel]) -> Dialect:
     return "legos" if "legos" in owners else "vllm" if "vllm" in owners else "openai"
 
 
-def completion_of(
-    body: bytes, sampling: Sampling, target: Target, *, elapsed_s: float = 0.0
-) -> Completion:
+def completion_of(body: bytes, sampling: Sampling, target: Target) -> Completion:
     """The completion in a server's answer, with the server's own tokens or with none.
 
     Args:
         body: the answer.
         sampling: the sampling settings of the request.
         target: the model that answers.
-        elapsed_s: seconds from the request to the answer.
 
     Raises:
         AdapterError: another adapter or version answered than was asked for.
@@ -149,7 +146,6 @@ def completion_of(
         restricted=sampling.restrict and bool(sampled.token_ids),
         temperature=sampling.temperature,
         adapter=target.adapter,
-        elapsed_s=elapsed_s,
         filtered=sampling.filters is not None or sampling.json_schema is not None,
         tool_calls=_calls(choice, sampling.seed) if sampling.tools is not None else (),
     )

@@ -1,7 +1,6 @@
 """The client of an engine in this process: messages to completions."""
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
@@ -107,10 +106,9 @@ class EngineClient:
             RequestError: the request cannot be served.
             EngineError: the engine died or was closed.
         """
-        started = time.perf_counter()
         request = await self._prepared(prompt, sampling, adapter, stream=False)
         made = await self.generate([request])
-        return self._completion(request, made[0], sampling, started)
+        return self._completion(request, made[0], sampling)
 
     async def generate(self, requests: Sequence[Request]) -> list[Generated]:
         """Sample the tokens of requests; if one fails, the others are cancelled.
@@ -165,8 +163,7 @@ class EngineClient:
         """
         request, sampling = prepared
         request = replace(request, seed=seed)
-        started = time.perf_counter()
-        completion = partial(self._completion, request, sampling=sampling, started=started)
+        completion = partial(self._completion, request, sampling=sampling)
         return self._enqueue(request, Callback(completion, done))
 
     def cancel(self, number: int) -> None:
@@ -188,7 +185,6 @@ class EngineClient:
             RequestError: the request cannot be served.
             EngineError: the engine died or was closed.
         """
-        started = time.perf_counter()
         request = await self._prepared(prompt, sampling, adapter, stream=True)
         number, future = self._ask(request)
         news = self._news[number] = ProgressQueue(future)
@@ -196,7 +192,7 @@ class EngineClient:
             async with aclosing(news.read()) as parts:
                 async for part in parts:
                     yield part
-            yield self._completion(request, future.result(), sampling, started)
+            yield self._completion(request, future.result(), sampling)
         finally:
             self._news.pop(number, None)
             news.close()
@@ -261,9 +257,7 @@ class EngineClient:
             **{name: getattr(sampling, name) for name in Draws.__struct_fields__},
         )
 
-    def _completion(
-        self, request: Request, generated: Generated, sampling: Sampling, started: float
-    ) -> Completion:
+    def _completion(self, request: Request, generated: Generated, sampling: Sampling) -> Completion:
         """The completion of a request."""
         token_ids = generated.token_ids
         decode = self._short_text if len(token_ids) <= _SHORT else self.tokenizer.decode
@@ -284,7 +278,6 @@ class EngineClient:
             restricted=sampling.restrict,
             temperature=sampling.temperature,
             adapter=request.adapter,
-            elapsed_s=time.perf_counter() - started,
             filtered=request.filters is not None or request.grammar is not None,
             tool_calls=calls,
         )

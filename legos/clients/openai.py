@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-import time
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -93,7 +93,6 @@ class OpenAIClient:
             AdapterError: another adapter or version answered than was asked for.
             EndpointError: no server answers, or it answers with an error.
         """
-        started = time.perf_counter()
         target = await self._target(adapter)
         if sampling.restrict and not target.ours:
             sampling = replace(sampling, restrict=False)
@@ -105,11 +104,7 @@ class OpenAIClient:
                     self._transport.url,
                 )
         path, body = request_of(prompt, sampling, target)
-
-        def read(answer: bytes) -> Completion:
-            elapsed_s = time.perf_counter() - started
-            return completion_of(answer, sampling, target, elapsed_s=elapsed_s)
-
+        read = partial(completion_of, sampling=sampling, target=target)
         return await self._transport.request("POST", path, read, json=body)
 
     async def models(self) -> tuple[str, ...]:

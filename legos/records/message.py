@@ -197,7 +197,6 @@ class Completion(Generated, frozen=True, kw_only=True):
     restricted: bool = False  # True: sampled from `legal` only
     temperature: float = 1.0  # sampling temperature
     adapter: str = POLICY  # adapter that sampled it
-    elapsed_s: float = 0.0  # time from submission to the last token, seconds
     filtered: bool = False  # True: sampled with filters or a grammar, so never trained on
     tool_calls: tuple[ToolCall, ...] = ()  # calls in its tokens, which are not in the text
 
