@@ -98,8 +98,7 @@ def _plays(run: RunView, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         row["missing"].append(f"episodes.jsonl: {len(damaged)} damaged lines are left out")
     if not found:
         row["missing"].append("no play of the run is stored")
-    for sample in found:
-        yield sample._asdict()
+    yield from found
 
 
 def _evaluations(runs: Sequence[RunView], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -1,39 +1,35 @@
 """A few plays of a run that show what it has learned, small enough for a file to send around."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from legos.errors import CheckpointError
 from legos.page.one_play import play_values
 from legos.page.run_view import RunView
 from legos.run.index.rows import IndexedPlay
 
-__all__ = ["Sample", "sample_plays", "shortened"]
+__all__ = ["sample_plays", "shortened"]
 
 _MOST_ARENAS = 4
 _LOOKED_AT = 1000  # plays of a step in which its arenas are looked for
 _MOST_TOKENS = 64  # of an answer whose tokens are kept one by one
 
 
-class Sample(NamedTuple):
-    """A play, and why it was chosen."""
-
-    why: str  # "best", "typical", "worst" or "failed"; several, where they are the same play
-    plays: int  # number of plays among which it was chosen
-    play: Mapping[str, Any]  # as ``play_values`` gives it
-
-
-def sample_plays(run: RunView) -> list[Sample]:
+def sample_plays(run: RunView) -> list[dict[str, Any]]:
     """The best, a typical and the worst play of the first and of the last step, and a failed one.
 
     They are plays of evaluations, which have the same tasks each time, where plays of two
     evaluations are stored; otherwise plays of training. Rewards are those of trained seats.
 
+    Returns:
+        ``why`` each was chosen: "best", "typical", "worst" or "failed", or several of these;
+        ``plays``: number of plays among which it was chosen; ``play``: as ``play_values`` gives it.
+
     Raises:
         CheckpointError: a file of plays cannot be read.
     """
     run.plays.refresh()
-    found: list[Sample] = []
+    found: list[dict[str, Any]] = []
     for ends in filter(None, (_ends(run, evaluation=True), _ends(run, evaluation=False))):
         steps = list(dict.fromkeys(play.step for play in ends))
         if len(steps) > 1 or not ends[0].evaluation:
@@ -54,7 +50,7 @@ def _ends(run: RunView, *, evaluation: bool) -> list[IndexedPlay]:
     ]
 
 
-def _of_step(run: RunView, step: int | None, evaluation: bool) -> Iterator[Sample]:
+def _of_step(run: RunView, step: int | None, evaluation: bool) -> Iterator[dict[str, Any]]:
     wanted: dict[str, Any] = {"step": step, "evaluation": evaluation, "failure": False}
     plays = run.plays.search(page=slice(_LOOKED_AT), **wanted).plays
     for arena in sorted({play.arena for play in plays})[:_MOST_ARENAS]:
@@ -68,13 +64,15 @@ def _of_step(run: RunView, step: int | None, evaluation: bool) -> Iterator[Sampl
         yield from _read(run, reasons, len(best))
 
 
-def _read(run: RunView, reasons: Mapping[int, Sequence[str]], plays: int) -> Iterator[Sample]:
+def _read(
+    run: RunView, reasons: Mapping[int, Sequence[str]], plays: int
+) -> Iterator[dict[str, Any]]:
     for number, why in reasons.items():
         try:
             episode = run.folder.episode(number)
         except CheckpointError:  # its file was removed meanwhile
             continue
-        yield Sample(", ".join(why), plays, play_values(episode))
+        yield {"why": ", ".join(why), "plays": plays, "play": play_values(episode)}
 
 
 def shortened(play: Mapping[str, Any], most: int) -> dict[str, Any]:
