@@ -17,7 +17,6 @@ from legos.records.message import Completion, Message, Sampling
 from legos.records.names import BASE
 from legos.run.find import adapter_of, split_place
 from legos.server.problems import Problem
-from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
 
 __all__ = ["Checkpoints", "checkpoints_of"]
@@ -36,7 +35,6 @@ class Checkpoints:
         """Take the client of an engine of the model, and the runs."""
         self.model = model
         self._client, self._runs = client, runs
-        self._names: dict[tuple[Path, int], str] = {}  # folder and its time -> name in the engine
         self._live: dict[str, None] = {}  # names in the engine; the newest that was asked is last
         self._users: Counter[str] = Counter()
         self._loading = asyncio.Lock()
@@ -78,13 +76,11 @@ class Checkpoints:
 
     async def _load(self, folder: Path, written_at: int) -> str:
         """Make an adapter live; returns its name in the engine."""
-        key = folder, written_at
-        name = self._names.get(key)
-        if name is None or name not in self._live:
-            adapter = await asyncio.to_thread(self._read, folder)
-            name = self._names[key] = adapter.name
-            if name not in self._live:
-                await asyncio.wrap_future(self._client.engine.load_adapter(adapter))
+        name = f"page-{hash((folder, written_at)):x}"
+        if name not in self._live:
+            adapter = await asyncio.to_thread(read_adapter, folder)
+            adapter.check_base(self.model)
+            await asyncio.wrap_future(self._client.engine.load_adapter(replace(adapter, name=name)))
         self._live.pop(name, None)
         self._live[name] = None
         unused = [each for each in self._live if not self._users[each] and each != name]
@@ -92,11 +88,6 @@ class Checkpoints:
             del self._live[each]
             await asyncio.wrap_future(self._client.engine.drop_adapter(each))
         return name
-
-    def _read(self, folder: Path) -> Adapter:
-        adapter = read_adapter(folder)
-        adapter.check_base(self.model)
-        return replace(adapter, name=f"page-{adapter.digest[:12]}")
 
     def _place(self, who: str) -> tuple[Path, int]:
         """The folder of a checkpoint of a shown run, and when it was written, in ns."""
