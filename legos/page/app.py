@@ -1,5 +1,7 @@
 """The FastAPI application of the page: its files, and the runs as JSON."""
 
+from collections.abc import Callable
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Annotated
@@ -78,6 +80,11 @@ def _run_router(runs: ShownRuns) -> APIRouter:
     def chosen(names: list[str]) -> list[RunView]:
         return [runs.get(name) for name in dict.fromkeys(names)]
 
+    def locked(name: str, values: Callable[[RunView], object]) -> Response:
+        view = runs.get(name)
+        with view.lock:
+            return answer(values(view.read()))
+
     @router.get("/runs")
     def all_runs() -> Response:
         return answer({"runs": overview(runs.all()), "places": runs.places})
@@ -97,20 +104,14 @@ def _run_router(runs: ShownRuns) -> APIRouter:
 
     @router.get("/health")
     def of_health(run: str) -> Response:
-        view = runs.get(run)
-        with view.lock:
-            return answer(health(view.read()))
+        return locked(run, health)
 
     @router.get("/league")
     def of_league(run: str) -> Response:
-        view = runs.get(run)
-        with view.lock:
-            return answer(league(view.read()))
+        return locked(run, league)
 
     @router.get("/timeline")
     def of_time(run: str, steps: Annotated[int, Query(ge=1, le=2000)] = 40) -> Response:
-        view = runs.get(run)
-        with view.lock:
-            return answer(timeline(view.read(), steps=steps))
+        return locked(run, partial(timeline, steps=steps))
 
     return router

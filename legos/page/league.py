@@ -1,20 +1,18 @@
 """The opponents of a run: ratings over its steps, and what members earned against each other."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legos.errors import CheckpointError
+from legos.page.run_view import RunView
 from legos.run.checkpoint import checkpoints
 from legos.run.leagues import StoredLeague, stored_leagues
-
-if TYPE_CHECKING:
-    from legos.page.run_view import RunView
 
 __all__ = ["league"]
 
 _POINTS = 500  # of a chart
 
 
-def league(run: "RunView") -> dict[str, Any]:
+def league(run: RunView) -> dict[str, Any]:
     """What the view of the league shows, as JSON values."""
     leagues: list[StoredLeague] = []
     problem: str | None = None
@@ -33,7 +31,7 @@ def league(run: "RunView") -> dict[str, Any]:
     }
 
 
-def _over_steps(run: "RunView", arena: str, *, several: bool) -> dict[str, Any]:
+def _over_steps(run: RunView, arena: str, *, several: bool) -> dict[str, Any]:
     """The rating of the policy at each snapshot, and who was met in each step."""
     prefix = f"league/{arena}/" if several else "league/"
 
