@@ -226,9 +226,7 @@ def _choose(
 
 def _sums(index: IntArray, values: FloatArray, size: int) -> FloatArray:
     """[size] sum of the values that share an index."""
-    total = np.zeros(size)
-    np.add.at(total, index, values)
-    return total
+    return np.asarray(np.bincount(index, values, size), np.float64)
 
 
 def _per_point(graph: GameGraph, values: FloatArray) -> FloatArray:
