@@ -265,12 +265,9 @@ def evaluate(
             legal move, which ``policy`` does not contain.
 
     Raises:
-        ArenaError: a decision point is missing in either, or is not a distribution.
+        ArenaError: a decision point is missing in the policy, or is not a distribution.
     """
     keys = [(point.role, point.view) for point in game.graph.points]
-    missing = [key for key in keys if key not in illegal_probability]
-    if missing:
-        raise ArenaError(f"no illegal probability for {missing[0][0]} at {missing[0][1]!r}")
     best = optimal_policy(game)
     random = uniform_policy(game) if game.graph.zero_sum else None
     team = game.graph.cooperative

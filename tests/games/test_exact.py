@@ -275,10 +275,8 @@ def test_a_policy_that_is_no_distribution_is_refused(
         nash_conv(tree, policy)
 
 
-def test_missing_seats_and_missing_illegal_probabilities_are_named() -> None:
+def test_a_missing_seat_is_named() -> None:
     tree = GameTree(pennies())
     policy = uniform_policy(tree)
     with pytest.raises(ArenaError, match="no policy for role 'b'"):
         expected_payoffs(tree, {"a": policy})
-    with pytest.raises(ArenaError, match="no illegal probability for b at 'guess'"):
-        evaluate(tree, policy, {("a", "choose"): 0.0})
