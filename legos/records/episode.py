@@ -103,14 +103,11 @@ class Episode(Struct, frozen=True, kw_only=True):
         """Mean return of some roles."""
         return mean_of(self.returns, roles)
 
-    def forfeited(self, role: str) -> bool:
-        """Whether a role forfeited the play, which its notes then say."""
-        return any(note.startswith(f"{role} forfeits") for note in self.notes)
-
     @property
     def gave_up(self) -> list[str]:
-        """The roles that forfeited the play."""
-        return [role for role in self.rewards if self.forfeited(role)] if self.notes else []
+        """The roles that forfeited the play, which its notes then say."""
+        roles = self.rewards if self.notes else ()
+        return [r for r in roles if any(n.startswith(f"{r} forfeits") for n in self.notes)]
 
     @property
     def trained_returns(self) -> list[float]:
