@@ -11,6 +11,7 @@ from typing import Any
 
 from accounts import checked_ledger
 from fakes import FakeBackend, FakePublisher
+from made_records import make_episode, make_turn
 from stored_plays import timeless_plays
 
 from legos.arena.arena import Arena
@@ -83,7 +84,9 @@ class Evaluation:
 
     def __init__(self) -> None:
         self.tokens_generated = 0
-        self.episodes: tuple[Episode, ...] = ()
+        self.episodes: tuple[Episode, ...] = (
+            make_episode({"only": 0.0}, turns={"only": (make_turn(token_ids=range(5)),)}),
+        )
         self.done = 0
         self.go_on = asyncio.Event()
         self.waits_at = -1

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from fakes import FakeBackend
+from made_records import make_episode, make_turn
 
 from legos.errors import CheckpointError, EngineError, RequestError, TrainerError
 from legos.fakes import Asked, ScriptedClient
@@ -175,7 +176,9 @@ class SlowEvaluation:
     def __init__(self, nature: Nature) -> None:
         self._nature = nature
         self.tokens_generated = 0
-        self.episodes: tuple[Episode, ...] = ()
+        self.episodes: tuple[Episode, ...] = (
+            make_episode({"only": 0.0}, turns={"only": (make_turn(token_ids=range(5)),)}),
+        )
 
     async def metrics(self, *, adapters: Mapping[str, str] | None = None) -> dict[str, Any]:
         for _ in range(3):

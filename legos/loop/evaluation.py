@@ -30,7 +30,6 @@ class ArenaEvaluation:
     """Evaluates policies at one arena; what does not depend on the policy is computed once.
 
     Attributes:
-        tokens_generated: number of tokens sampled so far for evaluations by play.
         episodes: the plays of the newest evaluation; none where it is exact.
     """
 
@@ -62,7 +61,6 @@ class ArenaEvaluation:
         self._plays = plays
         self._temperature = temperature
         self._concurrency = concurrency
-        self.tokens_generated = 0
         self.episodes: Sequence[Episode] = ()
         self._tree = enumerated(arena)
         if self._tree is not None and (reason := self._tree.unsolved) is not None:
@@ -121,7 +119,6 @@ class ArenaEvaluation:
             stores=arena.stores.copy(),
         )
         self.episodes = episodes
-        self.tokens_generated += sum(episode.num_tokens for episode in episodes)
         warn_of(episodes, where="in an evaluation ")
         return {
             "arena": arena.name,
@@ -143,11 +140,6 @@ class MixEvaluation:
             evaluations: name of each arena -> its evaluation.
         """
         self._evaluations = dict(evaluations)
-
-    @property
-    def tokens_generated(self) -> int:
-        """Number of tokens sampled so far for evaluations by play."""
-        return sum(each.tokens_generated for each in self._evaluations.values())
 
     @property
     def episodes(self) -> Sequence[Episode]:

@@ -34,11 +34,6 @@ class Evaluation(Protocol):
     """Evaluates an adapter that is live in the engines."""
 
     @property
-    def tokens_generated(self) -> int:
-        """Number of tokens sampled so far for the plays of evaluations."""
-        ...
-
-    @property
     def episodes(self) -> Sequence[Episode]:
         """The plays of the newest evaluation; none where it was exact."""
         ...
@@ -193,7 +188,7 @@ class Evaluations:
                 name = evaluated_name(adapter.name)
                 await out.publisher.publish(replace(adapter, name=name))
                 pinned[adapter.name] = name
-            found = await self._measured(pinned)
+            found = await self._evaluation.metrics(adapters=pinned)
         finally:
             for name in pinned.values():
                 await out.publisher.drop(name)
@@ -202,13 +197,6 @@ class Evaluations:
         self.pinned = None
         if self._best is not None and self._best[1] == step:
             await self._on_best(step, adapters, out.publisher)
-
-    async def _measured(self, adapters: Mapping[str, str]) -> Results:
-        before = self._evaluation.tokens_generated
-        try:
-            return await self._evaluation.metrics(adapters=adapters)
-        finally:
-            self._ledger.lose("evaluation", self._evaluation.tokens_generated - before)
 
     def _record(self, step: int, version: int, found: Results, out: Outputs) -> None:
         """Store and log the metrics of a step."""
@@ -219,6 +207,7 @@ class Evaluations:
         self._compare(step, flat)
         out.evaluations.log({"policy_version": version, **flat}, step=step)
         episodes = self._evaluation.episodes
+        self._ledger.lose("evaluation", sum(episode.num_tokens for episode in episodes))
         self._plays.add_evaluation(step, episodes)
         if episodes:
             out.steps.plays(episodes, step=step, evaluation=True)

@@ -29,7 +29,7 @@ def test_an_undisturbed_run_leaves_everything(whole: World) -> None:
     figures = [line for line in read_metrics(folder.metrics) if "eval/vs_random_win" in line]
     assert [line["step"] for line in figures] == [0, 3, 6]
     assert all("eval/exploitability" not in line for line in figures)
-    assert [*dict.fromkeys(e["step"] for e in episodes(folder))] == [1, 2, 3, 4, 5, 6]
+    assert [*dict.fromkeys(e["step"] for e in episodes(folder))] == [0, 1, 2, 3, 4, 5, 6]
     assert sorted(path.name for path in folder.adapters.iterdir()) == ["v0", "v2", "v3", "v4", "v6"]
     assert list(checkpoint_steps(folder.checkpoints)) == [2, 4, 6]
     assert whole.run.finished
