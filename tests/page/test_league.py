@@ -8,6 +8,7 @@ from made_runs import add_lines, answered, made_run, page_of, step_line
 from made_snapshots import adapter, take
 
 from legos.apps.league import league
+from legos.config.resolve import read_config
 from legos.errors import CheckpointError
 from legos.league.payoffs import PayoffTable
 from legos.league.pool import Pool
@@ -29,7 +30,8 @@ def with_league(folder: RunFolder, *, size: int = 8) -> None:
         for reward in (1.0,) * 15 + (-1.0,) * 5:
             table.account("policy@2", theirs, ["first"], ["second"]).count(reward, -reward)
     stored = {"pool": pool.state(), "table": table.state(), "unit": 1.0}
-    state = {"trainer": {"step": 4}, "arenas": {"nim": {"matchmaker": stored}}}
+    arenas = {name: {"matchmaker": {}} for name in read_config(folder.settings).arenas}
+    state = {"trainer": {"step": 4}, "arenas": {**arenas, "nim": {"matchmaker": stored}}}
     write_checkpoint(folder.checkpoints, 4, lambda _: state, keep=1)
 
 
@@ -48,6 +50,15 @@ def test_members_are_rated_and_their_scores_shown(runs: Path) -> None:
     assert found["elo"] == [[4, 7.0, 1.0, 12.0]]
     assert found["met"] == {"past": {"plays": [[5, 12.0]], "score": []}}
     assert league(str(folder.path))["nim"]["ratings"] == found["ratings"]
+
+
+def test_the_only_league_of_a_mix_has_its_course_too(runs: Path) -> None:
+    mix = {"kuhn": {"share": 0.5}, "nim": {"share": 0.5}}
+    folder = made_run(runs / "one", steps=3, mix=mix)
+    with_league(folder)
+    add_lines(folder.metrics, [step_line(4, **{f"league/nim/{n}": v for n, v in RATED.items()})])
+    [found] = answered(page_of(parent=runs), "league", run="one")["leagues"]
+    assert (found["arena"], found["elo"]) == ("nim", [[4, 7.0, 1.0, 12.0]])
 
 
 def kept(opponent: str, reward: float, *, name: str = "ada", **changes: Any) -> None:
