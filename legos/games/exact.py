@@ -34,7 +34,6 @@ __all__ = [
     "evaluate",
     "expected_payoffs",
     "exploitability",
-    "nash_conv",
     "optimal_move_rate",
     "optimal_policy",
     "outcome_shares",
@@ -217,17 +216,9 @@ def outcome_shares(game: GameTree, mine: Policy, theirs: Policy) -> Outcome:
     return Outcome(win=win, draw=draw, loss=loss)
 
 
-def nash_conv(game: GameTree, policy: Policy) -> float:
-    """Sum over roles of the gain from a best response of that role alone; 0 at an equilibrium.
-
-    Source: Lanctot et al., A unified game-theoretic approach, 2017, arXiv:1711.00832.
-    """
-    return nash_conv_of(game.graph, game.everywhere(policy))
-
-
 def exploitability(game: GameTree, policy: Policy) -> float:
     """NashConv divided by the number of roles: the mean payoff lost to a best response."""
-    return nash_conv(game, policy) / len(game.graph.roles)
+    return nash_conv_of(game.graph, game.everywhere(policy)) / len(game.graph.roles)
 
 
 def optimal_move_rate(game: GameTree, policy: Policy) -> float | None:

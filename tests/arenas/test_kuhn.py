@@ -14,12 +14,12 @@ from legos.games.exact import (
     evaluate,
     expected_payoffs,
     exploitability,
-    nash_conv,
     optimal_move_rate,
     optimal_policy,
     outcome_shares,
     uniform_policy,
 )
+from legos.games.solve import nash_conv_of
 
 # Chance of "b" for each card, J Q K, at (role, bets); the second seat's half has one solution.
 SECOND = {"p": (1 / 3, 0.0, 1.0), "b": (0.0, 1 / 3, 1.0)}
@@ -50,7 +50,7 @@ def test_every_question_is_asked_once(tree: GameTree) -> None:
 
 def test_uniform_play(tree: GameTree) -> None:
     uniform = uniform_policy(tree)
-    assert nash_conv(tree, uniform) == pytest.approx(11 / 12)
+    assert nash_conv_of(tree.graph, tree.everywhere(uniform)) == pytest.approx(11 / 12)
     assert exploitability(tree, uniform) == pytest.approx(11 / 24)
     value = expected_payoffs(tree, {"first": uniform, "second": uniform})
     assert value == pytest.approx({"first": 1 / 8, "second": -1 / 8})
@@ -82,7 +82,7 @@ def test_a_bluff_outside_the_family_can_be_exploited(tree: GameTree) -> None:
     """
     policy = dict(equilibrium(1 / 3))
     policy["first", "Kuhn: card J, bets -."] = {"p": 0.0, "b": 1.0}
-    assert nash_conv(tree, policy) == pytest.approx(2 / 9)
+    assert nash_conv_of(tree.graph, tree.everywhere(policy)) == pytest.approx(2 / 9)
 
 
 def test_the_solved_policy_is_an_equilibrium(tree: GameTree) -> None:

@@ -14,12 +14,11 @@ from legos.games.exact import (
     evaluate,
     expected_payoffs,
     exploitability,
-    nash_conv,
     optimal_policy,
     outcome_shares,
     uniform_policy,
 )
-from legos.games.solve import best_response
+from legos.games.solve import best_response, nash_conv_of
 
 
 class Dice(Written):
@@ -63,7 +62,9 @@ def test_backward_induction_through_chance() -> None:
     assert expected_payoffs(tree, {"a": best, "b": best}) == {"a": 0.625, "b": -0.625}
     assert exploitability(tree, best) == 0.0
     # uniform: a's risk is worth 0.25 * 0.25 + 0.75 = 0.8125; a gains 0.15625, b 0.5 * 0.25 * 0.75
-    assert nash_conv(tree, uniform_policy(tree)) == pytest.approx(0.15625 + 0.09375)
+    assert nash_conv_of(tree.graph, tree.everywhere(uniform_policy(tree))) == pytest.approx(
+        0.15625 + 0.09375
+    )
     # half of the plays are safe; 3/8 + 1/8 * (1/2 + 1/4) are won by the risk
     shares = outcome_shares(tree, uniform_policy(tree), uniform_policy(tree))
     assert shares == Outcome(win=0.5, draw=0.0, loss=0.5)
@@ -126,7 +127,7 @@ def test_moves_at_once_do_not_see_each_other() -> None:
     ]
     assert not tree.graph.perfect_information
     mixed = {(p.role, p.view): {"x": 0.4, "y": 0.6} for p in tree.graph.points}
-    assert nash_conv(tree, mixed) == pytest.approx(0, abs=1e-12)
+    assert nash_conv_of(tree.graph, tree.everywhere(mixed)) == pytest.approx(0, abs=1e-12)
     assert expected_payoffs(tree, {"a": mixed, "b": mixed})["a"] == pytest.approx(2 / 5)
     # b answers x with y and y with x, so a that always plays x loses 1 each round
     always = mixed | {(p.role, p.view): {"x": 1.0} for p in tree.graph.points if p.role == "a"}

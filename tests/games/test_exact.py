@@ -17,13 +17,12 @@ from legos.games.exact import (
     evaluate,
     expected_payoffs,
     exploitability,
-    nash_conv,
     optimal_move_rate,
     optimal_policy,
     outcome_shares,
     uniform_policy,
 )
-from legos.games.solve import best_response
+from legos.games.solve import best_response, nash_conv_of
 
 
 def test_matching_pennies() -> None:
@@ -32,10 +31,10 @@ def test_matching_pennies() -> None:
         ("a", "choose", ("h", "t")),
         ("b", "guess", ("h", "t")),
     ]
-    assert nash_conv(tree, uniform_policy(tree)) == 0.0
+    assert nash_conv_of(tree.graph, tree.everywhere(uniform_policy(tree))) == 0.0
     heads = {("a", "choose"): {"h": 1.0}, ("b", "guess"): {"h": 1.0}}
     assert expected_payoffs(tree, {"a": heads, "b": heads}) == {"a": -1.0, "b": 1.0}
-    assert nash_conv(tree, heads) == 2.0
+    assert nash_conv_of(tree.graph, tree.everywhere(heads)) == 2.0
     assert exploitability(tree, heads) == 1.0
     # as a: heads against uniform is even; as b: even too
     assert outcome_shares(tree, heads, uniform_policy(tree)) == Outcome(win=0.5, draw=0, loss=0.5)
@@ -51,7 +50,7 @@ def test_an_uneven_equilibrium() -> None:
     assert best["b", "guess"]["h"] == pytest.approx(1 / 3, abs=1e-6)
     assert expected_payoffs(tree, {"a": best, "b": best})["b"] == pytest.approx(1 / 3, abs=1e-6)
     third = {("a", "choose"): {"h": 1 / 3, "t": 2 / 3}, ("b", "guess"): {"h": 1 / 3, "t": 2 / 3}}
-    assert nash_conv(tree, third) == pytest.approx(0, abs=1e-12)
+    assert nash_conv_of(tree.graph, tree.everywhere(third)) == pytest.approx(0, abs=1e-12)
 
 
 def test_a_point_whose_states_stand_at_different_depths() -> None:
@@ -272,7 +271,7 @@ def test_a_policy_that_is_no_distribution_is_refused(
     if moves is not None:
         policy["b", "guess"] = moves
     with pytest.raises(ArenaError, match=message):
-        nash_conv(tree, policy)
+        nash_conv_of(tree.graph, tree.everywhere(policy))
 
 
 def test_a_missing_seat_is_named() -> None:

@@ -13,10 +13,10 @@ from legos.games.exact import (
     GameTree,
     Policy,
     expected_payoffs,
-    nash_conv,
     optimal_policy,
     uniform_policy,
 )
+from legos.games.solve import nash_conv_of
 
 pytestmark = [pytest.mark.optional, pytest.mark.filterwarnings("ignore")]
 
@@ -99,7 +99,7 @@ def test_kuhn_nash_conv(spiel: Any, seed: int | None) -> None:
         card, bets = view.removeprefix("Kuhn: card ").removesuffix(".").split(", bets ")
         rows[str("JQK".index(card)) + bets.replace("-", "")] = (moves["p"], moves["b"])
     theirs = their_nash_conv(spiel.load_game("kuhn_poker"), rows)
-    assert nash_conv(tree, policy) == pytest.approx(theirs)
+    assert nash_conv_of(tree.graph, tree.everywhere(policy)) == pytest.approx(theirs)
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1])
@@ -108,7 +108,9 @@ def test_kuhn_nash_conv_of_three_players(spiel: Any, seed: int | None) -> None:
     tree = GameTree(Foreign(game))
     policy = uniform_policy(tree) if seed is None else random_policy(tree, seed)
     rows = {view: (moves["0"], moves["1"]) for (_, view), moves in policy.items()}
-    assert nash_conv(tree, policy) == pytest.approx(their_nash_conv(game, rows))
+    assert nash_conv_of(tree.graph, tree.everywhere(policy)) == pytest.approx(
+        their_nash_conv(game, rows)
+    )
 
 
 @pytest.mark.parametrize("largest", [1, 2, 3])

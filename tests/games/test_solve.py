@@ -19,11 +19,10 @@ from legos.games.exact import (
     GameTree,
     Policy,
     expected_payoffs,
-    nash_conv,
     optimal_policy,
     outcome_shares,
 )
-from legos.games.solve import best_response, minimax, move_values
+from legos.games.solve import best_response, minimax, move_values, nash_conv_of
 
 games = st.builds(Hidden, st.integers(0, 10**6), st.integers(2, 3), zero_sum=st.booleans())
 duels = st.builds(Hidden, st.integers(0, 10**6), st.just(2), zero_sum=st.just(True))
@@ -109,7 +108,7 @@ def test_best_response_equals_the_best_of_all_plans(game: Hidden, seed: int) -> 
         seats = dict.fromkeys(game.roles, policy) | {role: tree.policy(answer)}
         assert expected_payoffs(tree, seats)[role] == pytest.approx(best)
         gain += best - now[role]
-    assert nash_conv(tree, policy) == pytest.approx(gain)
+    assert nash_conv_of(tree.graph, tree.everywhere(policy)) == pytest.approx(gain)
 
 
 @light
@@ -117,7 +116,7 @@ def test_best_response_equals_the_best_of_all_plans(game: Hidden, seed: int) -> 
 def test_no_policy_beats_the_best_response(game: Hidden, seed: int, other: int) -> None:
     tree = GameTree(game)
     policy, try_this = some_policy(tree, seed), some_policy(tree, other)
-    assert nash_conv(tree, policy) >= 0
+    assert nash_conv_of(tree.graph, tree.everywhere(policy)) >= 0
     for seat, role in enumerate(game.roles):
         value, _ = best_response(tree.graph, tree.everywhere(policy), seat)
         seats = dict.fromkeys(game.roles, policy) | {role: try_this}

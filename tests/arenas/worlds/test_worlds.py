@@ -14,7 +14,8 @@ from legos import Arena, Climb, GameArena, make_arena
 from legos.arena.registry import find_arena
 from legos.errors import ArenaError
 from legos.fakes import Asked, ScriptedClient
-from legos.games.exact import GameTree, nash_conv, uniform_policy
+from legos.games.exact import GameTree, uniform_policy
+from legos.games.solve import nash_conv_of
 from legos.installed import adding
 from legos.play.step import play_all
 from legos.records.episode import Episode
@@ -77,7 +78,7 @@ def test_a_game_of_openspiel_is_evaluated_exactly() -> None:
     arena = make_arena("openspiel:kuhn_poker", None)
     assert isinstance(arena, GameArena)
     tree = GameTree(arena.game)
-    assert nash_conv(tree, uniform_policy(tree)) == pytest.approx(11 / 12)
+    assert nash_conv_of(tree.graph, tree.everywhere(uniform_policy(tree))) == pytest.approx(11 / 12)
 
 
 @of_worlds
