@@ -82,6 +82,8 @@ class Solo(Duel):
 class Evaluation:
     """Takes a few turns of the event loop and five tokens; one of them waits for ``go_on``."""
 
+    extent = "1 plays"
+
     def __init__(self) -> None:
         self.tokens_generated = 0
         self.episodes: tuple[Episode, ...] = (

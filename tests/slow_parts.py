@@ -173,6 +173,8 @@ def later(nature: Nature, call: Callable[[], Any]) -> "Future[Any]":
 class SlowEvaluation:
     """An evaluation of a few waits, which samples tokens."""
 
+    extent = "1 plays"
+
     def __init__(self, nature: Nature) -> None:
         self._nature = nature
         self.tokens_generated = 0

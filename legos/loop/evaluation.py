@@ -71,6 +71,13 @@ class ArenaEvaluation:
         """Whether the metrics are computed exactly, without any play."""
         return self._tree is not None
 
+    @property
+    def extent(self) -> str:
+        """What it asks the policy, for people: "64 plays", or "4,520 positions"."""
+        if self._tree is None:
+            return f"{self._plays:,} plays"
+        return f"{len(self._tree.graph.points):,} positions"
+
     async def metrics(self, *, adapters: Mapping[str, str] | None = None) -> dict[str, Any]:
         """The evaluation as JSON values; a metric that the arena does not define is None.
 
@@ -150,6 +157,11 @@ class MixEvaluation:
     def exact(self) -> bool:
         """Whether the metrics of all arenas are computed exactly, without any play."""
         return all(each.exact for each in self._evaluations.values())
+
+    @property
+    def extent(self) -> str:
+        """What it asks in each arena, for people."""
+        return ", ".join(f"{name} {each.extent}" for name, each in self._evaluations.items())
 
     async def metrics(self, *, adapters: Mapping[str, str] | None = None) -> dict[str, Any]:
         """``arena``: the names of all; ``arenas``: name of each -> its metrics."""

@@ -38,6 +38,11 @@ class Evaluation(Protocol):
         """The plays of the newest evaluation; none where it was exact."""
         ...
 
+    @property
+    def extent(self) -> str:
+        """What one evaluation asks the policy, for people."""
+        ...
+
     async def metrics(self, *, adapters: Mapping[str, str] | None = None) -> Results:
         """The metrics of one evaluation, as JSON values.
 
@@ -102,6 +107,11 @@ class Evaluations:
         self.step: int | None = None
         self.pinned: tuple[int, Mapping[str, int]] | None = None
         self._best: tuple[str, int, float] | None = None  # metric, step, value of the best
+
+    @property
+    def extent(self) -> str:
+        """What one evaluation asks the policy, for people: "64 plays"."""
+        return self._evaluation.extent
 
     @property
     def kept_steps(self) -> set[int]:

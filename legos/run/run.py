@@ -160,7 +160,7 @@ class Run:
         if self.stopping:
             return "stopping, after a checkpoint (Ctrl-C again: at once, without it)"
         if self._awaits_evaluation:
-            return f"evaluating step {self.step}"
+            return f"evaluating step {self.step} ({self._evaluations.extent})"
         return f"{'training' if self._batcher.training else 'playing for'} step {self.step + 1}"
 
     @property

@@ -165,7 +165,7 @@ def test_a_run_shows_what_it_does_while_no_play_ends(
     command = ["train", "--arena", "slow.py:Slow", *FEW, "--steps", "1", "--out", "run"]
     assert main([*command, "--loop.evaluation-plays", "2"]) == 0
     lines = Path("shown").read_text().split("\n")
-    assert {"evaluating step 0", "playing for step 1"} <= {*lines}
+    assert {"evaluating step 0 (2 plays)", "playing for step 1"} <= {*lines}
 
 
 def test_a_fork_goes_on_where_its_parent_was_moved(tmp_path: Path) -> None:

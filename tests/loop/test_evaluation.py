@@ -78,6 +78,7 @@ def test_a_game_with_too_many_states_is_evaluated_by_play(
     client = First(lambda asked: asked.sampling.choices[0])
     evaluation = ArenaEvaluation(GameArena(Goofspiel(cards=4, seats=3), client), client, plays=5)
     assert not evaluation.exact
+    assert evaluation.extent == "5 plays"
     figures = asyncio.run(evaluation.metrics())
     assert (figures["plays"], figures["exploitability"]) == (5, None)
     assert "evaluated by play, not exactly: game 'goofspiel' has more than 20" in caplog.text
@@ -225,6 +226,7 @@ def test_an_exact_evaluation_asks_each_policy_for_its_roles() -> None:
 
     client = Certain([])
     evaluation = ArenaEvaluation(Two(TinyHanabi(), client), client)
+    assert evaluation.extent == "8 positions"  # two cards first; two moves and two cards then
     for adapters in (None, {"one": "one/evaluated", "two": "two/evaluated"}):
         figures = asyncio.run(evaluation.metrics(adapters=adapters))
         assert figures["joint_value"] == 4.0  # of b and then a, whatever the cards
