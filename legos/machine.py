@@ -1,4 +1,4 @@
-"""Performance settings of the process: BLAS library, garbage collector and threads."""
+"""Settings of the process: device, BLAS library, garbage collector and threads."""
 
 import ctypes
 import gc
@@ -9,7 +9,17 @@ from pathlib import Path
 
 from threadpoolctl import threadpool_limits  # pyright: ignore[reportMissingTypeStubs]
 
-__all__ = ["blas", "blas_environment", "blas_hint", "load_blas", "quiet_collector", "share_cores"]
+from legos.errors import ModelError
+
+__all__ = [
+    "blas",
+    "blas_environment",
+    "blas_hint",
+    "load_blas",
+    "quiet_collector",
+    "share_cores",
+    "wanted_device",
+]
 
 BLAS = {"OpenBLAS": "libopenblas.so.0", "MKL": "libmkl_rt.so.2", "BLIS": "libblis.so.4"}
 """Libraries with fast matrix products, and their files; the fastest here first."""
@@ -88,3 +98,15 @@ def blas_environment(parts: int) -> dict[str, str]:
 
 def _threads_of_each(parts: int) -> int:
     return max((os.cpu_count() or 1) // parts, 1)
+
+
+def wanted_device() -> str | None:
+    """The device that ``LEGOS_DEVICE`` names, cpu or gpu; None: none, so the library chooses.
+
+    Raises:
+        ModelError: it names another.
+    """
+    name = os.environ.get("LEGOS_DEVICE") or None
+    if name not in (None, "cpu", "gpu"):
+        raise ModelError(f"LEGOS_DEVICE is {name!r}; expected cpu or gpu")
+    return name

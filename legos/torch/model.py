@@ -23,6 +23,7 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 from legos.device.leader import check_same
 from legos.errors import ModelError, TrainerError
 from legos.installed import adding
+from legos.machine import wanted_device
 from legos.torch.ranks import Ranks
 from legos.weights.model_folder import WAY_OUT, quantised_by
 
@@ -38,9 +39,9 @@ def choose_device() -> torch.device:
     """CUDA where there is a GPU, and otherwise the CPU, unless ``LEGOS_DEVICE`` says it.
 
     Raises:
-        ModelError: ``LEGOS_DEVICE`` asks for a GPU, which torch does not find.
+        ModelError: ``LEGOS_DEVICE`` names no device, or a GPU, which torch does not find.
     """
-    wanted, found = os.environ.get("LEGOS_DEVICE"), torch.cuda.is_available()
+    wanted, found = wanted_device(), torch.cuda.is_available()
     if wanted == "gpu" and not found:
         raise ModelError(
             f"LEGOS_DEVICE is gpu, but torch {torch.__version__} finds no CUDA device; unset it to "

@@ -179,6 +179,12 @@ def test_a_gpu_that_torch_does_not_find_is_refused(monkeypatch: pytest.MonkeyPat
         load()
 
 
+def test_a_device_of_another_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEGOS_DEVICE", "cuda")
+    with pytest.raises(ModelError, match="LEGOS_DEVICE is 'cuda'; expected cpu or gpu"):
+        load()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -9,6 +9,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from legos.errors import ModelError
+from legos.machine import wanted_device
 from legos.records.limits import EngineLimits
 
 __all__ = [
@@ -41,11 +42,9 @@ def choose_device() -> None:
     Raises:
         ModelError: no such device, or MLX cannot use it here.
     """
-    name = os.environ.get("LEGOS_DEVICE", "")
-    if not name:
+    name = wanted_device()
+    if name is None:
         return
-    if name not in ("cpu", "gpu"):
-        raise ModelError(f"LEGOS_DEVICE is {name!r}; expected cpu or gpu")
     try:
         mx.set_default_device(mx.Device(getattr(mx, name)))
     except ValueError as error:
