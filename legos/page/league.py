@@ -15,7 +15,7 @@ _POINTS = 500  # of a chart
 def league(run: RunView) -> dict[str, Any]:
     """What the view of the league shows, as JSON values."""
     leagues: list[StoredLeague] = []
-    several = run.config is not None and len(run.config.arenas) > 1
+    arenas = {} if run.config is None else run.config.arenas
     problem: str | None = None
     if run.config is not None and checkpoints(run.folder.checkpoints):
         try:
@@ -24,9 +24,11 @@ def league(run: RunView) -> dict[str, Any]:
             problem = str(error)
     return {
         "leagues": [
-            each.figures() | _over_steps(run, each.arena, several=several) for each in leagues
+            each.figures()
+            | {"shares": arenas[each.arena].play.opponents}
+            | _over_steps(run, each.arena, several=len(arenas) > 1)
+            for each in leagues
         ],
-        "shares": run.settings.get("play.opponents") or {},
         "problem": problem,
     }
 

@@ -53,12 +53,14 @@ def test_members_are_rated_and_their_scores_shown(runs: Path) -> None:
 
 
 def test_the_only_league_of_a_mix_has_its_course_too(runs: Path) -> None:
-    mix = {"kuhn": {"share": 0.5}, "nim": {"share": 0.5}}
+    shares = {"self": 0.75, "past": 0.25}
+    mix = {"kuhn": {"share": 0.5}, "nim": {"share": 0.5, "opponents": shares}}
     folder = made_run(runs / "one", steps=3, mix=mix)
     with_league(folder)
     add_lines(folder.metrics, [step_line(4, **{f"league/nim/{n}": v for n, v in RATED.items()})])
     [found] = answered(page_of(parent=runs), "league", run="one")["leagues"]
     assert (found["arena"], found["elo"]) == ("nim", [[4, 7.0, 1.0, 12.0]])
+    assert found["shares"] == shares
 
 
 def kept(opponent: str, reward: float, *, name: str = "ada", **changes: Any) -> None:
@@ -136,7 +138,7 @@ def test_a_damaged_file_of_people_is_named(runs: Path) -> None:
 
 def test_a_run_without_opponents_has_none(runs: Path) -> None:
     folder = made_run(runs / "one", steps=3)
-    nothing = {"leagues": [], "shares": {}, "problem": None}
+    nothing = {"leagues": [], "problem": None}
     assert answered(page_of(parent=runs), "league", run="one") == nothing
     state = {"trainer": {"step": 4}, "arenas": {"nim": {"matchmaker": {}}}}
     write_checkpoint(folder.checkpoints, 4, lambda _: state, keep=1)

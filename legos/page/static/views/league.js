@@ -15,10 +15,9 @@ export async function draw(root, parameters, options) {
   if (!run) return;
   const { values, text } = await get("league", { run });
   if (!isNew(text + run + runs.join(), values, options)) return;
-  const shares = Object.entries(values.shares).map(([name, share]) => `${name} ${number(100 * share)} %`);
   show(
     root,
-    h("div.head", {}, h("h1", {}, "League"), runField("league", run, runs), h("span.muted", {}, shares.join(", "))),
+    h("div.head", {}, h("h1", {}, "League"), runField("league", run, runs)),
     values.leagues.length
       ? values.leagues.map((each) => arena(each, run, values.leagues.length > 1))
       : h("div.empty", {}, values.problem ? h("p", {}, values.problem) : h("p", {}, "This run has no opponents: its policy plays itself alone. ",
@@ -28,8 +27,10 @@ export async function draw(root, parameters, options) {
 
 function arena(league, run, several) {
   const members = Object.entries(league.ratings);
+  const shares = Object.entries(league.shares).map(([name, share]) => `${name} ${number(100 * share)} %`);
   return [
     several ? h("h2", {}, league.arena) : null,
+    h("p.muted", {}, `opponents: ${shares.join(", ")}`),
     h("section.panel", {}, h("h2", {}, "Rating over the steps"), rating(league.elo),
       h("p.small.muted", {}, "Elo of the policy among the members it has met, with intervals of 95 %; a random player, where it is one of them, has 0.")),
     h("div.columns", {},
