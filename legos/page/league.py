@@ -5,7 +5,7 @@ from typing import Any
 from legos.errors import CheckpointError
 from legos.page.run_view import RunView
 from legos.run.checkpoint import checkpoints
-from legos.run.leagues import StoredLeague, stored_leagues
+from legos.run.leagues import stored_leagues
 
 __all__ = ["league"]
 
@@ -14,23 +14,20 @@ _POINTS = 500  # of a chart
 
 def league(run: RunView) -> dict[str, Any]:
     """What the view of the league shows, as JSON values."""
-    leagues: list[StoredLeague] = []
-    arenas = {} if run.config is None else run.config.arenas
-    problem: str | None = None
-    if run.config is not None and checkpoints(run.folder.checkpoints):
-        try:
-            leagues = stored_leagues(run.folder, run.config)
-        except CheckpointError as error:
-            problem = str(error)
-    return {
-        "leagues": [
-            each.figures()
-            | {"shares": arenas[each.arena].play.opponents}
-            | _over_steps(run, each.arena, several=len(arenas) > 1)
-            for each in leagues
-        ],
-        "problem": problem,
-    }
+    if run.config is None or not checkpoints(run.folder.checkpoints):
+        return {"leagues": [], "problem": None}
+    try:
+        leagues = stored_leagues(run.folder, run.config)
+    except CheckpointError as error:
+        return {"leagues": [], "problem": str(error)}
+    arenas = run.config.arenas
+    shown = [
+        each.figures()
+        | {"shares": arenas[each.arena].play.opponents}
+        | _over_steps(run, each.arena, several=len(arenas) > 1)
+        for each in leagues
+    ]
+    return {"leagues": shown, "problem": None}
 
 
 def _over_steps(run: RunView, arena: str, *, several: bool) -> dict[str, Any]:
