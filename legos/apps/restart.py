@@ -53,7 +53,9 @@ def restart(folder: Path, reason: str) -> None:
     sys.stderr.flush()
     os.environ[RESTARTS] = str(done + 1)
     command = [sys.executable, "-m", "legos", "train", "--resume", str(folder)]
-    command += [option for option in sys.argv if option in ("--view", "--quiet")]
+    command += [option for option in sys.argv if option in ("--view", "--quiet", "--json")]
+    if sys.__stdout__ is not None:
+        os.dup2(sys.__stdout__.fileno(), 1)  # --json had put standard error in its place
     os.execv(sys.executable, command)  # no shell; the process keeps its number and its terminal
 
 

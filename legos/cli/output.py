@@ -47,6 +47,8 @@ def results_alone() -> Generator[None]:
             )
             os.dup2(stderr, stdout)
             stack.callback(os.dup2, results.fileno(), stdout)
+            stack.callback(setattr, sys, "__stdout__", sys.__stdout__)
+            sys.__stdout__ = results  # for a process that takes the place of this one
             stack.callback(out.flush)
         stack.enter_context(redirect_stdout(sys.stderr))
         stack.callback(_results.reset, _results.set(results))

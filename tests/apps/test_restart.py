@@ -56,8 +56,9 @@ def steps(folder: Path) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("hangs", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_a_run_resumes_itself_after_the_device_failed_or_hung(tmp_path: Path, hangs: bool) -> None:
-    ended, folder = run(tmp_path, hangs=hangs)
+    ended, folder = run(tmp_path, "--json", hangs=hangs)
     assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["step"] == 3
     assert steps(folder) == [1, 2, 3]
     assert "from its last checkpoint (restart 1 of 3)" in ended.stderr
     expected = "legos-trainer has not responded" if hangs else "one computation took too long"
