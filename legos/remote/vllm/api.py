@@ -104,8 +104,8 @@ class VllmApi:
         wrong rows, and kills the engine where other requests are in the batch.
         """
         sampled = await self.sample(name, prompt, watched=watched)
-        if not sampled.others:  # it was aborted, or the server does not know logprob_token_ids
-            raise EndpointError("the vLLM server's answer lacks log-probabilities asked for")
+        if not sampled.others:
+            raise EndpointError("the vLLM server aborted a request for log-probabilities")
         return np.array([sampled.others[0][token] for token in watched], np.float64)
 
     async def sample(

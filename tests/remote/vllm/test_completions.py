@@ -78,6 +78,23 @@ def test_an_answer_that_lacks_something_is_a_failure(body: bytes, message: str) 
         sampled_of(body, Query(adapter="policy", max_tokens=2), 2)
 
 
+@pytest.mark.parametrize("tops", [None, [], [{"token_id:5": -5.0}], [None]])
+def test_an_answer_that_lacks_watched_tokens_is_a_failure(tops: Any) -> None:
+    """As a server answers that does not know logprob_token_ids."""
+    body = answer(choice(0, 5, logprobs={"token_logprobs": [-5.0], "top_logprobs": tops}))
+    with pytest.raises(EndpointError, match="lacks log-probabilities of tokens asked for"):
+        sampled_of(body, Query(adapter="policy", max_tokens=1, watched=(5, 7)), 1)
+
+
+@pytest.mark.parametrize(("ids", "message"), [((8,), "token 8"), ((5, 6), "2 tokens")])
+def test_tokens_that_were_not_allowed_are_a_failure(ids: tuple[int, ...], message: str) -> None:
+    """As a server answers that does not know allowed_token_ids, or a limit of tokens."""
+    with pytest.raises(EndpointError, match=message):
+        sampled_of(
+            answer(choice(0, *ids)), Query(adapter="policy", max_tokens=1, allowed=(5, 6)), 1
+        )
+
+
 def test_every_sampling_parameter_is_stated_and_no_seed() -> None:
     filters = Filters(top_k=3, logit_bias=((4, 1.5),))
     query = query_of(
