@@ -43,6 +43,7 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
             _flush(path)
         replaced = folder.with_name(f".{folder.name}.replaced")
         if folder.exists():
+            _remove(replaced)  # of a writer that has crashed
             folder.rename(replaced)
         temporary.rename(folder)
         _flush(folder.parent)
@@ -122,10 +123,10 @@ def _temporary(path: Path) -> Generator[Path]:
 
 def _remove(path: Path) -> None:
     """Remove a file or a folder if it exists; errors while removing a folder are ignored."""
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
-    elif path.exists():
-        path.unlink()
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _flush(path: Path) -> None:

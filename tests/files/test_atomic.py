@@ -111,6 +111,23 @@ def test_a_crash_between_two_renames_loses_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "step-000005" / "a").read_text() == "five"
 
 
+def test_what_a_crash_has_left_does_not_stop_the_next_writer(tmp_path: Path) -> None:
+    write_folder(tmp_path / "out", Fill("one"))
+    write_folder(tmp_path / ".out.replaced", Fill("zero"))  # nobody has called clear_unfinished
+    write_folder(tmp_path / "out", Fill("two"))
+    assert names(tmp_path) == ["out"]
+    assert (tmp_path / "out" / "a").read_text() == "two"
+
+
+def test_a_link_to_a_folder_is_replaced_again_and_again(tmp_path: Path) -> None:
+    write_folder(tmp_path / "elsewhere", Fill("zero"))
+    (tmp_path / "out").symlink_to(tmp_path / "elsewhere")
+    for text in ("one", "two"):
+        write_folder(tmp_path / "out", Fill(text))
+        assert names(tmp_path) == ["elsewhere", "out"]
+    assert (tmp_path / "out" / "a").read_text() == "two"
+
+
 def test_two_writers_of_one_place_do_not_disturb_each_other(tmp_path: Path) -> None:
     place = tmp_path / "config.toml"
 
