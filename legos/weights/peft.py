@@ -214,5 +214,11 @@ def _switched(arrays: Mapping[str, Floats]) -> dict[str, Floats]:
         lacking = next(number for number in range(len(stack) + 1) if number not in stack)
         if lacking < len(stack):
             raise AdapterError(f"{name} has no LoRA for expert {lacking}; adapt all or none")
+        for number, array in stack.items():
+            if array.shape != stack[0].shape:
+                raise AdapterError(
+                    f"{name} of expert {number} has shape {array.shape}, and that of expert 0 has "
+                    f"{stack[0].shape}; expected one shape"
+                )
         whole[name] = np.stack([stack[number] for number in sorted(stack)])
     return whole
