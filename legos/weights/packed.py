@@ -89,7 +89,7 @@ def unpack_adapter(
         AdapterError: the file is damaged, or a value is neither recorded nor given.
     """
     arrays, texts = unpack_tensors(data)
-    header, peft = Header.read(texts), is_peft(arrays)
+    header, peft, given = Header.read(texts), is_peft(arrays), scale
     mlx = None
     if config is not None and not peft:
         try:
@@ -106,6 +106,8 @@ def unpack_adapter(
     if peft:
         config = config or implied_config(arrays, scale)
         adapter = from_peft(arrays, config, name=name, version=version)
+        if given is not None:
+            adapter = replace(adapter, shape=replace(adapter.shape, scale=given))
     elif scale is None:
         raise AdapterError("neither the file nor the request states the scale; give it")
     else:

@@ -160,6 +160,12 @@ def test_experts_are_exported_one_by_one_and_stacked_again(
     assert again.info == adapter.info
 
 
+def test_a_scale_that_is_given_replaces_that_of_the_configuration() -> None:
+    tensors, config = to_peft(dense())
+    found = unpack_adapter(pack_tensors(tensors, {}), version=1, config=config, scale=3.0)
+    assert found.shape.scale == 3.0
+
+
 def refused(tensors: Any, config: Any, named: str) -> None:
     with pytest.raises(AdapterError, match=named):
         from_peft(tensors, config, name="x", version=0)
@@ -181,6 +187,12 @@ def test_what_is_no_plain_lora_is_refused_by_name() -> None:
     refused({**tensors, fused: tensors[a]}, config, "all experts fused")
     lone = {key.replace("q_proj", "experts.1.q_proj"): value for key, value in tensors.items()}
     refused(lone, config, "no LoRA for expert 0")
+    wide = {
+        key: np.zeros(np.add(array.shape, letter), np.float32)
+        for (key, array), letter in zip(lone.items(), ((0, 1), (0, 0)), strict=True)
+    }
+    narrow = {key.replace("experts.1", "experts.0"): value for key, value in lone.items()}
+    refused(wide | narrow, config, r"lora_. of expert 1 has shape .*expert 0")
     refused({}, config, "no tensor")
     for changes in (
         {"peft_type": "IA3"},
