@@ -86,6 +86,8 @@ class TrackerBeside(Tracker):
                 call()
         except Exception as error:  # whatever the library of a service raises
             self._complain(f"{type(error).__name__}: {error}")
+            for _ in iter(self._calls.get, None):  # or ``close`` would wait for room
+                pass
 
     def _complain(self, why: str) -> None:
         if not self._complained:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from threading import Event, current_thread
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -69,6 +70,17 @@ def test_an_error_is_logged_once_and_the_run_goes_on(caplog: pytest.LogCaptureFi
     assert record.message == (
         "service lacks a part of the run, which goes on: RuntimeError: the service is gone"
     )
+
+
+def test_one_that_failed_while_calls_waited_ends_at_once() -> None:
+    failing = Slow(fails_in=1)
+    beside = TrackerBeside(failing, "service", waiting=2, close_s=60)
+    for step in range(1, 9):
+        beside.log({}, step=step)
+    failing.go_on.set()
+    started = monotonic()
+    beside.close()
+    assert monotonic() - started < 30
 
 
 def test_one_that_hangs_keeps_neither_the_run_nor_its_end(
