@@ -13,6 +13,7 @@ from typing import Any, Literal, TypedDict
 
 import numpy as np
 
+from legos.files.atomic import write_file
 from legos.files.lines import has_evaluation_alone
 from legos.losses.alarms import Alarm
 from legos.protocols import Ratios, Tracker
@@ -88,7 +89,8 @@ class ExperimentTracker(Tracker):
         if has_evaluation_alone(metrics):
             kind = "evaluated"
         elif (version := metrics.get("policy_version")) is not None:
-            versions = {**self._logged["versions"], f"{step}": int(version)}
+            versions = {n: v for n, v in self._logged["versions"].items() if int(n) < step}
+            versions[f"{step}"] = int(version)  # later ones are those of a run before a resume
             self._logged["versions"] = dict([*versions.items()][-_VERSIONS:])
         if step <= self._logged[kind]:
             return
@@ -141,8 +143,7 @@ class ExperimentTracker(Tracker):
         else:
             self._run.log(values, step=step)
         self._logged["rows"] += 1
-        self._file.parent.mkdir(exist_ok=True)
-        self._file.write_text(json.dumps(self._logged))
+        write_file(self._file, json.dumps(self._logged))
 
     def _table(self, step: int) -> Any:
         """A table of some plays that lie evenly between the worst and the best."""

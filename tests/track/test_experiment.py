@@ -147,6 +147,26 @@ def test_an_evaluation_that_a_resumed_run_makes_again_may_be_the_best(service: S
     assert service.artifacts[-1] == ("nim-1-adapter", ["latest", "adapter-v2"])
 
 
+def test_the_newest_adapter_is_that_of_the_resumed_run(service: Service) -> None:
+    stopped = service.tracker()
+    for step in (1, 2, 3, 4):
+        stopped.log({"loss": 0.5, "policy_version": step}, step=step)
+    resumed = service.tracker()  # from the checkpoint of step 1
+    resumed.log({"loss": 0.5, "policy_version": 2}, step=2)
+    resumed.close()
+    assert service.artifacts == [("nim-1-adapter", ["latest", "adapter-v2"])]
+
+
+def test_the_account_of_what_was_logged_is_replaced_as_a_whole(service: Service) -> None:
+    tracker = service.tracker()
+    tracker.log({"loss": 0.5}, step=1)
+    account = service.folder / "wandb" / "logged.json"
+    before = account.read_bytes()
+    (service.folder / "link").hardlink_to(account)
+    tracker.log({"loss": 0.5}, step=2)
+    assert (service.folder / "link").read_bytes() == before != account.read_bytes()
+
+
 def test_keep_best_decides_which_adapter_is_the_best(service: Service) -> None:
     tracker = service.tracker(best_by="-illegal_share")
     for step, share in ((1, 0.5), (2, 0.25), (3, 0.75)):
