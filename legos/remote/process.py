@@ -93,7 +93,8 @@ class ServerProcess:
         port = self._held.getsockname()[1]
         if sys.platform != "linux":  # a server could not listen there
             self._held.close()
-        self.url = f"http://{LOOPBACK if host == '0.0.0.0' else host}:{port}"
+        at = LOOPBACK if host == "0.0.0.0" else f"[{host}]" if ":" in host else host
+        self.url = f"http://{at}:{port}"
         self.log = log
         self._command = list(command(port))
         self.program = program

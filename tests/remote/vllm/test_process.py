@@ -1,11 +1,13 @@
 """A server's process: how it starts, what its failure shows, and that nothing outlives this one."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -71,6 +73,13 @@ def ends(pid: int, *, within_s: float = 60.0) -> bool:
                 return True
         time.sleep(0.02)
     return False
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
+def test_an_address_of_ipv6_stands_in_brackets(tmp_path: Path) -> None:
+    server = ServerProcess(lambda _: ["server"], log=tmp_path / "log", host="::1")
+    with closing(server):
+        assert re.fullmatch(r"http://\[::1\]:[0-9]+", server.url)
 
 
 def test_a_server_answers_and_ends_with_all_that_it_started(tmp_path: Path) -> None:
