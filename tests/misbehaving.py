@@ -55,6 +55,14 @@ def pid_and_fork() -> int:
     return os.getpid()
 
 
+def leave_its_group_and_hang() -> None:
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(60)
+        os._exit(0)
+    hang()
+
+
 def refuse(value: int) -> None:
     raise ValueError(f"not {value}")
 

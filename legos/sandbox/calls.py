@@ -10,6 +10,7 @@ import math
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -229,6 +230,8 @@ class _Process:
     def _kill_group(self) -> None:
         with suppress(ProcessLookupError, PermissionError):  # macOS: EPERM where all are zombies
             os.killpg(self.pid, signal.SIGKILL)
+        with suppress(OSError), socket.socket(fileno=os.dup(self._pipe.fileno())) as ours:
+            ours.shutdown(socket.SHUT_RDWR)  # a process that has left the group may hold the other
 
 
 def _packed(function: Callable[..., Any], args: Sequence[Any], name: str) -> bytes:

@@ -22,6 +22,7 @@ from misbehaving import (
     hang_in_c,
     kill_itself,
     leave,
+    leave_its_group_and_hang,
     pid_and_fork,
     print_a_gigabyte,
     raise_own,
@@ -89,6 +90,7 @@ def calling(*calls: tuple[Any, ...], **changed: float) -> list[Any]:
     [
         (hang, {"timeout_s": 0.3}, "run(hang): it took longer than 0.3 s and was stopped"),
         (hang_in_c, {"timeout_s": 0.3}, "it took longer than 0.3 s"),
+        (leave_its_group_and_hang, {"timeout_s": 0.3}, "it took longer than 0.3 s"),
         (fork_bomb, {}, f"it had more than {MAX_PROCESSES} processes and was stopped"),
         (print_a_gigabyte, {}, "it needed more than 1 MiB of output (output_mb) and was stopped"),
         (return_a_lot, {}, "it needed more than 1 MiB of output (output_mb)"),
