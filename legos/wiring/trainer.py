@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,24 +109,29 @@ class Trainer(PolicyTrainer):
             )
         self.model = model
         self._base = {"model": str(model.folder), "fingerprint": fingerprint_of(model.folder)}
-        self._references = reference_servers(config, model, api_key=api_key)
-        settings = backend_config(config, restored=restored, report=tell)
-        limits = limits or EngineLimits(memory_bytes=settings.memory_limit_bytes)
-        if isinstance(generation, str):
-            generation = engine_at([generation], policies, api_key=api_key)
-        self.generation = (
-            TokenEngine(model.make_engine(limits), model)
-            if generation is None
-            else generation(model)
-        )
-        super().__init__(
-            model.make_backend(replace(settings, policies=tuple(policies))),
-            EnginePublisher(self.engine),
-            config.for_model(model.folder, model.dtype),
-            policies=policies,
-            select=config.selection(model.num_vocabulary),
-            references=self._references,
-        )
+        with ExitStack() as stack:  # an error leaves no engine behind
+            self._references = reference_servers(config, model, api_key=api_key)
+            if self._references is not None:
+                stack.callback(self._references.close)
+            settings = backend_config(config, restored=restored, report=tell)
+            limits = limits or EngineLimits(memory_bytes=settings.memory_limit_bytes)
+            if isinstance(generation, str):
+                generation = engine_at([generation], policies, api_key=api_key)
+            self.generation = (
+                TokenEngine(model.make_engine(limits), model)
+                if generation is None
+                else generation(model)
+            )
+            stack.callback(self.generation.close)
+            super().__init__(
+                model.make_backend(replace(settings, policies=tuple(policies))),
+                EnginePublisher(self.engine),
+                config.for_model(model.folder, model.dtype),
+                policies=policies,
+                select=config.selection(model.num_vocabulary),
+                references=self._references,
+            )
+            stack.pop_all()
 
     async def publish_weights(
         self, urls: str | Sequence[str] | None = None, *, api_key: str | None = None
@@ -262,24 +268,28 @@ def trainer_of(
         training=_size(config, len(policies), first),
         report=say,
     )
-    longest = max(one.generation.max_tokens or 0 for one in config.arenas.values())
-    if longest >= model.context:
-        raise ConfigError(
-            f"generation.max_tokens is {longest} but model {config.model!r} has a context of "
-            f"{model.context} tokens for prompt and completion together; give a smaller number"
+    with ExitStack() as stack:
+        stack.callback(model.close)
+        longest = max(one.generation.max_tokens or 0 for one in config.arenas.values())
+        if longest >= model.context:
+            raise ConfigError(
+                f"generation.max_tokens is {longest} but model {config.model!r} has a context of "
+                f"{model.context} tokens for prompt and completion together; give a smaller number"
+            )
+        made = Trainer(
+            model=model,
+            config=config.training,
+            limits=config.generation.limits(config.training.memory_limit_gib),
+            generation=generation,
+            policies=policies,
+            seed=config.seed,
+            start=first,
+            restored=restored,
+            tell=tell,
+            api_key=api_key,
         )
-    return Trainer(
-        model=model,
-        config=config.training,
-        limits=config.generation.limits(config.training.memory_limit_gib),
-        generation=generation,
-        policies=policies,
-        seed=config.seed,
-        start=first,
-        restored=restored,
-        tell=tell,
-        api_key=api_key,
-    )
+        stack.pop_all()
+        return made
 
 
 def _size(config: RunConfig, policies: int, first: Adapter | None) -> TrainingSize:

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from scripted_server import serving
 
-from legos.config.schema import RunConfig
-from legos.errors import AdapterError, EngineError
+from legos.config.schema import RunConfig, TrainingConfig
+from legos.device import ModelHandle
+from legos.errors import AdapterError, ConfigError, EngineError
 from legos.mlx import device
 from legos.server.options import ServerOptions
 from legos.weights.folder import write_adapter
+from legos.wiring.engines import TokenEngine
 from legos.wiring.http import app_of
 from legos.wiring.model import apply_lora, load_model
 from legos.wiring.trainer import Trainer, trainer_of
@@ -39,6 +41,28 @@ def test_the_policy_is_not_replaced_by_a_saved_adapter(trainer: Trainer, tmp_pat
         trainer.load_adapter(tmp_path, name="policy")
     with pytest.raises(AdapterError, match="nowhere"):
         trainer.load_adapter(tmp_path / "nowhere", name="old")
+
+
+def test_a_trainer_that_cannot_be_made_leaves_no_engine(tmp_path: Path) -> None:
+    ended: list[str] = []
+
+    def make(model: ModelHandle) -> TokenEngine:
+        return TokenEngine(model.make_engine(), model, closing=lambda: ended.append("engine"))
+
+    config = TrainingConfig(kl_coef=0.1, kl_reference=tmp_path / "nowhere")
+    with closing(load_model("builtin", inline=True)) as model:
+        with pytest.raises(AdapterError, match="nowhere"):
+            Trainer(model=model, config=config, generation=make)
+        assert ended == ["engine"]
+
+
+def test_a_run_that_cannot_begin_leaves_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[object] = []
+    monkeypatch.setattr(device.MlxModel, "close", lambda model: ended.append(model))
+    config = RunConfig.model_validate({"generation": {"max_tokens": 1 << 20}})
+    with pytest.raises(ConfigError, match="max_tokens"):
+        trainer_of(config, inline=True)
+    assert len(ended) == 1
 
 
 def test_a_run_resolves_the_model_once_and_learns_its_vocabulary_without_a_forward_pass(
