@@ -89,6 +89,7 @@ class RemoteEngine:
         self._tokens: Counter[str] = Counter()
         self._requests = 0
         self._closed: EngineError | None = None
+        self._closing = threading.Lock()  # what was accepted is on the loop before it ends
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="legos-remote", daemon=True
@@ -101,13 +102,15 @@ class RemoteEngine:
         Raises:
             EngineError: it is closed.
         """
-        self._check_open()
-        self._loop.call_soon_threadsafe(self._accept, tuple(requests), deliver)
+        with self._closing:
+            self._check_open()
+            self._loop.call_soon_threadsafe(self._accept, tuple(requests), deliver)
 
     def cancel(self, numbers: Sequence[int], deliver: Deliver) -> None:
         """End requests early; the server ends a list when all its requests are cancelled."""
-        if self._closed is None:
-            self._loop.call_soon_threadsafe(self._cancel, tuple(numbers), deliver)
+        with self._closing:
+            if self._closed is None:
+                self._loop.call_soon_threadsafe(self._cancel, tuple(numbers), deliver)
 
     def load_adapter(self, adapter: Adapter) -> "Future[AdapterInfo]":
         """Load an adapter under its name into every server; see ``Engine``."""
@@ -181,8 +184,9 @@ class RemoteEngine:
                 self._check_open()
                 raise
 
-        if self._closed is None:
-            return asyncio.run_coroutine_threadsafe(until_closed(), self._loop)
+        with self._closing:
+            if self._closed is None:
+                return asyncio.run_coroutine_threadsafe(until_closed(), self._loop)
         work.close()
         refused: Future[T] = Future()
         refused.set_exception(self._closed)
@@ -190,9 +194,6 @@ class RemoteEngine:
 
     def close(self) -> None:
         """Close the engine; every waiting request gets an ``EngineError``."""
-        if self._closed is not None:
-            return
-        self._closed = EngineError("the engine was closed")
 
         async def end() -> None:
             tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -206,7 +207,11 @@ class RemoteEngine:
                         await all_done(some)
             self._loop.call_soon(self._loop.stop)  # after the last results
 
-        asyncio.run_coroutine_threadsafe(end(), self._loop)
+        with self._closing:
+            if self._closed is not None:
+                return
+            self._closed = EngineError("the engine was closed")
+            asyncio.run_coroutine_threadsafe(end(), self._loop)
         self._thread.join()
         self._loop.close()
 

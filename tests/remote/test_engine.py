@@ -180,6 +180,35 @@ def test_a_closed_engine_refuses_and_the_server_goes_on(both: Both) -> None:
     assert len(ask(both.there.client(), Sampling(max_tokens=1), count=1)) == 1
 
 
+def test_a_request_made_while_the_engine_is_closed_gets_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Server:
+        async def answer(self, requests: list[Request]) -> None:
+            await asyncio.Event().wait()
+
+        async def aclose(self) -> None:
+            """Nothing is open."""
+
+    server: Any = Server()
+    engine = RemoteEngine([server], None)
+    check, found = engine._check_open, list[Any]()
+    closing = threading.Thread(target=engine.close)
+
+    def closed_after_the_check() -> None:
+        check()
+        closing.start()
+        closing.join(2)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "_check_open", closed_after_the_check)
+        engine.submit([(1, Request(prompt_ids=(1,), max_tokens=1))], found.extend)
+    closing.join()
+    ((number, error),) = found
+    assert number == 1
+    assert isinstance(error, EngineError)
+
+
 def test_only_the_policies_stay_at_a_server_after_the_run(both: Both) -> None:
     other = served_engine([both.url], both.model, api_key=None, policies=("policy",))
     for name, version in (("policy", 3), ("policy-abc", 1), ("seat-abc", 2)):
