@@ -20,6 +20,8 @@ _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
 _SAID = re.compile(r"the (?:final )?answer is:?\s*(.+)", re.IGNORECASE)
 _MINUS = "\u2212"
 _SENTENCE_END = re.compile(r"\.(?:\s|$)")
+_WORD = re.compile(r"(?<![\w\\])[^\W\d_]{2,}")  # in words, not a command of LaTeX
+SENTENCE = 4  # number of words from which on a known answer is a solution that ends with it
 
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}(?:\^\{?\d\}?)?")
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{(-?\d+)\}\s*\{(\d+)\}")
@@ -224,7 +226,8 @@ class Math(Arena):
             client: client of the seat.
             data: a .jsonl, .json or .parquet file, or a name of the hub.
             question: field with the problem, or with a whole prompt as token ids.
-            answer: field with the answer, or with a solution that ends with it.
+            answer: field with the answer, or with a solution that ends with it: several lines, or
+                at least four words.
             group_size: field with the number of plays of a row, for rows that have their own.
             limit: maximum number of rows.
             held_out: share of rows that are evaluated and never trained on.
@@ -264,9 +267,10 @@ class Math(Arena):
         return f"\\boxed{{{rng.choice(numbers)}}}" if numbers else None
 
     def _known(self, task: Task) -> str:
-        """The answer of a row."""
+        """The answer of a row: the end of a solution, or the whole text if it is none."""
         known = str(task.data[self._answer])
-        return answer_of(known) or known
+        solution = "\n" in known.strip() or len(_WORD.findall(known)) >= SENTENCE
+        return answer_of(known, strict=not solution) or known
 
     async def play(self, t: Table) -> Mapping[str, Mapping[str, float]]:
         """One answer."""

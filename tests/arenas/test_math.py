@@ -240,6 +240,29 @@ def test_the_known_answer_may_have_another_name(tmp_path: Path) -> None:
     assert step(arena).metrics["arena/lenient"] == 1.0
 
 
+@pytest.mark.parametrize(
+    ("answer", "known"),
+    [
+        (r"\frac{3}{4}", r"\frac{3}{4}"),
+        (r"2\sqrt{3}", r"2\sqrt{3}"),
+        ("x^2 + 3", "x^2 + 3"),
+        ("(3, 4)", "(3, 4)"),
+        (1e-05, "1e-05"),
+        ("He has 3 + 4 = 7 apples now", "7"),
+        ("3 + 4 = 7\n7 + 1 = 8", "8"),
+        (r"so it is \boxed{2\pi}", r"2\pi"),
+    ],
+)
+def test_a_known_expression_is_not_cut_to_its_last_number(
+    tmp_path: Path, answer: object, known: str
+) -> None:
+    path = tmp_path / "one.jsonl"
+    path.write_text(json.dumps({"question": "?", "answer": answer}))
+    arena = Math(ScriptedClient(solve), data=str(path), held_out=0.0)
+    [task] = arena.tasks(random.Random(0))
+    assert arena.oracle("player", "?", task, random.Random(0)) == (f"\\boxed{{{known}}}", 1.1)
+
+
 def test_numbers_are_compared_without_math_verify(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str]] = []
 
