@@ -191,7 +191,7 @@ class MathReward:
 class Math(Arena):
     r"""Solve a problem of a data set; the answer stands in ``\boxed{}`` or after ``####``.
 
-    The rows have a question and an answer, as GSM8K has; a tenth of them is held out for
+    The rows have a question and an answer, as GSM8K has; a tenth of the questions is held out for
     evaluations. Without ``strict``, what follows "the answer is" counts too, or the last number.
     ``arena/strict`` is the share of right answers that are marked, and ``arena/lenient`` that of
     all right answers, whichever is rewarded. ``arena/unclear`` counts answers that could not be
@@ -245,7 +245,10 @@ class Math(Arena):
                 raise TypeError(
                     f"{row.id}: {answer!r} is {known!r:.80}; expected a text or a number"
                 )
-        self._trained, self._held_out = hold_out(rows, held_out)
+        asked = [Task(id=row.id, data=row.data[question]) for row in rows]  # however it is solved
+        kept = {task.id for task in hold_out(asked, held_out)[0]}
+        self._trained = [row for row in rows if row.id in kept]
+        self._held_out = [row for row in rows if row.id not in kept]
         self._question, self._answer = question, answer
         self._reward, self._strict = MathReward(), strict
 

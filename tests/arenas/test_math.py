@@ -263,6 +263,17 @@ def test_a_known_expression_is_not_cut_to_its_last_number(
     assert arena.oracle("player", "?", task, random.Random(0)) == (f"\\boxed{{{known}}}", 1.1)
 
 
+def test_rows_with_one_question_are_on_one_side(tmp_path: Path) -> None:
+    path = tmp_path / "twice.jsonl"
+    rows = [{"question": f"{n % 40} + 1?", "answer": str(n % 40 + 1), "id": n} for n in range(80)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    arena = Math(ScriptedClient(solve), data=str(path))
+    sides = arena.tasks(random.Random(0)), arena.held_out(random.Random(0)) or ()
+    trained, held_out = ({task.data["question"] for task in side} for side in sides)
+    assert held_out
+    assert not trained & held_out
+
+
 def test_numbers_are_compared_without_math_verify(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str]] = []
 
