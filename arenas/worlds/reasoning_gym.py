@@ -1,5 +1,6 @@
 """Questions of reasoning-gym: ``reasoning_gym:basic_arithmetic``, ``reasoning_gym:countdown``."""
 
+import pickle
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -7,13 +8,14 @@ from importlib import import_module
 from typing import Any
 
 from arenas.worlds import HELD_OUT, World, take_arena_settings
-from legos import Arena, Client, Table, Task
+from legos import Arena, Client, RunError, Table, Task
 
 __all__ = ["Reasoning", "world"]
 
 reasoning_gym: Any = import_module("reasoning_gym")
 DRAWN = 256  # questions that are generated together
 HELD_OUT_SEED = 0x5EED
+SCORE_S = 10.0  # seconds in which an answer must be scored
 
 
 @lru_cache(maxsize=64)
@@ -32,8 +34,10 @@ class Reasoning(World):
     """Answer generated questions; the reward is reasoning-gym's score, 0 to 1.
 
     Options are those of the data set's generator, such as ``--play.options.max_digits 2``. Only the
-    answer without thinking is scored. The metric ``right`` is the share of full scores, since many
-    data sets give a part of the score for a wrong answer.
+    answer without thinking is scored, in another process, because some scorers run it as code. An
+    answer that cannot be scored in time gets 0, and the metric ``unclear`` counts it. The metric
+    ``right`` is the share of full scores, since many data sets give a part of the score for a wrong
+    answer.
     """
 
     scheme = "reasoning_gym"
@@ -76,9 +80,26 @@ class Reasoning(World):
         """Ask, and let reasoning-gym score the answer."""
         entry = t.task.data
         reply = await t.ask("player", entry["question"])
-        score = float(self._scorer.score_answer(reply.answer, entry))
-        t.metric(right=float(score >= 1.0))
+        options, unclear = pickle.dumps(self._options), 0.0
+        try:
+            score = await t.run(
+                _score, self.source, options, reply.answer, entry, timeout_s=SCORE_S
+            )
+        except RunError:
+            score, unclear = 0.0, 1.0
+        t.metric(right=float(score >= 1.0), unclear=unclear)
         return {"player": score}
 
     def _questions(self, seed: int, size: int) -> Any:
         return reasoning_gym.create_dataset(self.source, seed=seed, size=size, **self._options)
+
+
+@lru_cache(maxsize=64)
+def _scorer(name: str, options: bytes) -> Any:
+    """The data set whose scorer is used, with its pickled options."""
+    return reasoning_gym.create_dataset(name, seed=0, size=1, **pickle.loads(options))
+
+
+def _score(name: str, options: bytes, answer: str, entry: Mapping[str, Any]) -> float:
+    """The score of an answer."""
+    return float(_scorer(name, options).score_answer(answer, entry))

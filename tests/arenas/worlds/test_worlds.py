@@ -1,6 +1,7 @@
 """Worlds that others wrote; ``docs/arenas/worlds.md`` has the command that runs these tests."""
 
 import asyncio
+import os
 import random
 import re
 import sys
@@ -95,6 +96,24 @@ def test_answers_are_scored_by_reasoning_gym() -> None:
     held_out = {task.data["question"] for task in arena.held_out(random.Random(0))}
     stream = arena.tasks(random.Random(0))
     assert held_out.isdisjoint(next(stream).data["question"] for _ in range(300))
+
+
+@of_worlds
+def test_no_answer_runs_as_code_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr(os, "system", lambda command: ran.append(command) or 0)
+    code = "__import__('os').system('true')"
+    _, episodes = played("reasoning_gym:countdown", 2, answer=lambda asked: code, group_size=1)
+    assert ran == []
+    assert {e.metrics["right"] for e in episodes} == {0.0}
+
+
+@of_worlds
+def test_an_answer_whose_score_is_never_known_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("arenas.worlds.reasoning_gym.SCORE_S", 1.0)
+    answer = "9**9**9**9"
+    _, [episode] = played("reasoning_gym:countdown", 1, answer=lambda asked: answer, group_size=1)
+    assert (episode.rewards, episode.metrics["unclear"]) == ({"player": 0.0}, 1.0)
 
 
 @of_worlds
