@@ -55,13 +55,23 @@ class Reasoning(World):
         self._held_out = self._questions(HELD_OUT_SEED, HELD_OUT)
 
     def tasks(self, rng: random.Random) -> Iterator[Task]:
-        """Questions without end, except those that are held out."""
+        """Questions without end, except those that are held out.
+
+        Raises:
+            ValueError: there are so few that all are held out.
+        """
         held_out = {entry["question"] for entry in self._held_out}
-        while True:
-            seed = rng.getrandbits(31)
+        left = True
+        while left:
+            seed, left = rng.getrandbits(31), False
             for number, entry in enumerate(self._questions(seed, DRAWN)):
                 if entry["question"] not in held_out:
+                    left = True
                     yield Task(id=f"{seed}/{number}", data=entry)
+        raise ValueError(
+            f"{self.name} has only {len(held_out)} questions with the options {self._options}, and "
+            "all are held out; give options with more"
+        )
 
     def held_out(self, rng: random.Random) -> Sequence[Task]:
         """The same questions in every evaluation."""

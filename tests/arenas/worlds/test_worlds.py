@@ -99,6 +99,13 @@ def test_answers_are_scored_by_reasoning_gym() -> None:
 
 
 @of_worlds
+def test_a_data_set_whose_questions_are_all_held_out_is_refused() -> None:
+    arena = find_arena("reasoning_gym:prime_factorization")(min_value=2, max_value=10)
+    with pytest.raises(ValueError, match="has only 9 questions .* and all are held out"):
+        next(iter(arena.tasks(random.Random(0))))
+
+
+@of_worlds
 def test_no_answer_runs_as_code_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
     monkeypatch.setattr(os, "system", lambda command: ran.append(command) or 0)
