@@ -5,7 +5,7 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from itertools import permutations, product
+from itertools import islice, permutations, product
 from typing import Any
 
 from arenas.expressions import value_of
@@ -62,7 +62,8 @@ class Countdown(Arena):
         """Set how many numbers there are, the largest, and whether only an operator is asked for.
 
         Raises:
-            ValueError: fewer than two numbers, none above 0, or an operator of more than two.
+            ValueError: fewer than two numbers, none above 0, an operator of more than two, or so
+                few tasks that none is held out.
         """
         if size < 2 or largest < 1:
             raise ValueError(f"size is {size} and largest {largest}; expected at least 2 and 1")
@@ -71,6 +72,11 @@ class Countdown(Arena):
         super().__init__(client, **kwargs)
         self.size, self.largest, self.operator = size, largest, operator
         self.restrict_choices = operator
+        if not any(held_out for _, held_out in islice(self._drawn(random.Random(0)), 1000)):
+            raise ValueError(
+                f"size {size} and largest {largest} give so few tasks that none is held out; give "
+                "a larger number"
+            )
 
     def tasks(self, rng: random.Random) -> Iterable[Task]:
         """Random numbers, and the value of a random expression of them."""

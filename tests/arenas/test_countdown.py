@@ -103,3 +103,8 @@ def test_an_operator_alone_can_be_asked_for() -> None:
 def test_only_two_numbers_have_one_operator() -> None:
     with pytest.raises(ValueError, match="operator is true and size is 3; only size 2"):
         Countdown(operator=True)
+
+
+def test_numbers_of_which_no_task_is_held_out_are_refused() -> None:
+    with pytest.raises(ValueError, match="largest 2 give so few tasks that none is held out"):
+        Countdown(size=3, largest=2)
