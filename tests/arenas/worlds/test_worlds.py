@@ -101,7 +101,7 @@ def test_answers_are_scored_by_reasoning_gym() -> None:
 @of_worlds
 def test_a_data_set_whose_questions_are_all_held_out_is_refused() -> None:
     arena = find_arena("reasoning_gym:prime_factorization")(min_value=2, max_value=10)
-    with pytest.raises(ValueError, match="has only 9 questions .* and all are held out"):
+    with pytest.raises(ValueError, match=r"has only 9 questions .* and all are held out"):
         next(iter(arena.tasks(random.Random(0))))
 
 
