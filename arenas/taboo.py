@@ -29,6 +29,10 @@ tiger tomato tooth towel tower train tree truck uncle university violin volcano 
 whale wheel wind window winter witch wolf wood zebra
 """
 WORDS = tuple(_LISTED.split())
+IRREGULAR = {
+    **{"child": "children", "knife": "knives", "leaf": "leaves", "mouse": "mice"},
+    **{"tooth": "teeth", "wolf": "wolves"},
+}
 HELD_OUT = 0.2
 MOST_LISTED = 32
 
@@ -173,7 +177,9 @@ class Taboo(Arena):
 
 
 def _says(text: str, word: str) -> bool:
-    """Whether a text has the word, or its plural."""
-    stem = word.removesuffix("y")
-    plurals = rf"{word}e?s|{stem}ies" if stem != word else rf"{word}e?s"
-    return re.search(rf"\b(?:{word}|{plurals})\b", text, re.IGNORECASE) is not None
+    """Whether a text has the word, also in marks or letter by letter, or its plural."""
+    forms = [rf"{word}(?:e?s)?", r"[\W_]+".join(word), IRREGULAR.get(word, word)]
+    if word.endswith("y"):
+        forms.append(f"{word[:-1]}ies")
+    said = rf"(?<![^\W_])(?:{'|'.join(forms)})(?![^\W_])"
+    return re.search(said, text, re.IGNORECASE) is not None

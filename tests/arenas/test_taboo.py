@@ -62,8 +62,14 @@ def test_a_plural_is_the_word_and_a_longer_word_is_not() -> None:
 
     assert leaks("strawberry", "STRAWBERRIES are red")
     assert leaks("box", "two boxes")
+    assert leaks("child", "Two children play.")
+    assert leaks("mouse", "Mice eat cheese.")
+    assert leaks("apple", "It is an _apple_.")
+    assert leaks("pen", "A thing to write with, p-e-n, of plastic.")
+    assert leaks("pen", "Spell P E N.")
     assert not leaks("ear", "this year I hear and earn")
     assert not leaks("ant", "an important elephant")
+    assert not leaks("bean", "it may be an animal")
 
 
 def test_held_out_words_are_never_trained_on() -> None:
