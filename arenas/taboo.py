@@ -48,10 +48,11 @@ class Taboo(Arena):
     question, or the guesser in its answer; otherwise a right guess wins, and a wrong one is a draw:
     +1, -1 and 0.
 
-    Credit compares the plays of one word for each role. A fifth of the words is held out. The
-    numbers that show learning are, on held-out words, ``reward_describer`` with shared rewards, and
-    with opposed ones the reward of each seat against the model without LoRA in the other,
-    ``--play.options.base guesser``; against itself its mean reward says nothing.
+    Credit compares the plays of one word for each role. A fifth of the words is held out, and on
+    no list in training, where it would always be wrong. The numbers that show learning are, on
+    held-out words, ``reward_describer`` with shared rewards, and with opposed ones the reward of
+    each seat against the model without LoRA in the other, ``--play.options.base guesser``; against
+    itself its mean reward says nothing.
 
     Source: Yao et al., Adversarial Language Games for Advanced Natural Language Intelligence,
     arXiv:1911.01622, for the opposed game, whose talk here is one question and one answer.
@@ -163,9 +164,9 @@ class Taboo(Arena):
         return self._rewards(-float(guessed) if self.opposed else float(guessed))
 
     def _lists(self, words: Sequence[str], rng: random.Random) -> Iterator[Task]:
-        """Each of some words among others."""
+        """Each of some words among others of them."""
         for word in rng.sample(words, len(words)):
-            others = rng.sample([other for other in WORDS if other != word], self.listed - 1)
+            others = rng.sample([other for other in words if other != word], self.listed - 1)
             listed = rng.sample([word, *others], self.listed)
             yield Task(id=f"{word} of {' '.join(listed)}", data=(word, tuple(listed)))
 

@@ -78,6 +78,9 @@ def test_held_out_words_are_never_trained_on() -> None:
     trained, held_out = ({task.data[0] for task in side} for side in (tasks, others))
     assert all(len({*task.data[1]}) == 8 and task.data[0] in task.data[1] for task in tasks)
     assert not trained & held_out
+    assert not any(held_out & {*task.data[1]} for task in tasks)
+    longest = next(iter(Taboo(listed=32).held_out(random.Random(0))))
+    assert len({*longest.data[1]}) == 32
     assert trained | held_out == set(WORDS)
     assert len(held_out) == pytest.approx(HELD_OUT * len(WORDS), rel=0.3)
     assert len(set(WORDS)) == len(WORDS)
