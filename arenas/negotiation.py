@@ -61,7 +61,7 @@ class Negotiation(Arena):
     Each reply has one action in brackets: ``[offer 2 wood for 3 gold]``, ``[accept]`` of the last
     offer, which is carried out at once, or ``[end]``. Only the action is shown to the other trader.
     Values vary by up to 20 % from task to task. An action that is not understood, or an offer of
-    goods that the trader does not have, forfeits.
+    goods that the trader does not have, forfeits, which is never better than the largest loss.
 
     With ``mode=surplus`` a trader's reward is its own gain divided by 100; with ``zero_sum`` it is
     +1 for the larger gain and -1 for the smaller one, so that a rational trader refuses whatever
@@ -74,6 +74,7 @@ class Negotiation(Arena):
     roles = ("ann", "bob")
     remember = False  # every prompt holds all that its seat may know
     max_tokens = 64
+    forfeit_reward = -2.4  # the largest loss: all goods, at the highest values, for nothing
 
     def __init__(
         self, client: Any = None, *, mode: str = "surplus", turns: int = 10, **kwargs: Any
@@ -124,9 +125,9 @@ class Negotiation(Arena):
     def reference(self) -> Mapping[str, float]:
         """Rewards of the fair bargain and of silence, and the largest mean sum of both rewards."""
         if self.mode != "surplus":
-            return {"idle_ann": -1.0}
+            return {"idle_ann": -2.4}
         fair = {"oracle_ann": 1.0, "oracle_bob": 1.0}
-        return {**fair, "largest_sum": 2.0, "no_trade": 0.0, "idle_ann": -1.0}
+        return {**fair, "largest_sum": 2.0, "no_trade": 0.0, "idle_ann": -2.4}
 
     async def play(self, t: Table) -> Mapping[str, float]:
         """Take turns until one ends, or the actions are used up."""

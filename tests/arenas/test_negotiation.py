@@ -67,8 +67,16 @@ def test_a_trader_who_gives_too_much_is_exploited() -> None:
 )
 def test_what_is_not_possible_forfeits(actions: tuple[str, ...]) -> None:
     found, metrics = rewards(*actions)
-    assert min(found.values()) == -1.0
+    assert min(found.values()) == -2.4
     assert metrics["forfeit"] == 1.0
+
+
+def test_a_forfeit_is_no_way_out_of_a_bad_trade() -> None:
+    all_away = ("[offer 10 gold for 0 wood]", "[accept]")
+    lost, _ = rewards(*all_away, "[end]")
+    escaped, _ = rewards(*all_away, "I refuse.")
+    assert lost["ann"] == -1.5
+    assert escaped["ann"] < lost["ann"]
 
 
 def test_actions_are_read_outside_of_the_thinking() -> None:
