@@ -132,7 +132,10 @@ class AbsoluteZero(Arena):
             return {"proposer": REJECTED, "solver": 0.0}
         store[name] = kind
         answers = await t.spawn(Solve, Task(id=name, data=problem), n=self.answers)
-        right = fmean(episode.rewards.get("solver", 0.0) for episode in answers)
+        ended = [answer.rewards["solver"] for answer in answers if not answer.error]
+        if not ended:
+            raise RuntimeError(f"every answer failed; the first:\n{answers[0].error}")
+        right = fmean(ended)
         t.metric(solved=right, operations=float(program.count("|") + 1))
         return {"proposer": 4 * right * (1 - right), "solver": right}
 

@@ -153,7 +153,10 @@ class Spice(Arena):
             return {"challenger": REJECTED, "solver": 0.0}
         store[question.text] = t.task.id
         answers = await t.spawn(Answer, Task(id=question.text, data=question), n=self.answers)
-        right = fmean(episode.rewards.get("solver", 0.0) for episode in answers)
+        ended = [answer.rewards["solver"] for answer in answers if not answer.error]
+        if not ended:
+            raise RuntimeError(f"every answer failed; the first:\n{answers[0].error}")
+        right = fmean(ended)
         t.metric(solved=right, covered=len(set(store.values())) / len(self._trained))
         return {"challenger": 4 * right * (1 - right), "solver": right}
 

@@ -88,6 +88,21 @@ def test_the_proposer_wants_problems_that_are_solved_half_of_the_time(
     assert metrics == {"gate": 1.0, "solved": right / 8, "operations": 1.0}
 
 
+def test_answers_that_fail_are_not_wrong() -> None:
+    arena = AbsoluteZero(answers=2, kinds=["deduction"])
+    fails = iter([True, False])
+
+    def answer(asked: Asked) -> str:
+        if "Write a new program" in asked.prompt:
+            return "PROGRAM: add 2 INPUT: [1, 2]"
+        if next(fails):
+            raise RuntimeError("the answer is lost")
+        return "[3, 4]"
+
+    episode, _ = played(arena, next(iter(arena.tasks(random.Random(0)))), answer)
+    assert episode.rewards == {"proposer": 0.0, "solver": 1.0}
+
+
 def test_bad_proposals_cost() -> None:
     assert play("I do not know.")[0]["proposer"] == -1.0
     rewards, metrics = play("PROGRAM: fly INPUT: [3, 4]")

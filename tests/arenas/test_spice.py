@@ -78,6 +78,25 @@ def test_the_solver_answers_without_the_passage(folder: Path) -> None:
     assert again.notes == ("it was asked before",)
 
 
+def test_answers_that_fail_are_not_wrong(folder: Path) -> None:
+    arena = Spice(texts=str(folder), answers=4)
+    [task, *_] = arena.tasks(random.Random(0))
+    fails = iter([True, True, False, False])
+
+    def answer(asked: Asked) -> str:
+        if "QUESTION: ..." in asked.prompt:
+            return "QUESTION: Who built the house of light? ANSWER: Ana Roth"
+        if next(fails, True):
+            raise RuntimeError("the answer is lost")
+        return "Ana Roth"
+
+    episode, _ = played(arena, task, answer)
+    assert episode.metrics["solved"] == 1.0
+    assert episode.rewards == {"challenger": 0.0, "solver": 1.0}
+    with pytest.raises(AssertionError, match="every answer failed; the first:"):
+        played(Spice(texts=str(folder), answers=4), task, answer)
+
+
 def test_what_is_no_question_costs_most(folder: Path) -> None:
     arena = Spice(texts=str(folder))
     [task, *_] = arena.tasks(random.Random(0))
