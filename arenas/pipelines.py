@@ -12,6 +12,7 @@ and lists and numbers are bounded. So a program that a model has written can sim
 """
 
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["random_program", "run"]
@@ -90,7 +91,7 @@ def _apply(words: Sequence[str], values: Numbers) -> Numbers:
 
 def _number(word: str) -> int:
     """The argument of an operation, 1 to 99."""
-    if not (word.isascii() and word.isdigit() and len(word) <= 2 and int(word)):
+    if not re.fullmatch(r"[1-9][0-9]?", word):  # one form of each, so that a program is one text
         raise ValueError(f"{word!r:.20} is not a number from 1 to 99")
     return int(word)
 

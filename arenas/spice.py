@@ -145,13 +145,13 @@ class Spice(Arena):
         if question is None:
             t.metric(gate=0.0)
             return {"challenger": MALFORMED, "solver": 0.0}
-        store = t.store("questions", limit=KEPT)
-        reason = "it was asked before" if question.text in store else gate(question, passage)
+        store, name = t.store("questions", limit=KEPT), " ".join(words_in(question.text))
+        reason = "it was asked before" if name in store else gate(question, passage)
         t.metric(gate=float(not reason))
         if reason:
             t.note(reason)
             return {"challenger": REJECTED, "solver": 0.0}
-        store[question.text] = t.task.id
+        store[name] = t.task.id
         answers = await t.spawn(Answer, Task(id=question.text, data=question), n=self.answers)
         ended = [answer.rewards["solver"] for answer in answers if not answer.error]
         if not ended:

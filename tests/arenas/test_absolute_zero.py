@@ -44,6 +44,7 @@ def test_answers(kind: str, said: str, right: bool) -> None:
         ("add 2", ""),
         ("keep above 90", "does not depend on the input"),
         ("mul 0", "is not a number"),
+        ("add 02", "is not a number"),
         ("sum | mod 1", "does not depend on the input"),
     ],
 )

@@ -61,10 +61,11 @@ def test_the_solver_answers_without_the_passage(folder: Path) -> None:
     arena = Spice(texts=str(folder), answers=4)
     [task, *_] = arena.tasks(random.Random(0))
     right = iter([True, False, False, False])
+    question = "Who built the house of light?"
 
     def answer(asked: Asked) -> str:
         if "QUESTION: ..." in asked.prompt:
-            return "QUESTION: Who built the house of light? ANSWER: Ana Roth"
+            return f"QUESTION: {question} ANSWER: Ana Roth"
         return "Ana Roth" if next(right) else "Nobody"
 
     episode, prompts = played(arena, task, answer)
@@ -73,6 +74,7 @@ def test_the_solver_answers_without_the_passage(folder: Path) -> None:
     assert all("Vega" not in p and "Ana Roth" not in p for p in prompts[1:])
     assert episode.rewards == {"challenger": 0.75, "solver": 0.25}
     assert episode.metrics["covered"] == pytest.approx(1 / len(list(arena.tasks(random.Random(0)))))
+    question = "who  built the house of light??"
     again, _ = played(arena, task, answer, seed=2)
     assert again.rewards == {"challenger": -0.5, "solver": 0.0}
     assert again.notes == ("it was asked before",)
