@@ -4,7 +4,7 @@ import re
 
 __all__ = ["passages", "stands_in", "words_in"]
 
-_WORD = re.compile(r"\w+(?:\.\d+)?")
+_WORD = re.compile(r"[^\W_]+(?:\.\d+)?")  # _word_ is the word in marks
 
 
 def passages(text: str, characters: int) -> list[str]:

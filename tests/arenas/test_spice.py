@@ -27,6 +27,7 @@ def folder(tmp_path: Path) -> Path:
         ("When was it built?", "1874", ""),
         ("When was it built?", "1875", "does not stand in the passage"),
         ("Did Ana Roth build it?", "Ana Roth", "quotes the answer"),
+        ("Did _Ana Roth_ build it?", "Ana Roth", "quotes the answer"),
         ("Who?", "Ana Roth", "fewer than 3 words"),
         ("What happened in the end?", "It burned oil until 1931", "has 5 words"),
         ("What happened in the end?", "", "has 0 words"),
@@ -40,7 +41,13 @@ def test_the_gate(question: str, answer: str, reason: str) -> None:
 
 @pytest.mark.parametrize(
     ("said", "right"),
-    [("I think\nana roth.", True), ("Ana Roth\nMaybe.", False), ("", False), ("Ana  Roth", True)],
+    [
+        ("I think\nana roth.", True),
+        ("Ana Roth\nMaybe.", False),
+        ("", False),
+        ("Ana  Roth", True),
+        ("_Ana Roth_", True),
+    ],
 )
 def test_the_last_line_is_the_answer(said: str, right: bool) -> None:
     assert is_right(said, "Ana Roth") is right
