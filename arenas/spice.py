@@ -50,7 +50,7 @@ class Spice(Arena):
     ``hierarchical`` compares the questions about one passage with each other, and the answers to
     one question with each other. A tenth of the texts is held out; the numbers that show learning
     are the gate's pass rate ``arena/gate`` and the solver's reward there, and ``arena/covered``,
-    the share of the passages that the stored questions come from.
+    the share of the passages of training that the stored questions come from.
     """
 
     roles = ("challenger", "solver")
@@ -157,7 +157,9 @@ class Spice(Arena):
         if not ended:
             raise RuntimeError(f"every answer failed; the first:\n{answers[0].error}")
         right = fmean(ended)
-        t.metric(solved=right, covered=len(set(store.values())) / len(self._trained))
+        trained = {task.id for task in self._trained}  # without those of an evaluation
+        covered = len(trained.intersection(store.values())) / len(trained)
+        t.metric(solved=right, covered=covered)
         return {"challenger": 4 * right * (1 - right), "solver": right}
 
 

@@ -87,6 +87,17 @@ def test_the_solver_answers_without_the_passage(folder: Path) -> None:
     assert again.notes == ("it was asked before",)
 
 
+def test_passages_that_are_held_out_cover_none_of_training(folder: Path) -> None:
+    arena = Spice(texts=str(folder), held_out=0.3, answers=2)
+    task = next(iter(arena.held_out(random.Random(0)) or ()))
+
+    def answer(asked: Asked) -> str:
+        asks = "QUESTION: ..." in asked.prompt
+        return "QUESTION: Who built the house of light? ANSWER: Ana Roth" if asks else "Nobody"
+
+    assert played(arena, task, answer)[0].metrics["covered"] == 0.0
+
+
 def test_answers_that_fail_are_not_wrong(folder: Path) -> None:
     arena = Spice(texts=str(folder), answers=4)
     [task, *_] = arena.tasks(random.Random(0))
