@@ -19,6 +19,8 @@ LEVELS = {  # easiest first: sign, digits of each number
 }
 _SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 _NUMBER = re.compile(r"-?\d+")
+_SEPARATOR = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")  # in 9,801
+_MINUS = "\u2212"
 
 
 class Sums(Arena):
@@ -58,7 +60,8 @@ class Sums(Arena):
     async def play(self, t: Table) -> Mapping[str, Mapping[str, float]]:
         """One answer."""
         reply = await t.ask("player", self.question(t.task))
-        correct = _NUMBER.findall(reply.answer)[-1:] == [self.right(t.task)]
+        said = _SEPARATOR.sub("", reply.answer.replace(_MINUS, "-"))
+        correct = _NUMBER.findall(said)[-1:] == [self.right(t.task)]
         complete = not reply.truncated
         return {"player": {"correct": float(correct), "complete": float(complete)}}
 

@@ -13,10 +13,10 @@ from legos.fakes import ScriptedClient
 QUESTION = Task(id="17 + 25", data=(17, "+", 25), level="sum2")
 
 
-def reward(said: str) -> float:
-    """What an answer to 17 + 25 earns; a token of the script is a character."""
+def reward(said: str, task: Task = QUESTION) -> float:
+    """What an answer earns, to 17 + 25 by default; a token of the script is a character."""
     client = ScriptedClient([said])
-    return asyncio.run(play_task(Sums(client), QUESTION, {"player": client})).rewards["player"]
+    return asyncio.run(play_task(Sums(client), task, {"player": client})).rewards["player"]
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,23 @@ def reward(said: str) -> float:
 )
 def test_the_last_number_counts(said: str, earned: float) -> None:
     assert reward(said) == earned
+
+
+@pytest.mark.parametrize(
+    ("question", "said", "earned"),
+    [
+        ((13, "-", 5), "\u22128", 0.2),
+        ((5, "-", 13), "\u22128", 1.2),
+        ((99, "*", 99), "9,801", 1.2),
+        ((99, "*", 99), "19,801", 0.2),
+        ((40, "*", 20), "9,800", 0.2),
+    ],
+)
+def test_a_number_is_read_with_its_sign_and_all_its_digits(
+    question: tuple[int, str, int], said: str, earned: float
+) -> None:
+    task = Task(id="one", data=question, level="product2")
+    assert reward(said, task) == earned
 
 
 def test_an_answer_that_was_cut_off_earns_less() -> None:
