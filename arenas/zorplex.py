@@ -15,6 +15,7 @@ __all__ = ["KINDS", "LEVELS", "Puzzle", "Zorplex"]
 MODES = ("tool_spam", "wrong_format", "success", "wrong_answer")
 SPAM = 2  # calls beyond what the task needs from which on a play counts as tool_spam
 _CALL = re.compile(r"\b(LOOKUP|GETKEY|FETCH|COMPUTE)\[([^\[\]]*)\]")
+_MINUS = "\u2212"
 _ANSWER = re.compile(r"\[ANSWER\]\s*(-?\d+)")
 
 
@@ -108,10 +109,10 @@ class Zorplex(Arena):
         calls, answer = 0, None
         for _ in range(self.turns):
             said = (await t.ask("player", prompt)).answer
-            if answer := _ANSWER.search(said):
-                break
             asked = _CALL.findall(said)
             calls += len(asked)
+            if answer := _ANSWER.search(said.replace(_MINUS, "-")):
+                break
             results = [f"{name}[{of}] = {_result(puzzle, name, of)}" for name, of in asked]
             prompt = "\n".join(results) or "There is neither a call nor an [ANSWER] in this."
         right = answer is not None and int(answer[1]) == puzzle.answer

@@ -37,6 +37,7 @@ def outcome(*answers: str, puzzle: Puzzle = PUZZLE) -> tuple[float, set[str], li
         (("[ANSWER] 18",), 0.2, "wrong_answer"),
         (("LOOKUP[jade]" * 4, "[ANSWER] 17"), 0.9, "tool_spam"),
         (("LOOKUP[jade]" * 4, "17"), -0.3, "tool_spam"),
+        (("LOOKUP[jade]" * 4 + " [ANSWER] 17",), 0.9, "tool_spam"),
         (("", ""), 0.0, "wrong_format"),
     ],
 )
@@ -44,6 +45,11 @@ def test_rewards_and_counts(answers: tuple[str, ...], reward: float, mode: str) 
     found, counted, _ = outcome(*answers)
     assert found == pytest.approx(reward)
     assert counted == {mode}
+
+
+def test_a_minus_sign_is_read() -> None:
+    negative = PUZZLE._replace(answer=-17)
+    assert outcome("[ANSWER] \u221217", puzzle=negative)[:2] == (1.2, {"success"})
 
 
 def test_results_are_the_next_prompt() -> None:
