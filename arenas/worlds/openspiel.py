@@ -29,7 +29,8 @@ class OpenSpielGame(Game):
     """A game of OpenSpiel, whose roles are ``p0``, ``p1`` and so on.
 
     A role sees OpenSpiel's information state, which contains what it has seen and done, or its
-    observation where the game has no such text. Rewards are the game's returns.
+    observation where the game has no such text. Rewards are the game's returns, and a forfeit costs
+    the largest loss.
     """
 
     source = ""
@@ -44,6 +45,7 @@ class OpenSpielGame(Game):
         self._kind: Any = self._game.get_type()
         if self._kind.dynamics == pyspiel.GameType.Dynamics.MEAN_FIELD:
             raise ValueError(f"{self.source} is a mean-field game, which has no seats to play")
+        self.forfeit_reward = min(self.forfeit_reward, self._game.min_utility())
         self.rules = f"The game is {self._kind.long_name}."
         self.roles = tuple(f"p{seat}" for seat in range(self._game.num_players()))
         self._at = lru_cache(maxsize=REMEMBERED)(self._made)

@@ -83,6 +83,14 @@ def test_a_game_of_openspiel_is_evaluated_exactly() -> None:
 
 
 @of_worlds
+@pytest.mark.parametrize(
+    ("name", "forfeit"), [("openspiel:leduc_poker", -13.0), ("openspiel:tic_tac_toe", -1.5)]
+)
+def test_a_forfeit_in_openspiel_is_no_way_out_of_a_loss(name: str, forfeit: float) -> None:
+    assert make_arena(name, None).forfeit_reward == forfeit
+
+
+@of_worlds
 def test_answers_are_scored_by_reasoning_gym() -> None:
     def right(asked: Asked) -> str:
         found = re.search(r"Calculate (.*)\.", asked.prompt)
