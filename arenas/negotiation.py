@@ -14,7 +14,7 @@ MODES = ("surplus", "zero_sum")
 STOCK = 10  # units of each good that each trader begins with
 VALUES = ((5, 15), (15, 5))  # of a unit of each good to each trader, before they are varied
 VARIED = 0.2  # largest relative change of a value
-_OFFER = re.compile(r"\[offer (\d+) (wood|gold) for (\d+) (wood|gold)\]", re.IGNORECASE)
+_OFFER = re.compile(r"\[offer (\d{1,9}) (wood|gold) for (\d{1,9}) (wood|gold)\]", re.IGNORECASE)
 _OTHER = re.compile(r"\[(accept|end)\]", re.IGNORECASE)
 Values = tuple[tuple[int, int], tuple[int, int]]
 

@@ -16,7 +16,7 @@ MODES = ("tool_spam", "wrong_format", "success", "wrong_answer")
 SPAM = 2  # calls beyond what the task needs from which on a play counts as tool_spam
 _CALL = re.compile(r"\b(LOOKUP|GETKEY|FETCH|COMPUTE)\[([^\[\]]*)\]")
 _MINUS = "\u2212"
-_ANSWER = re.compile(r"\[ANSWER\]\s*(-?\d+)")
+_ANSWER = re.compile(r"\[ANSWER\]\s*(-?\d{1,18})(?!\d)")
 
 
 class Zorplex(Arena):

@@ -63,6 +63,7 @@ def test_a_trader_who_gives_too_much_is_exploited() -> None:
         ("[offer 11 wood for 1 gold]",),
         ("[offer 1 wood for 1 gold] [end]",),
         ("[offer 1 wood for 11 gold]", "[accept]"),
+        (f"[offer {'9' * 5000} wood for 1 gold]",),
     ],
 )
 def test_what_is_not_possible_forfeits(actions: tuple[str, ...]) -> None:

@@ -39,6 +39,7 @@ def outcome(*answers: str, puzzle: Puzzle = PUZZLE) -> tuple[float, set[str], li
         (("LOOKUP[jade]" * 4, "17"), -0.3, "tool_spam"),
         (("LOOKUP[jade]" * 4 + " [ANSWER] 17",), 0.9, "tool_spam"),
         (("", ""), 0.0, "wrong_format"),
+        ((f"[ANSWER] {'9' * 5000}", ""), 0.0, "wrong_format"),
     ],
 )
 def test_rewards_and_counts(answers: tuple[str, ...], reward: float, mode: str) -> None:
