@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 
 from legos.chat.tools import arguments_text, with_ids
 from legos.clients.requests import Dialect, Target, split_adapter
-from legos.clients.responses import decoded
+from legos.clients.responses import UNREADABLE, decoded
 from legos.errors import AdapterError, EndpointError, RequestError
 from legos.records.message import (
     Alternatives,
@@ -106,7 +106,7 @@ def listed_models(body: bytes) -> list[ListedModel]:
     """The models and adapters of a server (``GET /v1/models``); empty: it lists none."""
     try:
         return msgspec.json.decode(body, type=_Models).data
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return []
 
 

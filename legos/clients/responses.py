@@ -9,9 +9,11 @@ import msgspec
 
 from legos.errors import EndpointError, NotFoundError, RequestError
 
-__all__ = ["decoded", "refusal", "retry_after"]
+__all__ = ["UNREADABLE", "decoded", "refusal", "retry_after"]
 
 T = TypeVar("T")
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for the bytes of a stranger: of another form, no UTF-8, or nested deeply."""
 
 
 def decoded(answer: bytes | str, kind: type[T]) -> T:
@@ -22,7 +24,7 @@ def decoded(answer: bytes | str, kind: type[T]) -> T:
     """
     try:
         return msgspec.json.decode(answer, type=kind)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         shown = _message(answer.encode() if isinstance(answer, str) else answer)
         raise EndpointError(
             f"the server's answer cannot be read: {error}; it is {shown!r}"
@@ -59,7 +61,7 @@ def _message(body: bytes) -> str:
     """The message in ``{"error": {"message"}}``, ``{"detail"}``, ``{"message"}`` or text."""
     try:
         found = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return body[:300].decode(errors="replace").strip()
     for key in ("error", "detail", "message"):
         if not isinstance(found, dict):

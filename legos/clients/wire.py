@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from legos.clients.responses import UNREADABLE
 from legos.errors import EndpointError, RequestError
 from legos.records.request import Generated, PlainRequest, Request
 
@@ -58,7 +59,7 @@ def batch_of(body: bytes) -> RequestBatch:
     """
     try:
         return _batches.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise RequestError(f"the body is no batch of requests: {error}") from error
 
 
@@ -70,7 +71,7 @@ def read_answers(body: bytes, count: int) -> Sequence[Generated]:
     """
     try:
         found = _results.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise EndpointError(f"the server's answer cannot be read: {error}") from error
     if len(found) != count:
         raise EndpointError(f"the server answered {len(found)} of {count} prompts")

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 
+from legos.clients.answers import listed_models
 from legos.clients.openai import OpenAIClient
 from legos.clients.responses import retry_after
 from legos.clients.transport import Transport
@@ -200,6 +201,10 @@ FLAKY = [
     (HttpAnswer({"choices": None}, 200), "cannot be read"),
     (HttpAnswer(b'{"choices": [{"text": NaN}]}', 200), "cannot be read"),
     (HttpAnswer(b'{"choi', 200, cut=True), "RemoteProtocolError"),
+    (HttpAnswer(b'{"choices": [{"text": "\xff"}]}', 200), "cannot be read"),
+    (HttpAnswer(b'{"choices": ' + b"[" * 100_000, 200), "cannot be read"),
+    (HttpAnswer(b'{"error": "\xff"}', 500), r"cannot answer \(500\)"),
+    (HttpAnswer(b'{"error": ' + b"[" * 100_000, 500), r"cannot answer \(500\)"),
 ]
 
 
@@ -318,3 +323,8 @@ def test_connections_are_pooled_and_bounded() -> None:
     assert 2 <= together[1] <= 5
     assert script.listed == 1  # what kind of server it is, is asked once
     assert sorted(asked.body["seed"] for asked in script.asked) == list(range(100))
+
+
+@pytest.mark.parametrize("body", [b'{"data": [{"id": "\xff"}]}', b'{"more": ' + b"[" * 100_000])
+def test_a_list_of_models_that_cannot_be_read_is_none(body: bytes) -> None:
+    assert listed_models(body) == []
