@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from pydantic import Field, ValidationError
 
+from legos.clients.responses import UNREADABLE
 from legos.errors import AdapterError
 from legos.server.bodies import Body, Schema
 from legos.server.problems import Problem, invalid
@@ -52,7 +53,7 @@ def read_json_upload(body: bytearray) -> tuple[AdapterUpload, bytearray]:
         upload = AdapterUpload.model_validate_json(msgspec.json.encode(fields))
     except ValidationError as error:
         raise invalid(error, AdapterUpload.model_fields) from error
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNREADABLE as error:
         raise Problem(400, f"the body is no JSON of an upload: {error}") from error
     if weights == b"null":
         return upload, bytearray()

@@ -272,3 +272,10 @@ def test_a_large_adapter_stalls_nobody(fake: Any) -> None:
         found = [longest() for _ in range(4)][1:]
     assert len(content) > 25e6
     assert min(found) < 0.3  # both are longer where others keep the machine busy
+
+
+def test_an_upload_that_is_no_utf8_is_refused(http: httpx.Client) -> None:
+    headers = {"content-type": "application/json"}
+    refused = http.post("/adapters/load", content=b'{"\xff": 1}', headers=headers)
+    assert refused.status_code == 400
+    assert "is no JSON" in refused.json()["error"]["message"]
