@@ -97,11 +97,16 @@ class Transport:
                 must come from it, because the server may be started again. None: any may answer.
 
         Raises:
-            RequestError: the address is not an HTTP address.
+            RequestError: the address is not an HTTP address, or no header can hold the key.
         """
         self.url = _address(base_url)
         self._headers = {"content-type": "application/json"}
         if api_key is not None:
+            if not (api_key.isascii() and api_key.isprintable()):
+                raise RequestError(
+                    f"the API key for {self.url} has characters that no header can hold, such as a "
+                    "line break; give it without them"
+                )
             self._headers["authorization"] = f"Bearer {api_key}"
         self._timeout_s = timeout_s
         self._max_connections = max_connections

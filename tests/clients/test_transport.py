@@ -328,3 +328,10 @@ def test_connections_are_pooled_and_bounded() -> None:
 @pytest.mark.parametrize("body", [b'{"data": [{"id": "\xff"}]}', b'{"more": ' + b"[" * 100_000])
 def test_a_list_of_models_that_cannot_be_read_is_none(body: bytes) -> None:
     assert listed_models(body) == []
+
+
+@pytest.mark.parametrize("key", ["schl\u00fcssel", "s3cret\n", "a\x00b"])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(RequestError, match=r"API key for http://localhost/v1 has") as told:
+        OpenAIClient("http://localhost", api_key=key)
+    assert key.strip() not in str(told.value)
