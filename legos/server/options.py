@@ -35,8 +35,12 @@ class ServerOptions:
                 raise ConfigError(f"{field.name} is {value}; expected more than 0")
         if self.max_queue < 0:
             raise ConfigError(f"max_queue is {self.max_queue}; expected 0 or more")
-        if self.api_key is not None and not self.api_key.isascii():
-            raise ConfigError("the API key has characters that no header can hold; use ASCII")
+        key = self.api_key or ""
+        if not (key.isascii() and key.isprintable()) or key != key.strip():
+            raise ConfigError(
+                "the API key has characters that no header can hold; use ASCII without line "
+                "breaks, and no blanks around it"
+            )
         if self.api_key == "":
             raise ConfigError("the API key is empty; give one, or none at all")
 
