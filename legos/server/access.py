@@ -74,15 +74,15 @@ class Access:
         if service.draining and path not in ALWAYS:
             raise Problem(503, "the server is about to end", headers={"retry-after": "5"})
         key = bearer_key(scope)
-        seat = service.seats.find(key.decode("latin-1"))
+        opens = self._key is not None and hmac.compare_digest(key, self._key)
+        seat = None if opens else service.seats.find(key.decode("latin-1"))
         if path in OPEN:
             return seat
         if seat is not None and not path.startswith(OF_SEATS):
             raise Problem(
                 403, f"the key of a seat opens {' and '.join(OF_SEATS)}, not {path[:100]}"
             )
-        opens = self._key is None or hmac.compare_digest(key, self._key)
-        if seat is None and (service.seats_only or not opens):
+        if seat is None and (service.seats_only or not (opens or self._key is None)):
             raise Problem(
                 401,
                 "the API key is missing or wrong; send it as Authorization: Bearer KEY",

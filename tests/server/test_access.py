@@ -101,3 +101,11 @@ def test_prompts_are_logged_only_where_that_is_asked_for(
     ours = "\n".join(r.getMessage() for r in caplog.records if not r.name.startswith("http"))
     assert "/v1/chat/completions" in ours
     assert ("xyzzy" in ours) == log_prompts
+
+
+def test_the_servers_key_may_begin_as_that_of_a_seat(fake: Any) -> None:
+    with fake(FakeEngine(), api_key="seat-s3cret") as server, server.http() as http:
+        right = {"authorization": "Bearer seat-s3cret"}
+        assert http.get("/v1/models", headers=right).status_code == 200
+        wrong = http.get("/v1/models", headers={"authorization": "Bearer seat-other"})
+        assert wrong.json()["error"]["code"] == "play_ended"
