@@ -232,7 +232,8 @@ class Service:
         ended = len(self._deadlines)
         now = asyncio.get_running_loop().time()
         for deadline in self._deadlines:
-            deadline.reschedule(now)
+            if not deadline.expired():  # it cannot be changed while it ends its request
+                deadline.reschedule(now)
         with suppress(TimeoutError):  # the ended requests answer 503, unless they hang
             await asyncio.wait_for(self._idle.wait(), 1.0)
         return ended

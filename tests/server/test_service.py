@@ -1,5 +1,6 @@
 """Queues, times, clients that leave, and how a server ends."""
 
+import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,6 +12,8 @@ from fakes import FakeEngine
 from openai import OpenAI
 
 from legos.chat.tokenizer import ChatTokenizer
+from legos.server.problems import Problem
+from legos.server.service import Service
 
 ASK = {"prompt": [5, 6, 7], "max_tokens": 3}
 
@@ -164,3 +167,31 @@ def test_what_takes_longer_than_the_drain_is_ended(eventually: Eventually, fake:
         server.stop()
         assert running.result().status_code == 503
     assert len(engine.cancelled) == 1
+
+
+def test_draining_leaves_a_request_alone_whose_time_has_just_ended(fake: Any) -> None:
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def end(service: Service) -> int:
+        stopping, drained = asyncio.Event(), asyncio.Event()
+
+        async def work() -> None:
+            try:
+                await drained.wait()
+            finally:  # its time is over, and it still has something to put away
+                stopping.set()
+                await drained.wait()
+
+        asked = asyncio.create_task(service.attend(receive, work()))
+        await stopping.wait()
+        draining = asyncio.create_task(service.drain(0.0))
+        await asyncio.wait([draining], timeout=0.1)
+        drained.set()
+        with pytest.raises(Problem):
+            await asked
+        return await draining
+
+    with fake(FakeEngine(), request_timeout_s=0.05) as server:
+        running = asyncio.run_coroutine_threadsafe(end(server.service), server.loop)
+        assert running.result(30) == 1
