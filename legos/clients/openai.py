@@ -13,7 +13,7 @@ from legos.clients.answers import (
 )
 from legos.clients.requests import Dialect, Target, request_of, split_adapter
 from legos.clients.transport import Transport, api_root
-from legos.errors import AdapterError, RequestError
+from legos.errors import AdapterError, NotFoundError, RequestError
 from legos.records.message import Completion, Prompt, Sampling
 from legos.records.names import BASE, POLICY
 
@@ -139,7 +139,9 @@ class OpenAIClient:
     async def _find_out(self) -> Dialect:
         try:
             listed = await self._transport.request("GET", "/models", listed_models)
-        except RequestError:  # an endpoint without a list; a later request reports what it refuses
+        except RequestError as error:  # an endpoint without a list
+            if self._model is None and not isinstance(error, NotFoundError):
+                raise  # else the next request reports what it refuses
             return "openai"
         self._listed = tuple(model.id for model in listed)
         dialect = dialect_of(listed)

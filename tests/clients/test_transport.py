@@ -335,3 +335,12 @@ def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(key: str) -> Non
     with pytest.raises(RequestError, match=r"API key for http://localhost/v1 has") as told:
         OpenAIClient("http://localhost", api_key=key)
     assert key.strip() not in str(told.value)
+
+
+def test_a_key_that_is_refused_before_the_first_request_is_named() -> None:
+    async def refuse(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 401, "headers": []})
+        await send({"type": "http.response.body", "body": b'{"detail": "wrong key"}'})
+
+    with serving(refuse) as url, pytest.raises(RequestError, match=r"wrong key; give api_key="):
+        asyncio.run(ask(url))
