@@ -33,7 +33,10 @@ IDLE_S = 2.0  # an unused connection is closed then; uvicorn, of our server and 
 
 def api_root(url: str) -> str:
     """The address of a server's OpenAI API: below ``/v1`` if the address has no path of its own."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # no address, as whoever sends to it says
+        return url
     return (
         f"{parts.scheme}://{parts.netloc}/v1" if parts.netloc and parts.path in ("", "/") else url
     )

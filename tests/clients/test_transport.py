@@ -243,7 +243,9 @@ def test_a_dead_server_is_named(dead_port: int) -> None:
         asyncio.run(ask(f"http://127.0.0.1:{dead_port}", retries=0))
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://x/v1", "http://", "http://localhost:80x"])
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "ftp://x/v1", "http://", "http://localhost:80x", "http://[::1:8000"]
+)
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(RequestError, match="base_url"):
         OpenAIClient(url)
