@@ -325,12 +325,17 @@ def _end_ids(folder: Path, tokenizer: Any) -> list[int]:
     for file in (folder / "generation_config.json", folder / "config.json"):
         if not file.is_file():
             continue
+        named: list[Any] = []
         try:
             config: Any = json.loads(file.read_text(encoding="utf-8"))
             parts: list[Any] = [config, config.get("text_config") or {}]  # of a wrapped text model
             for part in parts:
-                named = part.get("eos_token_id")
-                ends.update([named] if isinstance(named, int) else named or [])
+                one = part.get("eos_token_id")
+                named += one if isinstance(one, list) else [one]
         except (ValueError, AttributeError, TypeError) as error:
             raise ModelError(f"cannot read {file}: {error}") from error
+        ids = [token for token in named if token is not None]
+        if not all(isinstance(token, int) for token in ids):
+            raise ModelError(f"cannot read {file}: eos_token_id is {ids}; expected token ids")
+        ends.update(ids)
     return sorted(ends)

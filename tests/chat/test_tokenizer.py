@@ -260,3 +260,10 @@ def test_the_same_chat_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None
 def test_importing_the_kit_does_not_load_the_library() -> None:
     code = "import sys, legos.chat.tokenizer; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("end", ["</s>", [2, "</s>"], {"id": 2}, 2.5])
+def test_an_end_token_that_is_no_id_is_named(tmp_path: Path, end: object) -> None:
+    (copy_with(tmp_path) / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
+    with pytest.raises(ModelError, match=r"generation_config\.json: eos_token_id is "):
+        load_tokenizer(tmp_path)
