@@ -36,7 +36,7 @@ def json_grammar(schema: str, tokenizer: ChatTokenizer) -> Grammar:
     """
     try:
         parsed: Any = json.loads(schema)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"the JSON schema is not JSON: {error}") from error
     if not isinstance(parsed, dict) and parsed is not True:
         raise RequestError(f"the JSON schema is {schema[:80]}; expected an object")

@@ -133,6 +133,7 @@ def test_completions_of_one_grammar_do_not_disturb_each_other() -> None:
     ("schema", "complaint"),
     [
         ("{", "is not JSON: Expecting property name"),
+        ("[" * 60_000, "is not JSON: maximum recursion depth"),
         ("[1]", r"is \[1\]; expected an object"),
         ("false", "is false; expected an object"),
         ('{"type": "nosuch"}', "Invalid type: nosuch"),
