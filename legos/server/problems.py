@@ -1,5 +1,6 @@
 """Errors in the format of OpenAI's API: an HTTP status, a type and a message."""
 
+import logging
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any, cast
@@ -22,6 +23,8 @@ from legos.errors import (
 )
 
 __all__ = ["LONGEST_NAME", "GoneError", "Problem", "first_error", "handle", "invalid", "problem_of"]
+
+logger = logging.getLogger("legos.server")
 
 KINDS = {
     401: "authentication_error",
@@ -152,4 +155,7 @@ async def handle(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code in (404, 405):  # the router's own
         message = f"there is no {request.method} {request.url.path} here; /docs lists what there is"
         return Problem(error.status_code, message, headers=error.headers).response()
-    return problem_of(error).response()
+    problem = problem_of(error)
+    if problem.status == 500 and isinstance(error, LegosError):  # all others are raised again
+        logger.error("a request failed", exc_info=error)
+    return problem.response()

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import pytest
 from fakes import FakeEngine
 
-from legos.errors import EngineError
+from legos.errors import ArenaError, EngineError
 
 ASK = {"prompt": [5, 6, 7], "max_tokens": 3}
 
@@ -45,6 +46,18 @@ def test_an_unexpected_error_is_not_explained(fake: Any) -> None:
         failed = http.post("/v1/completions", json=ASK)
         assert failed.status_code == 500
         assert "secret" not in failed.text
+
+
+def test_an_error_of_the_kit_that_is_not_explained_is_in_the_log(
+    fake: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def answer(_: object) -> Any:
+        raise ArenaError("the arena keeps failing")
+
+    with fake(FakeEngine(answer)) as server, server.http() as http:
+        failed = http.post("/v1/completions", json=ASK)
+    assert "its log has the reason" in failed.json()["error"]["message"]
+    assert "the arena keeps failing" in caplog.text
 
 
 def test_a_misspelt_field_is_answered_with_the_nearest_one(fake: Any) -> None:
