@@ -86,14 +86,19 @@ async def listening(app: FastAPI, listener: socket.socket) -> AsyncGenerator[str
         timeout_keep_alive=IDLE_S,
     )
     server = _Server(config)
+    failure: Exception | None = None
     with listener:
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve(sockets=[listener]))
             await server.ready.wait()
             try:
                 yield _address(listener)
+            except Exception as error:  # the group would wrap it, and end the server at once
+                failure = error
             finally:
                 server.should_exit = True
+    if failure is not None:
+        raise failure
 
 
 def _is_told(record: logging.LogRecord) -> bool:

@@ -17,9 +17,9 @@ from fakes import FakeEngine
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from legos.errors import ConfigError
+from legos.errors import ArenaError, ConfigError
 from legos.server import listen
-from legos.server.listen import bind, serve_app
+from legos.server.listen import bind, listening, serve_app
 
 Eventually = Callable[..., bool]
 
@@ -128,3 +128,17 @@ def test_loading_a_device_leaves_the_limit_on_open_files() -> None:
         "print(r.getrlimit(r.RLIMIT_NOFILE))\n"
     )
     assert said == "(1000, 3000) 500 2744\n(3000, 3000)\n"
+
+
+def test_an_error_within_the_block_is_raised_as_it_is_once_the_server_has_ended() -> None:
+    url = ""
+
+    async def fail() -> None:
+        nonlocal url
+        async with listening(FastAPI(), bind("127.0.0.1", 0)) as url:
+            raise ArenaError("the arena keeps failing")
+
+    with pytest.raises(ArenaError, match="the arena keeps failing"):
+        asyncio.run(fail())
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url, trust_env=False)
