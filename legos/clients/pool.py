@@ -139,6 +139,12 @@ class ServerPool(Generic[ServerT]):
                 self._count(index, -weight)
         raise _failure([*failures.values()])
 
+    def close(self) -> None:
+        """Check no server any more, until it is asked again."""
+        for watch in self._watches.values():
+            watch.cancel()
+        self._watches.clear()
+
     def _choose(self, fits: Callable[[int], bool], failures: Container[int]) -> int:
         """The least busy of the servers that have not failed a request; those that answer first."""
 

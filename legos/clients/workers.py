@@ -103,7 +103,8 @@ class Workers:
         return await self._ask(lambda one: one.tool.request("POST", path, read, json=body))
 
     async def aclose(self) -> None:
-        """Close this event loop's connections."""
+        """Close this event loop's connections, and check the servers no more."""
+        self._pool.close()
         servers = self._pool.servers
         await all_done(each.aclose() for one in servers for each in (one.client, one.tool))
 

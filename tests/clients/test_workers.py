@@ -126,3 +126,15 @@ def test_a_judge_that_dies_costs_no_play() -> None:
 def test_workers_need_an_address() -> None:
     with pytest.raises(ConfigError, match="give at least one"):
         Workers()
+
+
+def test_closed_workers_leave_nothing_behind(dead_port: int) -> None:
+    async def leave() -> int:
+        workers = Workers(f"http://127.0.0.1:{dead_port}", retries=0)
+        with pytest.raises(EndpointError):
+            await workers.post("/run", {})
+        await workers.aclose()
+        await asyncio.sleep(0)
+        return len(asyncio.all_tasks())
+
+    assert asyncio.run(leave()) == 1
