@@ -155,8 +155,12 @@ class ChatBody(ChatPrompt, SamplingFields):
         """The messages as a conversation that continues these tokens.
 
         Raises:
-            Problem: it is not said which messages are new, or there are fewer.
+            Problem: it is not said which messages are new, or there are fewer, or there are
+                variables for the chat template.
         """
+        if self.chat_template_kwargs:
+            text = "a chat that continues prompt_token_ids takes no variables of the chat template"
+            raise Problem(400, text, param="chat_template_kwargs")
         if self.num_new_messages is None:
             raise Problem(
                 400,

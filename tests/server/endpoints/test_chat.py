@@ -6,6 +6,7 @@ from typing import Any
 
 import openai
 import pytest
+from fakes import FakeEngine
 from openai import OpenAI
 
 from legos.device import ModelHandle
@@ -151,3 +152,18 @@ def test_an_answer_can_be_sent_back(client: OpenAI) -> None:
     said = ask(client, seed=1).choices[0].message
     again = ask(client, messages=[*CHAT, said, {"role": "user", "content": "again"}])
     assert again.choices
+
+
+def test_template_variables_do_not_go_with_a_chat_that_continues(fake: Any) -> None:
+    body = {
+        "prompt_token_ids": [5, 6, 7],
+        "messages": [{"role": "user", "content": "and now?"}],
+        "num_new_messages": 1,
+        "max_tokens": 3,
+    }
+    variables = {"chat_template_kwargs": {"enable_thinking": False}}
+    with fake(FakeEngine()) as server, server.http() as http:
+        assert http.post("/v1/chat/completions", json=body).status_code == 200
+        refused = http.post("/v1/chat/completions", json=body | variables)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "chat_template_kwargs"
