@@ -177,7 +177,8 @@ class AgentSeat:
             )
         now = asyncio.get_running_loop().time()
         for deadline in self.deadlines:
-            deadline.reschedule(now)
+            if not deadline.expired():  # it cannot be changed while it ends its request
+                deadline.reschedule(now)
 
     def check_used(self, *, required: bool) -> None:
         """Check that the seat has answered the requests that came.
