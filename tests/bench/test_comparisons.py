@@ -52,6 +52,21 @@ def test_a_picture_of_losses_is_drawn(tmp_path: Path) -> None:
     assert "kuhn: exploitability" in picture
 
 
+@pytest.mark.nightly
+def test_a_picture_of_runs_has_a_panel_for_each_figure(tmp_path: Path) -> None:
+    for name, rows in {
+        "evaluations.jsonl": [{"step": step, "eval/success": 0.1 * step} for step in (0, 5)],
+        "metrics.jsonl": [{"step": step, "reward_mean": 1.0} for step in range(1, 6)],
+    }.items():
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    panels = ("--panel", "held out", "eval/success", str(tmp_path))
+    panels += ("--panel", "trained", "reward_mean", str(tmp_path))
+    run("plot_runs.py", str(tmp_path / "picture.svg"), *panels)
+    picture = (tmp_path / "picture.svg").read_text()
+    assert ">held out<" in picture
+    assert ">trained<" in picture
+
+
 def write_losses(file: Path) -> None:
     """Three seeds of kuhn under two losses, as the comparison leaves them."""
     curves = {
