@@ -158,7 +158,7 @@ class OpenAIClient:
         """
         dialect, model = await self._kind(), self._model
         if dialect == "legos":
-            return Target(ours=True, adapter=adapter, model=adapter)
+            return Target(dialect=dialect, adapter=adapter, model=adapter)
         if dialect == "vllm" and adapter not in (BASE, model):
             if adapter not in self._listed:
                 self._listed = await self.models()  # it may have been loaded since
@@ -175,4 +175,4 @@ class OpenAIClient:
             )
         if model is None:
             raise RequestError(f"{self._transport.url} lists no model; give model=NAME")
-        return Target(ours=False, adapter=adapter, model=model)
+        return Target(dialect=dialect, adapter=adapter, model=model)

@@ -24,9 +24,14 @@ FILTERS = (*_OF_ALL, "top_k", "min_p", "repetition_penalty")  # that ours and vL
 class Target(msgspec.Struct, frozen=True, kw_only=True):
     """The model at a server that answers a request."""
 
-    ours: bool  # whether the server is `legos serve`
+    dialect: Dialect  # of the server
     adapter: str  # adapter that the seat asks for
     model: str  # its name in the request
+
+    @property
+    def ours(self) -> bool:
+        """Whether the server is ``legos serve``."""
+        return self.dialect == "legos"
 
 
 def split_adapter(adapter: str) -> tuple[str, int | None]:
@@ -93,7 +98,7 @@ def request_of(prompt: Prompt, sampling: Sampling, target: Target) -> tuple[str,
     }
     body |= {name: value for name, value in limits.items() if value}
     body |= _extensions(sampling, chat=chat) if target.ours else {"seed": seed & LARGEST_SEED}
-    body |= _filter_fields(sampling.filters, sampling.json_schema, ours=target.ours)
+    body |= _filter_fields(sampling.filters, sampling.json_schema, target.dialect)
     return ("/chat/completions" if chat else "/completions"), body
 
 
@@ -109,12 +114,21 @@ def _extensions(sampling: Sampling, *, chat: bool) -> dict[str, Any]:
 
 
 def _filter_fields(
-    filters: Filters | None, json_schema: str | None, *, ours: bool
+    filters: Filters | None, json_schema: str | None, dialect: Dialect
 ) -> dict[str, Any]:
     """Fields that change the distribution besides the temperature."""
     fields: dict[str, Any] = {}
     if filters is not None:
-        fields = {name: getattr(filters, name) for name in (FILTERS if ours else _OF_ALL)}
+        known = _OF_ALL if dialect == "openai" else FILTERS
+        for name in FILTERS:
+            value = getattr(filters, name)
+            if name in known:
+                fields[name] = value
+            elif value != getattr(Filters(), name):
+                raise RequestError(
+                    f"{name} is {value:g}, which OpenAI's interface does not have; leave it out, "
+                    "or serve the model with `legos serve` or vLLM"
+                )
         if filters.logit_bias:
             fields["logit_bias"] = {str(token): bias for token, bias in filters.logit_bias}
     if json_schema is not None:

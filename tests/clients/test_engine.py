@@ -190,7 +190,7 @@ def test_a_prompt_that_is_none_is_refused(
     with pytest.raises(RequestError, match=message):
         asyncio.run(EngineClient(Engine(), tokenizer).complete(prompt, Sampling()))
     with pytest.raises(RequestError, match=message):
-        request_of(prompt, Sampling(), Target(ours=True, adapter="policy", model="policy"))
+        request_of(prompt, Sampling(), Target(dialect="legos", adapter="policy", model="policy"))
 
 
 def test_what_is_asked_in_one_turn_of_the_loop_is_one_submission(tokenizer: ChatTokenizer) -> None:

@@ -128,6 +128,31 @@ def test_filtered_completions_are_marked() -> None:
     assert body["response_format"]["json_schema"]["schema"] == {"type": "object"}
 
 
+FURTHER = {"top_k": 1, "min_p": 0.5, "repetition_penalty": 1.5}  # OpenAI's interface lacks them
+
+
+def server_of(owner: str) -> ScriptedServer:
+    models = {"data": [{"id": "policy", "owned_by": owner}]}
+    return ScriptedServer(lambda asked: HttpAnswer(ANSWER), models=models)
+
+
+def test_every_filter_reaches_vllm() -> None:
+    script = server_of("vllm")
+    with serving(script) as url:
+        said = asyncio.run(ask(url, Sampling(filters=Filters(**FURTHER, top_p=0.9))))
+    assert said.filtered
+    assert script.asked[0].body.items() >= {**FURTHER, "top_p": 0.9}.items()
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_a_filter_that_other_servers_do_not_know_is_refused(name: str) -> None:
+    filters = Filters(**{name: FURTHER[name]})
+    with serving(server_of("somebody")) as url:
+        assert asyncio.run(ask(url, Sampling(filters=Filters(top_p=0.9)))).filtered
+        with pytest.raises(RequestError, match=f"{name} is {FURTHER[name]}, .*leave it out"):
+            asyncio.run(ask(url, Sampling(filters=filters)))
+
+
 @pytest.mark.parametrize(
     ("adapter", "change", "named"),
     [
