@@ -95,7 +95,10 @@ def from_peft(
     for key in sorted(tensors):
         theirs, part = _module_and_part(key)
         module = f"model.{theirs}" if theirs.startswith("layers.") else theirs
-        pairs.setdefault(module, {})[part] = np.asarray(tensors[key], np.float32)
+        pair = pairs.setdefault(module, {})
+        if part in pair:
+            raise AdapterError(f"tensor {key} gives lora_{part} of {module} a second time")
+        pair[part] = np.asarray(tensors[key], np.float32)
     if not pairs:
         raise AdapterError("the PEFT adapter holds no tensor of LoRA")
     arrays: dict[str, Floats] = {}
@@ -209,7 +212,9 @@ def _switched(arrays: Mapping[str, Floats]) -> dict[str, Floats]:
             continue
         projection = _MIXTRAL.get(found["projection"], found["projection"])
         stack = stacks.setdefault(f"{found['block']}.switch_mlp.{projection}.lora_{letter}", {})
-        stack[int(found["number"])] = array.T
+        if (number := int(found["number"])) in stack:
+            raise AdapterError(f"{name} gives LoRA of expert {number} a second time")
+        stack[number] = array.T
     for name, stack in stacks.items():
         lacking = next(number for number in range(len(stack) + 1) if number not in stack)
         if lacking < len(stack):

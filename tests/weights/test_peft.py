@@ -193,6 +193,10 @@ def test_what_is_no_plain_lora_is_refused_by_name() -> None:
     }
     narrow = {key.replace("experts.1", "experts.0"): value for key, value in lone.items()}
     refused(wide | narrow, config, r"lora_. of expert 1 has shape .*expert 0")
+    bare = a.removeprefix("base_model.model.")
+    refused({**tensors, bare: tensors[a]}, config, "lora_A of .* a second time")
+    again = {key.replace("experts.1", "experts.01"): value for key, value in lone.items()}
+    refused(lone | again, config, "expert 1 a second time")
     refused({}, config, "no tensor")
     for changes in (
         {"peft_type": "IA3"},
