@@ -13,11 +13,13 @@ from typing import Any, Literal
 import psutil
 
 from legos.errors import ConfigError
+from legos.files.atomic import write_file
 
 __all__ = ["WandbMode", "choose_mode", "kill_service", "own_id", "start_wandb"]
 
 logger = logging.getLogger(__name__)
 WandbMode = Literal["auto", "online", "offline"]
+_Begun = Literal["online", "offline", "disabled"]  # disabled: nothing is written or sent
 FLUSH_S = 1.0  # a process that is killed loses at most what it logged in this time
 START_S = 30  # until an unreachable service is given up
 _SUMMARY = {"eval/*": "min,max,last", "train/*": "min,max,last"}
@@ -60,7 +62,7 @@ def start_wandb(
         **about,
     }
 
-    def begin(mode: Literal["online", "offline"]) -> Any:
+    def begin(mode: _Begun) -> Any:
         waits: dict[str, Any] = {"init_timeout": START_S} if mode == "online" else {}
         settings = wandb.Settings(
             silent=True,
@@ -107,12 +109,12 @@ def kill_service() -> None:
                 process.kill()
 
 
-def choose_mode(mode: WandbMode) -> Literal["online", "offline"]:
-    """Resolve ``auto``: online if W&B finds a key and ``WANDB_MODE`` is not offline."""
+def choose_mode(mode: WandbMode) -> _Begun:
+    """Resolve ``auto``: as ``WANDB_MODE`` says, or else online if W&B finds a key."""
     if mode != "auto":
         return mode
-    if os.environ.get("WANDB_MODE") == "offline":
-        return "offline"
+    if (chosen := os.environ.get("WANDB_MODE")) in ("offline", "disabled"):
+        return chosen
     import wandb
 
     return "online" if wandb.login(prompt=False, verify=False) else "offline"
@@ -122,6 +124,5 @@ def own_id(folder: Path) -> str:
     """The id of a run folder, which is kept in it, so that a resumed run continues its curves."""
     kept = folder / "wandb" / "run-id"
     if not kept.exists():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(secrets.token_hex(4))
+        write_file(kept, secrets.token_hex(4))
     return kept.read_text().strip()

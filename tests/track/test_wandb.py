@@ -16,7 +16,12 @@ from legos.track.wandb import WandbMode, choose_mode
 
 @pytest.mark.parametrize(
     ("found", "environment", "chosen"),
-    [(False, "", "offline"), (True, "", "online"), (True, "offline", "offline")],
+    [
+        (False, "", "offline"),
+        (True, "", "online"),
+        (True, "offline", "offline"),
+        (True, "disabled", "disabled"),
+    ],
 )
 def test_auto_is_online_with_a_key(
     found: bool, environment: str, chosen: str, monkeypatch: pytest.MonkeyPatch
