@@ -141,7 +141,7 @@ class LegosServer:
             EngineError: the server cannot be reached.
         """
         async with self._loading:
-            known = self._live.pop(name, None) is not None
+            known = name in self._live
             try:
                 await self._loads.request("DELETE", f"/adapters/{quote(name)}", bytes)
             except EndpointError as error:
@@ -149,6 +149,7 @@ class LegosServer:
             except RequestError as error:
                 if not (known and isinstance(error, NotFoundError)):
                     raise AdapterError(f"adapter {name!r} is not dropped: {error}") from error
+            self._live.pop(name, None)
 
     @property
     def name(self) -> str:

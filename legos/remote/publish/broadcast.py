@@ -222,8 +222,9 @@ class Broadcaster:
             except (EngineError, EndpointError) as error:
                 logger.warning("%s misses %r, and is asked again: %s", server.name, name, error)
                 server.failure = error
-                server.has.clear()  # it may have started again, without adapters
-                server.lacks = {**self._newest}
+                gone = {n: has for n, has in server.has.items() if n not in self._newest}
+                server.has = gone  # it may have started again, without adapters
+                server.lacks = {**self._newest, **dict.fromkeys(gone)}
             except Exception as error:  # raised where the next adapter is published
                 self._refusal = error
                 server.lacks.clear()
@@ -241,5 +242,8 @@ class Broadcaster:
             await server.reader.publish(adapter)
             server.has[name] = adapter
         elif name in server.has:
-            await server.reader.drop(name)
+            try:
+                await server.reader.drop(name)
+            except AdapterError as error:  # a server that has lost it, most of all
+                logger.warning("%s: %s", server.name, error)
             del server.has[name]

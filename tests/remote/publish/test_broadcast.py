@@ -51,6 +51,8 @@ class Slow:
 
     async def drop(self, name: str) -> None:
         await self.runs.wait()
+        if self.error is not None:
+            raise self.error
         self.dropped.append(name)
 
     async def aclose(self) -> None:
@@ -231,6 +233,31 @@ def test_a_dropped_name_is_dropped_everywhere_and_may_come_again() -> None:
 
     told(story, readers)
     assert [reader.dropped for reader in readers.values()] == [["rival"] * 2] * 2
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_drop_that_failed_is_asked_again(lost: bool) -> None:
+    """Also where the server has lost the adapter meanwhile."""
+    readers = {"a": Slow(), "b": Slow()}
+
+    async def story(broadcaster: Broadcaster) -> None:
+        await broadcaster.publish(small_adapter(0))
+        await broadcaster.publish(small_adapter(7, name="rival"))
+        readers["b"].error = EngineError("b is down")
+        await broadcaster.drop("rival")
+        readers["b"].error = None
+        if lost:
+            readers["b"].drop = unknown
+        await asyncio.sleep(AGAIN_S + 1)
+        await broadcaster.publish(small_adapter(1))
+        assert broadcaster.holds(1, "policy")
+
+    async def unknown(name: str) -> None:
+        raise AdapterError(f"{name!r} is not live")
+
+    told(story, readers)
+    assert readers["a"].dropped == ["rival"]
+    assert readers["b"].dropped == ([] if lost else ["rival"])
 
 
 def test_over_http_a_stopped_server_is_left_out_until_it_has_the_newest_version() -> None:
