@@ -195,7 +195,6 @@ class EngineClient:
             yield self._completion(request, future.result(), sampling)
         finally:
             self._news.pop(number, None)
-            news.close()
             if not future.done():
                 self.cancel(number)
 

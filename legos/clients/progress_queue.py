@@ -51,9 +51,5 @@ class ProgressQueue:
             fields = {name: getattr(generated, name)[rest] for name in Progress.__struct_fields__}
             yield Progress(**fields)
 
-    def close(self) -> None:
-        """Wait no longer."""
-        self._answer.remove_done_callback(self._end)
-
     def _end(self, _: object) -> None:
         self._parts.put_nowait(None)
