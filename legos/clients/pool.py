@@ -47,18 +47,12 @@ class ServerPool(Generic[ServerT]):
         servers: all of them.
     """
 
-    def __init__(
-        self,
-        servers: Sequence[ServerT],
-        *,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, servers: Sequence[ServerT]) -> None:
         """Make a pool.
 
         Args:
             servers: at least one. Their requests have no effect beyond their answer, so that they
                 can be cancelled and sent to another one.
-            clock: returns the time in seconds.
         """
         self.servers = tuple(servers)
         self._waiting: list[set[asyncio.Timeout]] = [set() for _ in servers]  # requests at each
@@ -68,7 +62,6 @@ class ServerPool(Generic[ServerT]):
         self._answered = [0] * len(self.servers)
         self._down: set[int] = set()
         self._watches: dict[int, asyncio.Task[None]] = {}
-        self._clock = clock
         self._worked_s, self._counted = 0.0, 0.0  # and the time up to which they are counted
 
     @property
@@ -77,7 +70,7 @@ class ServerPool(Generic[ServerT]):
         busy = sum(map(bool, self._load))
         if not busy:
             return self._worked_s
-        return self._worked_s + (self._clock() - self._counted) * busy / len(self.servers)
+        return self._worked_s + (time.perf_counter() - self._counted) * busy / len(self.servers)
 
     async def ask(
         self,
@@ -161,7 +154,7 @@ class ServerPool(Generic[ServerT]):
 
     def _count(self, index: int, requests: int) -> None:
         """Count requests that a server has got, or has no longer (a negative number)."""
-        self._worked_s, self._counted = self.seconds, self._clock()
+        self._worked_s, self._counted = self.seconds, time.perf_counter()
         self._load[index] += requests
         self._changed[index] = next(self._changes)
 
