@@ -112,12 +112,12 @@ def called(item: Any) -> ToolCall | None:
     name, arguments = fields.get("name"), fields.get("arguments", fields.get("parameters", {}))
     if not isinstance(name, str):
         return None
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return ToolCall(name, arguments_text(text))
+    return ToolCall(name, arguments_text(arguments))
 
 
-def arguments_text(text: str) -> str:
-    """The arguments of a call, of which nothing and null are no arguments."""
+def arguments_text(given: Any) -> str:
+    """The arguments of a call as JSON text; nothing and null are no arguments."""
+    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
     return "{}" if text.strip() in ("", "null") else text
 
 

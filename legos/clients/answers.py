@@ -47,13 +47,6 @@ class _Function(Struct):
     name: str
     arguments: Any = ""  # JSON as text, or the object itself
 
-    @property
-    def text(self) -> str:
-        """The arguments as text."""
-        given = "" if self.arguments is None else self.arguments
-        text = given if isinstance(given, str) else msgspec.json.encode(given).decode()
-        return arguments_text(text)
-
 
 class _Call(Struct):
     function: _Function
@@ -173,8 +166,8 @@ def _text(choice: _Choice) -> str:
 def _calls(choice: _Choice, seed: int) -> tuple[ToolCall, ...]:
     """The tool calls of an answer; servers give them random ids."""
     calls = (choice.message.tool_calls if choice.message else None) or ()
-    named = [ToolCall(call.function.name, call.function.text) for call in calls]
-    return with_ids(named, seed)
+    called = [call.function for call in calls]
+    return with_ids([ToolCall(one.name, arguments_text(one.arguments)) for one in called], seed)
 
 
 def check_version(asked: str, versions: Collection[int]) -> None:

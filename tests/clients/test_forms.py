@@ -38,7 +38,7 @@ def test_every_form_of_an_answer_is_read(change: Any) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
-    [('{"x": 1}', '{"x": 1}'), ({"x": 1}, '{"x":1}'), (None, "{}"), ("", "{}")],
+    [('{"x": 1}', '{"x": 1}'), ({"x": 1}, '{"x": 1}'), (None, "{}"), ("", "{}")],
 )
 def test_arguments_of_a_call_are_read_as_text_and_as_an_object(arguments: Any, text: str) -> None:
     call = {"type": "function", "function": {"name": "add", "arguments": arguments}}
