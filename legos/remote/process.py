@@ -22,7 +22,7 @@ __all__ = ["Command", "ServerProcess", "hold_port", "serve_command"]
 
 logger = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
-START_S = 900.0  # a large model is read from disk and compiled
+START_S = 900.0  # maximum time until it answers: a large model is read from disk and compiled
 CHECK_S, REPORT_S = 0.3, 10.0
 SHOWN_LINES = 12  # of the log, in an error
 _ERROR = re.compile(r"\bERROR\b.*\b\w+(Error|Exception): ")
@@ -76,7 +76,6 @@ class ServerProcess:
         program: str = "the server",
         environment: Mapping[str, str] | None = None,
         say: Callable[[str], object] = logger.info,
-        start_s: float = START_S,
     ) -> None:
         """Describe a server; nothing is started yet.
 
@@ -87,7 +86,6 @@ class ServerProcess:
             program: its name, for messages.
             environment: its environment; None: that of this process.
             say: receives its progress while it starts, one line at a time.
-            start_s: maximum time until it answers, seconds.
         """
         self._held = hold_port(host)  # a free port, which nothing else gets until ``close``
         port = self._held.getsockname()[1]
@@ -100,7 +98,6 @@ class ServerProcess:
         self.program = program
         self._environment = environment
         self._say = say
-        self._start_s = start_s
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = threading.Event()
 
@@ -142,11 +139,10 @@ class ServerProcess:
                 raise EngineError(f"{self.program} at {self.url} was stopped while it started")
             if not self.running:
                 raise EngineError(f"{self.program} ended before it answered.\n{self.end_of_log()}")
-            if now - started > self._start_s:
+            if now - started > START_S:
                 self.close()
                 raise EngineError(
-                    f"{self.program} did not answer within {self._start_s:g} s.\n"
-                    f"{self.end_of_log()}"
+                    f"{self.program} did not answer within {START_S:g} s.\n{self.end_of_log()}"
                 )
             if now - reported > REPORT_S:
                 reported = now

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from legos.errors import ConfigError, EngineError
+from legos.remote import process
 from legos.remote.process import ServerProcess, hold_port
 from legos.remote.vllm import command
 from legos.remote.vllm.command import (
@@ -153,12 +154,15 @@ def test_a_server_that_ends_shows_the_end_of_its_own_log(tmp_path: Path) -> None
     server.close()
 
 
-def test_a_server_that_never_answers_is_ended(tmp_path: Path) -> None:
+def test_a_server_that_never_answers_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "START_S", 0.5)
     script = "import time; print('loading', flush=True); time.sleep(600)"
     line = [sys.executable, "-c", script]
     told: list[str] = []
     log = tmp_path / "log"
-    server = ServerProcess(lambda _: line, log=log, start_s=0.5, say=told.append)
+    server = ServerProcess(lambda _: line, log=log, say=told.append)
     server.start()
     with pytest.raises(EngineError, match=r"did not answer within 0\.5 s"):
         server.wait()
