@@ -19,14 +19,13 @@ START_S = 900.0  # how long an actor may take to load what it needs
 AT_ONCE = 10_000  # simultaneous calls of one actor, most of which wait
 
 
-def connect(address: str, *, num_cpus: int | None = None) -> bool:
+def connect(address: str) -> bool:
     """Connect this process to a cluster, unless it is connected already.
 
     Args:
         address: ``local`` starts a cluster of this machine alone, which ends with this process;
             ``auto`` takes the one that runs on this machine or that ``RAY_ADDRESS`` names;
             otherwise ``HOST:PORT`` of a cluster.
-        num_cpus: for ``local``: number of processors that the cluster may use; None: all.
 
     Returns:
         Whether this call made the connection, so that the caller closes it (``disconnect``).
@@ -52,7 +51,6 @@ def connect(address: str, *, num_cpus: int | None = None) -> bool:
             include_dashboard=False if local else None,
             log_to_driver=False,
             logging_level="ERROR",
-            **({"num_cpus": num_cpus} if local else {}),
         )
     except Exception as error:  # Ray raises bare ones too
         with suppress(Exception):  # what was begun before the error
