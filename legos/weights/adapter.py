@@ -176,23 +176,6 @@ class Adapter:
         entry = Header(**asdict(self.info), scale=self.shape.scale)
         return {HEADER_ENTRY: msgspec.json.encode(entry).decode()}
 
-    def checked(self, recorded: str | None, otherwise: str) -> "Adapter":
-        """Check the digest and return this adapter.
-
-        Args:
-            recorded: the recorded digest; None: there is none.
-            otherwise: end of the error message: what a difference means, and what to do.
-
-        Raises:
-            AdapterError: the digests differ.
-        """
-        if recorded is not None and self.digest != recorded:
-            raise AdapterError(
-                f"adapter {self.name!r} has digest {self.digest} but {recorded} was recorded; "
-                f"{otherwise}"
-            )
-        return self
-
 
 def is_number(value: object) -> bool:
     """Whether a value of JSON is a number."""

@@ -118,7 +118,12 @@ def unpack_adapter(
             arrays=arrays,
             base_model=header.base_model or (None if mlx is None else mlx.model),
         )
-    return adapter.checked(header.digest, "the file is damaged, send or write it again")
+    if header.digest is not None and header.digest != adapter.digest:
+        raise AdapterError(
+            f"adapter {name!r} has digest {adapter.digest} but {header.digest} was recorded; the "
+            "file is damaged, send or write it again"
+        )
+    return adapter
 
 
 def _first(*values: T | None) -> T | None:
