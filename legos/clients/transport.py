@@ -151,7 +151,7 @@ class Transport:
 
         Args:
             method: such as "POST".
-            path: appended to the server's address, or an address of its own.
+            path: appended to the server's address, such as ``/health``.
             read: makes the result from the answer's body; raises ``EndpointError`` if the body
                 cannot be read.
             json: the body, as a value.
@@ -218,7 +218,7 @@ class Transport:
             EndpointError: the answer took too long.
         """
         http = self._pool().http
-        address = f"{self.url}{path}" if path.startswith("/") else path
+        address = f"{self.url}{path}"
         try:
             async with http.stream(method, address, content=content, headers=headers) as answer:
                 async with asyncio.timeout(self._timeout_s):
