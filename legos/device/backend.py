@@ -148,16 +148,20 @@ class LoraBackend:
         settings = replace(self._config, report=None, reference=None)
         device = self._device = self._leader.together(make, "begin", self._shape, settings)
         self._adam = make_update(device.xp, self._config.betas)
-        arrays = {key: device.array(array) for key, array in first.arrays.items()}
+        arrays = self._on_device(first.arrays)
         moments = self._first_moments(arrays)
         source, reference = self._config.reference, None
         if source is None and first.has_effect:
             reference = Lora(arrays=arrays, scale=self._shape.scale)
         elif not self._config.restored:
-            reference = read_reference(source, arrays, convert=device.array)
+            found = read_reference(source, arrays)
+            reference = found and found.converted(self._on_device)
         for name in self._config.policies:
             adapter = self._adapter(name, 0, arrays)
             self._policies[name] = _Policy(adapter, arrays, arrays, moments, 0, reference)
+
+    def _on_device(self, arrays: Arrays) -> Arrays:
+        return {key: self._device.array(values) for key, values in arrays.items()}
 
     def _first_moments(self, arrays: Arrays) -> Arrays:
         """Moments before the first update, evaluated, since another thread may write them."""
@@ -275,10 +279,10 @@ class LoraBackend:
         return after, moments, ema
 
     def _take(self, adapter: Adapter, name: str) -> int:
-        policy, array = self._find(name), self._device.array
+        policy = self._find(name)
         given = adapter.at_scale(self._shape.scale)
         check_shapes(given.arrays, _shapes(policy.arrays), name=adapter.name)
-        arrays = {key: array(values) for key, values in given.arrays.items()}
+        arrays = self._on_device(given.arrays)
         policy.arrays, policy.ema, policy.updates, policy.pending = arrays, arrays, 0, None
         policy.moments = self._first_moments(arrays)
         policy.adapter = self._adapter(name, policy.adapter.version + 1, arrays)
@@ -319,13 +323,13 @@ class LoraBackend:
             state = read_policy_state(place, name, _shapes(policy.arrays))
             check_finite(state.ema, name="EMA")
             check_finite(state.adapter, name=f"v{state.version}")
-            array, source = self._device.array, self._config.reference
-            policy.reference = restored_reference(place, source, policy.arrays, convert=array)
-            policy.arrays = {key: array(values) for key, values in state.adapter.items()}
+            reference = restored_reference(place, self._config.reference, policy.arrays)
+            policy.reference = reference and reference.converted(self._on_device)
+            policy.arrays = self._on_device(state.adapter)
             policy.adapter = self._adapter(name, state.version, policy.arrays)
             self._device.install(policy.arrays)
-            policy.ema = {key: array(values) for key, values in state.ema.items()}
-            policy.moments = {key: array(values) for key, values in state.moments.items()}
+            policy.ema = self._on_device(state.ema)
+            policy.moments = self._on_device(state.moments)
             policy.updates = state.updates
 
 

@@ -21,7 +21,7 @@ START = ""  # stored source of a reference that is the policy as it was at the s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lora:
-    """LoRA arrays of a device that a model can use instead of its own; their rank may differ."""
+    """LoRA arrays that a model can use instead of its own; their rank may differ."""
 
     arrays: Mapping[str, Any]
     scale: float  # LoRA's multiplier
@@ -31,16 +31,13 @@ class Lora:
         return replace(self, arrays=convert(self.arrays))
 
 
-def fitted(
-    adapter: Adapter, own: Mapping[str, Any], *, name: str, convert: Callable[[Any], Any]
-) -> Lora:
+def fitted(adapter: Adapter, own: Mapping[str, Any], *, name: str) -> Lora:
     """Check that an adapter fits a model with LoRA in the same modules.
 
     Args:
         adapter: an adapter of any rank and scale.
         own: LoRA arrays of the model, of which only the shapes are read.
         name: name of the adapter, for messages.
-        convert: makes an array of the device from a NumPy array.
 
     Raises:
         AdapterError: the adapted modules differ, shapes differ in more than the rank, or a value
@@ -57,11 +54,7 @@ def fitted(
             f"the reference of the divergences does not fit the policy: {error}; it needs an "
             "adapter of this model with LoRA in the same modules (training.lora_layers)"
         ) from error
-    return _converted(arrays, adapter.shape.scale, convert)
-
-
-def _converted(arrays: Mapping[str, Any], scale: float, convert: Callable[[Any], Any]) -> Lora:
-    return Lora(arrays={name: convert(array) for name, array in arrays.items()}, scale=scale)
+    return Lora(arrays=arrays, scale=adapter.shape.scale)
 
 
 def _of_rank(name: str, shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
@@ -71,22 +64,19 @@ def _of_rank(name: str, shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
     return (*shape[:-1], rank) if last else (*shape[:-2], rank, shape[-1])
 
 
-def read_reference(
-    source: Path | None, own: Mapping[str, Any], *, convert: Callable[[Any], Any]
-) -> Lora | None:
+def read_reference(source: Path | None, own: Mapping[str, Any]) -> Lora | None:
     """The adapter of a folder as the reference; None: the base model.
 
     Args:
         source: folder of the adapter; None: there is none.
         own: LoRA arrays of the model, of which only the shapes are read.
-        convert: makes an array of the device from a NumPy array.
 
     Raises:
         AdapterError: the adapter does not exist, or does not fit.
     """
     if source is None:
         return None
-    return fitted(read_adapter(source), own, name=str(source), convert=convert)
+    return fitted(read_adapter(source), own, name=str(source))
 
 
 def write_reference(lora: Lora | None, source: Path | None, folder: Path) -> None:
@@ -104,9 +94,7 @@ def write_reference(lora: Lora | None, source: Path | None, folder: Path) -> Non
         (folder / REFERENCE_FILE).write_bytes(pack_tensors(lora.arrays, texts))
 
 
-def restored_reference(
-    folder: Path, source: Path | None, own: Mapping[str, Any], *, convert: Callable[[Any], Any]
-) -> Lora | None:
+def restored_reference(folder: Path, source: Path | None, own: Mapping[str, Any]) -> Lora | None:
     """What ``write_reference`` wrote; if the source has changed since, the new source instead.
 
     Raises:
@@ -117,7 +105,7 @@ def restored_reference(
     begun, kept = START, None
     if path.is_file():
         arrays, texts = unpack_tensors(path.read_bytes())
-        begun, kept = texts["source"], _converted(arrays, float(texts["scale"]), convert)
+        begun, kept = texts["source"], Lora(arrays=arrays, scale=float(texts["scale"]))
     if begun == str(source or START):
         return kept
-    return read_reference(source, own, convert=convert)
+    return read_reference(source, own)

@@ -122,6 +122,12 @@ def gap(found: Mapping[str, mx.array], expected: Mapping[str, mx.array]) -> floa
     return float(np.linalg.norm(left - right) / np.linalg.norm(right))
 
 
+def fitted_here(adapter: Adapter, policy: Any) -> Lora:
+    """The adapter as a reference of the policy, on the device."""
+    lora = fitted(adapter, lora_arrays(policy), name="other")
+    return lora.converted(lambda arrays: {key: mx.array(each) for key, each in arrays.items()})
+
+
 OBJECTIVES: Mapping[str, Objective] = {
     "k2": Objective(kl_coef=0.7),
     "k3": Objective(kl_coef=0.7, kl_estimator="k3"),
@@ -135,7 +141,7 @@ def test_another_adapter_is_the_reference_on_every_path(
     tiny_models: Mapping[str, Path], objective: str
 ) -> None:
     policy, other, adapter = both(tiny_models["llama"])
-    reference = fitted(adapter, lora_arrays(policy), name="other", convert=mx.array)
+    reference = fitted_here(adapter, policy)
     samples = some_samples(np.random.default_rng(0), legal=True)
     chosen = OBJECTIVES[objective]
     sums, expected = by_hand(policy, other, samples, chosen)
@@ -156,7 +162,7 @@ def test_another_adapter_is_the_reference_on_every_path(
 def test_experts_states_and_layers_computed_again(tmp_path: Path, architecture: Any) -> None:
     folder = write_any_model(tmp_path / "model", architecture=architecture)
     policy, other, adapter = both(folder)
-    reference = fitted(adapter, lora_arrays(policy), name="other", convert=mx.array)
+    reference = fitted_here(adapter, policy)
     samples = some_samples(np.random.default_rng(0), legal=False)
     sums, expected = by_hand(policy, other, samples, OBJECTIVES["k2"])
     rematerialise_layers(policy)
@@ -170,7 +176,7 @@ def test_the_tree_is_as_it_was_after_the_block(tiny_models: Mapping[str, Path]) 
     policy, other, adapter = both(tiny_models["llama"])
     ids = mx.array([[5, 6, 7]])
     before = np.array(policy(ids))
-    with other_lora(policy, fitted(adapter, lora_arrays(policy), name="other", convert=mx.array)):
+    with other_lora(policy, fitted_here(adapter, policy)):
         np.testing.assert_allclose(np.array(policy(ids)), np.array(other(ids)), atol=1e-6)
     same = Lora(arrays=adapter.arrays, scale=2.0)
     with pytest.raises(ZeroDivisionError), other_lora(policy, same):
