@@ -1,11 +1,10 @@
 """Prompts that are long: whether rendering needs a thread, and whether they fit at all."""
 
-from collections.abc import Sequence
 from functools import lru_cache
 
 from legos.chat.tokenizer import ChatTokenizer
 from legos.errors import RequestError
-from legos.records.message import Continuation, Message, Prompt
+from legos.records.message import Prompt, messages_or_ids
 
 __all__ = ["check_length", "exceeds", "is_long"]
 
@@ -23,9 +22,9 @@ def check_length(prompt: Prompt, tokenizer: ChatTokenizer, context: int) -> None
         context: maximum number of prompt and completion tokens together.
 
     Raises:
-        RequestError: one is too long.
+        RequestError: one is too long, or it is no prompt.
     """
-    for message in _messages(prompt):
+    for message in messages_or_ids(prompt)[0]:
         text = str(message.content)
         if message.role != "assistant" and exceeds(text, tokenizer, context):
             raise RequestError(
@@ -49,13 +48,9 @@ def _begins_too_long(text: str, tokenizer: ChatTokenizer, context: int) -> bool:
 
 
 def is_long(prompt: Prompt) -> bool:
-    """Whether rendering a prompt takes so long that it needs a thread."""
-    return sum(len(str(message.content)) for message in _messages(prompt)) > _LONG
+    """Whether rendering a prompt takes so long that it needs a thread.
 
-
-def _messages(prompt: Prompt) -> Sequence[Message]:
-    """The messages of a prompt; none if it is token ids."""
-    given = prompt.messages if isinstance(prompt, Continuation) else prompt
-    if not given or not isinstance(given[0], Message):
-        return ()
-    return [each for each in given if isinstance(each, Message)]
+    Raises:
+        RequestError: it is no prompt.
+    """
+    return sum(len(str(message.content)) for message in messages_or_ids(prompt)[0]) > _LONG
