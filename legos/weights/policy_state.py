@@ -13,7 +13,7 @@ from typing import Any
 from legos.errors import CheckpointError
 from legos.records.names import POLICY
 from legos.weights.fits import check_shapes
-from legos.weights.tensors import Floats, pack_tensors, unpack_tensors
+from legos.weights.tensors import pack_tensors, unpack_tensors
 
 __all__ = ["PolicyState", "policy_folder", "read_policy_state", "write_policy_state"]
 
@@ -71,10 +71,11 @@ def read_policy_state(
             the first difference.
         OSError: a file is missing.
     """
-    moments, texts = _read(folder / MOMENTS_FILE)
+    moments, texts = unpack_tensors((folder / MOMENTS_FILE).read_bytes())
     if texts["policy"] != name:
         raise CheckpointError(f"{folder} holds policy {texts['policy']!r}; expected {name!r}")
-    adapter, ema = (_read(folder / name)[0] for name in (ADAPTER_FILE, EMA_FILE))
+    adapter, _ = unpack_tensors((folder / ADAPTER_FILE).read_bytes())
+    ema, _ = unpack_tensors((folder / EMA_FILE).read_bytes())
     check_shapes(adapter, shapes, name=f"v{texts['version']}")
     check_shapes(ema, shapes, name="ema")
     of_moments = {f"{key}.{part}": shape for key, shape in shapes.items() for part in ("m", "v")}
@@ -87,7 +88,3 @@ def read_policy_state(
         ema=ema,
         moments=moments,
     )
-
-
-def _read(path: Path) -> tuple[dict[str, Floats], dict[str, str]]:
-    return unpack_tensors(path.read_bytes())
