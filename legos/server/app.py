@@ -28,15 +28,8 @@ _SUMMARY = (
     "A language model on this machine, whose LoRA adapters are loaded, replaced and dropped while "
     "it answers. OpenAI's interface, with token ids, log-probabilities and policy versions."
 )
-_ROUTERS = {
-    chat_router: "OpenAI",
-    completion_router: "OpenAI",
-    adapter_router: "adapters",
-    state_router: "state",
-    text_router: "texts",
-    engine_router: "engine",
-}
-_OF_SEATS = {chat_router: "OpenAI", state_router: "state"}  # what programs that play seats need
+_OF_SEATS = (chat_router, state_router)  # what programs that play seats need
+_ROUTERS = (*_OF_SEATS, completion_router, adapter_router, text_router, engine_router)
 _ERRORS = (
     RequestValidationError,
     HTTPException,
@@ -54,15 +47,13 @@ def make_app(service: Service) -> FastAPI:
         description=_SUMMARY,
         docs_url=None,  # FastAPI's two pages load their scripts from the internet
         redoc_url=None,
+        exception_handlers=dict.fromkeys(_ERRORS, handle),
     )
     app.state.service = service
-    for error in _ERRORS:
-        app.add_exception_handler(error, handle)
-    for make_router, tag in (_OF_SEATS if service.seats_only else _ROUTERS).items():
-        app.include_router(make_router(service), tags=[tag])
-
+    for make_router in _OF_SEATS if service.seats_only else _ROUTERS:
+        app.include_router(make_router(service))
     if service.matches is not None:
-        app.include_router(episode_router(service, service.matches), tags=["episodes"])
+        app.include_router(episode_router(service, service.matches))
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
