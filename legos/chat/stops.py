@@ -1,6 +1,7 @@
 """Stop texts: test whether the last tokens complete one, and cut a text before it."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 __all__ = ["cut_at_stop", "stop_test"]
 
@@ -23,12 +24,10 @@ def stop_test(
         A function of all tokens so far, which takes a time that does not depend on their number.
     """
     width = max(len(text.encode()) for text in stop) + _SPARE_TOKENS
-    silent: dict[int, bool] = {}
 
+    @cache
     def is_empty(token: int) -> bool:
-        if token not in silent:
-            silent[token] = not decode((token,))
-        return silent[token]
+        return not decode((token,))
 
     def stopped(tokens: Sequence[int]) -> bool:
         start, needed = len(tokens), width
