@@ -180,7 +180,7 @@ async def respond(
 
         with service.admitted(len(asked.answers)):
             completions = await _stream_all(service, asked, pass_on)
-        if body.include_usage:
+        if body.stream_options is not None and body.stream_options.include_usage:
             await emit({**envelope, "choices": [], "usage": _usage(asked, completions)})
 
     if body.stream:

@@ -133,11 +133,6 @@ class SamplingFields(ModelFields):
         """The stop texts."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
-    @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with token counts."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
     def first_seed(self) -> int:
         """The seed of the first answer."""
         return secrets.randbits(63) if self.seed is None else self.seed % MAX_SEED
