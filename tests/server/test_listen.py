@@ -102,11 +102,12 @@ def test_threads_end_with_their_server(eventually: Eventually, fake: Any) -> Non
 def test_small_answers_do_not_wait_for_acknowledgements(served: Any) -> None:
     """An answer goes in two pieces; without TCP_NODELAY the second comes 40 ms after the first."""
     with httpx.Client(base_url=served.url) as client:
-        assert client.get("/health").is_success
-        open_ones = [one for one in gc.get_objects() if type(one) is H11Protocol]
-        [connection] = [one for one in open_ones if not one.transport.is_closing()]
-        accepted = connection.transport.get_extra_info("socket")
-        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        answer = client.get("/health")
+        assert answer.is_success
+        asking = answer.extensions["network_stream"].get_extra_info("client_addr")
+        transports = [one.transport for one in gc.get_objects() if type(one) is H11Protocol]
+        [accepted] = [one for one in transports if one.get_extra_info("peername") == asking]
+        assert accepted.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def run(program: str) -> str:
