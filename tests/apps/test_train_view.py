@@ -77,7 +77,12 @@ def test_a_page_is_shown_where_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, options: list[str], shown: bool
 ) -> None:
     asked: list[bool] = []
+
+    def trained(*_: object, view: bool, **__: object) -> tuple[int, Path]:
+        asked.append(view)
+        return 0, Path("run")
+
     monkeypatch.setattr(train, "check", lambda *_, **__: None)
-    monkeypatch.setattr(train, "train", lambda *_, view, **__: asked.append(view))
+    monkeypatch.setattr(train, "train", trained)
     assert main(["train", *options]) == 0
     assert asked == [shown]
