@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from legos.errors import EndpointError, EngineError, NotFoundError, RequestError
+from legos.timeouts import expire
 
 __all__ = ["Pooled", "ServerPool", "all_done"]
 
@@ -183,8 +184,8 @@ class ServerPool(Generic[ServerT]):
                         "%s %s (%d requests wait there)", server.name, state, self._load[index]
                     )
             if index in self._down and len(self._down) < len(self.servers):
-                while waiting:
-                    waiting.pop().reschedule(asyncio.get_running_loop().time())
+                expire(waiting)
+                waiting.clear()
 
 
 def _failure(failures: Sequence[Exception]) -> Exception:

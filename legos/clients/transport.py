@@ -15,6 +15,7 @@ import msgspec
 from legos.clients.responses import refusal, retry_after
 from legos.errors import EndpointError, EngineError, LegosError, RequestError
 from legos.records.names import MODEL_HEADER
+from legos.timeouts import expire
 
 __all__ = [
     "LOOPBACK",
@@ -128,8 +129,9 @@ class Transport:
             RequestError: the address is not an HTTP address.
         """
         former, self.url = self.url, _address(base_url)
-        while self._asked and self.url != former:
-            self._asked.pop().reschedule(asyncio.get_running_loop().time())
+        if self._asked and self.url != former:
+            expire(self._asked)
+            self._asked.clear()
 
     async def request(
         self,

@@ -18,6 +18,7 @@ from legos.protocols import Seat
 from legos.records.message import Completion, Continuation, Message, Prompt, Sampling
 from legos.records.names import POLICY
 from legos.records.request import Progress
+from legos.timeouts import expire
 
 __all__ = ["AgentSeat", "Endpoint", "EndpointHost", "SeatRequest", "host_of"]
 
@@ -175,10 +176,7 @@ class AgentSeat:
                 f"requests of {self._role!r} that were running when its endpoint was closed: "
                 f"{self._unfinished}"
             )
-        now = asyncio.get_running_loop().time()
-        for deadline in self.deadlines:
-            if not deadline.expired():  # it cannot be changed while it ends its request
-                deadline.reschedule(now)
+        expire(self.deadlines)
 
     def check_used(self, *, required: bool) -> None:
         """Check that the seat has answered the requests that came.

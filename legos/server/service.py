@@ -21,6 +21,7 @@ from legos.server.matches import MatchQueue, SeatKeys
 from legos.server.options import ServerOptions
 from legos.server.problems import LONGEST_NAME, GoneError, Problem, first_error
 from legos.server.prometheus import Metrics
+from legos.timeouts import expire
 
 __all__ = ["LONG", "Service", "encode_texts", "together", "while_connected"]
 
@@ -230,10 +231,7 @@ class Service:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), seconds)
         ended = len(self._deadlines)
-        now = asyncio.get_running_loop().time()
-        for deadline in self._deadlines:
-            if not deadline.expired():  # it cannot be changed while it ends its request
-                deadline.reschedule(now)
+        expire(self._deadlines)
         with suppress(TimeoutError):  # the ended requests answer 503, unless they hang
             await asyncio.wait_for(self._idle.wait(), 1.0)
         return ended
