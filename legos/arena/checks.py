@@ -8,7 +8,7 @@ from typing import Any, TypeGuard, cast, get_args
 from legos.arena.answer import Reply
 from legos.arena.game import Utility
 from legos.arena.playable import IllegalMove, Playable
-from legos.errors import ArenaError, LegosError, did_you_mean, story_of
+from legos.errors import ArenaError, did_you_mean, user_code
 from legos.protocols import Seat
 from legos.records.episode import Task
 from legos.records.message import Message
@@ -128,19 +128,16 @@ def checked_tasks(arena: Playable, rng: random.Random, *, held_out: bool = False
         ArenaError: ``tasks`` or ``held_out`` failed, or yields anything but tasks.
     """
     source = f"tasks() of arena {arena.name!r}"
-    try:
+    with user_code(source):
         given = arena.held_out(rng) if held_out else None
         if given is None:
             given = arena.tasks(rng)
         else:
             source = f"held_out() of arena {arena.name!r}"
+    with user_code(source):
         for task in _iterable(given, source):
             _check_task(task, source, arena.levels)
             yield task
-    except LegosError:
-        raise
-    except Exception as error:  # the arena's own code may raise anything
-        raise ArenaError(f"{source} failed:\n{story_of(error)}") from error
 
 
 def _iterable(given: Any, source: str) -> Iterable[Any]:
