@@ -3,7 +3,6 @@
 import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean
 from typing import Any
 
 from arenas.pipelines import random_program
@@ -19,6 +18,7 @@ from arenas.problems import (
     random_problem,
     solution,
 )
+from arenas.proposers import share_solved
 from legos import Arena, Table, Task
 
 __all__ = ["KINDS", "AbsoluteZero", "Problem", "Solve", "accepted", "is_right", "parse_problem"]
@@ -132,10 +132,7 @@ class AbsoluteZero(Arena):
             return {"proposer": REJECTED, "solver": 0.0}
         store[name] = kind
         answers = await t.spawn(Solve, Task(id=name, data=problem), n=self.answers)
-        ended = [answer.rewards["solver"] for answer in answers if not answer.error]
-        if not ended:
-            raise RuntimeError(f"every answer failed; the first:\n{answers[0].error}")
-        right = fmean(ended)
+        right = share_solved(answers)
         t.metric(solved=right, operations=float(program.count("|") + 1))
         return {"proposer": 4 * right * (1 - right), "solver": right}
 

@@ -4,10 +4,10 @@ import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
 from arenas.passages import passages, stands_in, words_in
+from arenas.proposers import share_solved
 from legos import Arena, Table, Task, hold_out
 
 __all__ = ["Answer", "Question", "Spice", "gate", "is_right", "parse_question", "passages"]
@@ -100,6 +100,7 @@ class Spice(Arena):
         self._trained = [part for task in trained for part in _parts(task, characters)]
         if not trained:
             raise ValueError(f"all {len(files)} texts are held out; give more, or held_out 0")
+        self._trained_ids = {task.id for task in self._trained}
         self._held_out = [part for task in evaluated for part in _parts(task, characters)]
 
     def tasks(self, rng: random.Random) -> Iterable[Task]:
@@ -153,13 +154,9 @@ class Spice(Arena):
             return {"challenger": REJECTED, "solver": 0.0}
         store[name] = t.task.id
         answers = await t.spawn(Answer, Task(id=question.text, data=question), n=self.answers)
-        ended = [answer.rewards["solver"] for answer in answers if not answer.error]
-        if not ended:
-            raise RuntimeError(f"every answer failed; the first:\n{answers[0].error}")
-        right = fmean(ended)
-        trained = {task.id for task in self._trained}  # without those of an evaluation
-        covered = len(trained.intersection(store.values())) / len(trained)
-        t.metric(solved=right, covered=covered)
+        right = share_solved(answers)
+        covered = self._trained_ids.intersection(store.values())  # none of an evaluation
+        t.metric(solved=right, covered=len(covered) / len(self._trained_ids))
         return {"challenger": 4 * right * (1 - right), "solver": right}
 
 
