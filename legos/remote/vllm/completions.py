@@ -148,19 +148,20 @@ def _sampled(choice: _Choice, query: Query) -> Sampled:
     tops = (found.top_logprobs if found else None) or ()
     wanted = bool(query.watched or query.num_alternatives)
     others = tuple(_by_token(top or {}) for top in tops) if wanted else ()
-    whole = len(others) == len(ids) and all(other.keys() >= {*query.watched} for other in others)
+    watched = {*query.watched}
+    whole = len(others) == len(ids) and all(other.keys() >= watched for other in others)
     if wanted and not whole:
         raise EndpointError(
             "the vLLM server's answer lacks log-probabilities of tokens asked for (logprobs, "
             "logprob_token_ids), which it reports from version 0.32 on"
         )
-    strange = [token for token in ids if query.allowed and token not in query.allowed]
-    if strange or len(ids) > query.max_tokens:
-        what = (
-            f"token {strange[0]}, which is not" if strange else f"{len(ids)} tokens, which are not"
-        )
+    allowed = {*(query.allowed or ids)}
+    strange = [f"token {token}, which is not" for token in ids if token not in allowed]
+    if len(ids) > query.max_tokens:
+        strange.append(f"{len(ids)} tokens, which are not")
+    if strange:
         raise EndpointError(
-            f"the vLLM server's answer has {what} allowed (allowed_token_ids, max_tokens "
+            f"the vLLM server's answer has {strange[0]} allowed (allowed_token_ids, max_tokens "
             f"{query.max_tokens})"
         )
     return Sampled(token_ids=ids, logprobs=exact, others=others, finish_reason=reason)
