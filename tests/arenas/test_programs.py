@@ -37,8 +37,8 @@ class Server:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    async def reward(self, episode: Any, **body: Any) -> httpx.Response:
-        return await self.post(f"episodes/{episode['id']}/reward", **body)
+    async def reward(self, episode: Any, key: str = "", **body: Any) -> httpx.Response:
+        return await self.post(f"episodes/{episode['id']}/reward", key, **body)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,9 @@ def test_episodes_are_asked_with_their_keys_and_rewarded(trainer: Trainer) -> No
         for key in (first["api_key"], first["api_keys"]["player"], second["api_key"]):
             assert (await server.post("chat/completions", key, **CHAT)).status_code == 200
         assert (await server.post("chat/completions", **CHAT)).status_code == 200  # nobody's
-        ended = await server.reward(second, reward=0.5)
+        refused = await server.reward(second, first["api_key"], reward=9)
+        assert (refused.status_code, "of another play" in refused.text) == (403, True)
+        ended = await server.reward(second, second["api_key"], reward=0.5)
         assert ended.json() == {"id": second["id"], "rewards": {"player": 0.5}}
         assert (await server.reward(first, rewards={"player": 1})).status_code == 200
 

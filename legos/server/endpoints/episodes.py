@@ -6,7 +6,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
 
-from legos.errors import ArenaError, RewardError
+from legos.errors import ArenaError
 from legos.server.bodies import Body, JsonRoute, Text
 from legos.server.matches import MatchQueue
 from legos.server.problems import Problem
@@ -58,16 +58,19 @@ def episode_router(service: Service, matches: MatchQueue) -> APIRouter:
         }
 
     @router.post("/v1/episodes/{episode}/reward")
-    async def reward(episode: str, body: RewardBody) -> dict[str, Any]:
+    async def reward(episode: str, body: RewardBody, request: Request) -> dict[str, Any]:
         """End an episode with its rewards, or as failed."""
         offer = matches.find(episode)
+        seat = request.scope["seat"]
+        if seat is not None and seat not in offer.seats.values():
+            raise Problem(403, "the key belongs to a seat of another play; give one of api_keys")
         try:
             if body.error is not None:
                 offer.fail(body.error)
                 return {"id": episode, "rewards": {}}
             rewards = body.rewards or dict.fromkeys(offer.seats, body.reward)
             return {"id": episode, "rewards": offer.post(rewards)}
-        except (ArenaError, RewardError) as error:
+        except ArenaError as error:
             raise Problem(400, str(error), param="rewards") from error
 
     return router
