@@ -20,7 +20,17 @@ from typing import Any, cast
 from pydantic import create_model
 
 from arenas.worlds.verifiers_chat import Chat
-from legos import Arena, Client, Completion, Forfeit, Message, Task, make_arena, play_task
+from legos import (
+    Arena,
+    Client,
+    Completion,
+    Forfeit,
+    Message,
+    RunError,
+    Task,
+    make_arena,
+    play_task,
+)
 
 __all__ = ["load_environment"]
 
@@ -112,10 +122,13 @@ class ArenaTasks(vf.Taskset[ArenaTask, TasksConfig]):
 
     def _tasks(self) -> Iterator[Task]:
         """The tasks as the arena has them; a finite list starts again."""
-        draws = random.Random(self.config.seed)
+        draws, task = random.Random(self.config.seed), None
         while True:
             tasks = self.arena.held_out(draws) if self.config.held_out else None
-            yield from self.arena.tasks(draws) if tasks is None else tasks
+            for task in self.arena.tasks(draws) if tasks is None else tasks:
+                yield task
+            if task is None:
+                raise RunError(f"{type(self.arena).__name__} has no tasks to play here")
 
 
 class ArenaEnv:

@@ -16,7 +16,7 @@ import pytest
 from launched import announced
 from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 
-from legos import Arena, Trainer, TrainingConfig, load_model, make_arena
+from legos import Arena, RunError, Task, Trainer, TrainingConfig, load_model, make_arena
 from legos.arena.registry import find_arena
 from legos.config.schema import PlayConfig
 from legos.credit.merging import samples_of_rollout
@@ -320,3 +320,17 @@ def test_the_evaluation_of_verifiers_plays_an_arena_of_ours(modules: Path) -> No
         ends[scores["first"], scores["second"]] += 1
     assert ends.keys() <= {(1, -1), (-1, 1), (-1.5, 0), (0, -1.5)}  # the last two: illegal answers
     assert ends[1, -1] + ends[-1, 1] > 10
+
+
+def test_an_arena_without_tasks_is_refused() -> None:
+    class Bare(Arena):
+        roles = ("player",)
+
+        def tasks(self, rng: random.Random) -> Iterator[Task]:
+            return iter(())
+
+    from arenas.worlds.as_verifiers import TasksConfig, load_environment
+
+    kind, _, _ = load_environment(Bare(None))
+    with pytest.raises(RunError, match="Bare has no tasks to play here"):
+        next(kind(TasksConfig()).load())
