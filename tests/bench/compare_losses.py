@@ -30,12 +30,13 @@ def train(game: str, options: str) -> dict:
         command = (sys.executable, "-m", "legos", "train", *options.split(), "--out", f"{out}/run")
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         texts = (Path(out, f"run/{name}.jsonl").read_text() for name in ("evaluations", "metrics"))
-        evaluations, steps = ([*map(json.loads, text.split("\n")[:-1])] for text in texts)
+        evaluations, lines = ([*map(json.loads, text.split("\n")[:-1])] for text in texts)
+    steps = [line for line in lines if "loss" in line]  # others are of evaluations alone
     return {
         "curve": [(each["step"], round(each[f"eval/{GAMES[game][0]}"], 5)) for each in evaluations],
-        "clipped": round(mean(step["clip_fraction"] for step in steps if "loss" in step), 5),
+        "clipped": round(mean(step["clip_fraction"] for step in steps), 5),
         "moves": steps[-1]["tokens_trained"],
-        "seconds": round(sum(step.get("loop/seconds_per_step", 0) for step in steps)),
+        "seconds": round(sum(step["loop/seconds_per_step"] for step in steps)),
     }
 
 
