@@ -50,6 +50,7 @@ def start_wandb(
     import wandb
     from wandb.errors import CommError
 
+    folder = folder.absolute()  # W&B's process may have another working directory
     wandb.setup(wandb.Settings(silent=True))  # the console shows the run
     chosen = choose_mode(mode)
     arguments: dict[str, Any] = {

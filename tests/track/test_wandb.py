@@ -119,6 +119,31 @@ def test_what_is_written_offline_over_a_resume(tmp_path: Path) -> None:
     assert one.alerts == [("step 12: loss", "too high")]
 
 
+MOVED = """
+import os, sys
+from pathlib import Path
+from legos.track.wandb import start_wandb
+
+for folder in sys.argv[1:]:  # W&B's process stays in the first
+    os.chdir(folder)
+    Path("run").mkdir()
+    Path("run", "config.toml").write_text("seed = 3")
+    start_wandb(Path("run"), mode="offline", config={}).finish()
+"""
+
+
+@pytest.mark.slow
+def test_each_run_has_its_files_where_the_working_directory_changes(tmp_path: Path) -> None:
+    folders = tmp_path / "before", tmp_path / "after"
+    for folder in folders:
+        folder.mkdir()
+    command = [sys.executable, "-c", MOVED, *map(str, folders)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run(command, check=True, timeout=240, env=environment)
+    for folder in folders:
+        assert len([*folder.glob("run/wandb/offline-run-*/*.wandb")]) == 1
+
+
 KILLED = """
 import sys, time
 from pathlib import Path
