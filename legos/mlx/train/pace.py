@@ -40,7 +40,9 @@ class PassPace:
         """A pass of so many tokens has ended."""
         seconds = self._clock() - self._began
         self.longest_s = max(self.longest_s, seconds)
-        self._tokens_per_s = min(num_tokens / max(seconds, 1e-9), RISE * self._tokens_per_s)
+        if num_tokens:  # a pass may read carried prefixes alone, which says nothing of the speed
+            speed = num_tokens / max(seconds, 1e-9)
+            self._tokens_per_s = min(speed, RISE * self._tokens_per_s)
 
     def max_tokens(self, asked: int) -> int:
         """Tokens of a pass that ends in time, at most ``asked``; all of them before any pass."""

@@ -13,6 +13,8 @@ from legos.losses.objective import Objective
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.train.pace import LEAST, PassPace
+from legos.mlx.train.prefix_sharing.plan import plan_passes
+from legos.mlx.train.prefix_sharing.trie import token_trie
 from legos.mlx.train.step_gradients import StepGradients
 from legos.records.packing import StepSamples
 from legos.records.step import BackendConfig
@@ -55,6 +57,18 @@ def test_passes_are_not_cut_to_nothing_nor_without_a_limit() -> None:
         pace = PassPace(limit, clock)
         passed(pace, clock, 4000, 2.0)
         assert pace.max_tokens(4096) == tokens
+
+
+def test_a_pass_that_only_reads_a_carried_prefix_says_nothing_of_the_speed() -> None:
+    prefix = np.arange(100, dtype=np.int32)  # the end of a row, and longer ones go on from it
+    rows = [prefix, *(np.append(prefix, np.full(151, end, np.int32)) for end in range(4))]
+    first, *_ = plan_passes(token_trie(rows), max_tokens=128)
+    assert first.num_tokens == 0
+    clock = Clock()
+    pace = PassPace(0.5, clock)
+    passed(pace, clock, 4000, 2.0)
+    passed(pace, clock, first.num_tokens, 0.1)
+    assert pace.max_tokens(4096) == 1000
 
 
 def test_passes_end_in_time_and_the_gradients_stay_the_same(
