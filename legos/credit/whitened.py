@@ -20,8 +20,11 @@ def whiten(values: Floats, weights: Floats) -> Floats:
         weights: [N] >= 0, with a sum > 0.
 
     Returns:
-        [N] with weighted mean 0, and standard deviation 1 unless all values are equal.
+        [N] with weighted mean 0 and standard deviation 1; zeros where all that count are equal.
     """
+    counted = values[weights > 0]
+    if counted.min() == counted.max():  # the mean may differ from them by a rounding error
+        return np.zeros_like(values)
     centred = values - np.average(values, weights=weights)
     return centred / (np.sqrt(np.average(centred**2, weights=weights)) + DEVIATION_FLOOR)
 

@@ -53,6 +53,7 @@ def test_whitening_counts_tokens() -> None:
     found = whiten(np.array([1.0, 5.0]), np.array([3.0, 1.0]))
     assert found == pytest.approx(np.array([-1.0, 3.0]) / math.sqrt(3.0), rel=1e-5)
     assert whiten(np.array([2.0, 2.0]), np.array([1.0, 1.0])).tolist() == [0.0, 0.0]
+    assert whiten(np.full(3, 100.1), np.ones(3)).tolist() == [0.0, 0.0, 0.0]  # not 1e-8 by rounding
 
 
 def test_reinforce_plus_plus_whitens_discounted_returns_over_the_step() -> None:
