@@ -27,6 +27,7 @@ from legos.credit.whitened import whiten
 from legos.errors import ConfigError, RecordError
 from legos.protocols import CreditAssigner
 from legos.records.episode import Episode
+from legos.records.names import POLICY
 
 NAMES = tuple(RULES)
 
@@ -107,18 +108,31 @@ def test_a_team_shares_one_advantage() -> None:
     episodes = [
         make_episode({"asker": 1.0, "guesser": 3.0}),
         make_episode({"asker": 0.0, "guesser": 0.0}),
-        make_episode({"asker": 4.0, "guesser": 100.0}, untrained=["guesser"]),
     ]
     credit = JointCredit()
     assert credit.assign(episodes) == [
-        {"asker": [0.0], "guesser": [0.0]},
-        {"asker": [-2.0], "guesser": [-2.0]},
-        {"asker": [2.0]},
+        {"asker": [1.0], "guesser": [1.0]},
+        {"asker": [-1.0], "guesser": [-1.0]},
     ]
     assert credit.assign([make_episode({"asker": 1.0, "guesser": 3.0}, task="alone")]) == [
         {"asker": [0.0], "guesser": [0.0]}
     ]
     assert credit.singletons == 1
+
+
+def test_a_team_is_compared_with_teams_of_the_same_players_only() -> None:
+    def play(reward: float, guesser: str) -> Episode:
+        untrained = [] if guesser == POLICY else ["guesser"]
+        episode = make_episode({"asker": reward, "guesser": reward}, untrained=untrained)
+        asker, other = episode.rollouts
+        return replace(episode, rollouts=(asker, replace(other, seat=guesser)))
+
+    episodes = [
+        *(play(reward, POLICY) for reward in (9.0, 8.0)),
+        play(7.0, f"{POLICY}@3"),  # an earlier version counts as the policy
+        *(play(reward, "bot") for reward in (1.0, 0.0)),
+    ]
+    assert [given["asker"][0] for given in JointCredit().assign(episodes)] == [1, 0, -1, 0.5, -0.5]
 
 
 def test_turns_are_compared_with_the_same_turn_of_other_plays() -> None:
