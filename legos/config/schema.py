@@ -65,7 +65,7 @@ class TrainingConfig(ObjectiveSettings):
     """Largest number of steps between the policy that sampled a token and the one that trains on
     it; 0: generation and training take turns."""
     learning_rate: float | None = knob(None, gt=0, le=1)
-    """Learning rate of AdamW after the warm-up; none: by the size of the model."""
+    """Learning rate of Adam after the warm-up; none: by the size of the model."""
     learning_rate_end_fraction: float = knob(1.0, unit="share", ge=0, le=1)
     """The learning rate falls linearly to this share of itself at the last step; 1: constant."""
     warmup_steps: int = knob(0, unit="optimiser steps", ge=0)

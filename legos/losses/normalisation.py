@@ -8,7 +8,7 @@ from legos.records.sample import Sample
 __all__ = ["LossNormalisation", "normalisation_weights"]
 
 LossNormalisation = Literal["token", "sample", "constant", "prompt"]
-CONSTANT_LENGTH = 256  # tokens; AdamW does not depend on the scale of the loss
+CONSTANT_LENGTH = 256  # tokens; Adam does not depend on the scale of the loss
 
 
 def normalisation_weights(samples: Sequence[Sample], mode: LossNormalisation) -> list[float]:

@@ -26,7 +26,7 @@ class BackendConfig:
     """Settings of a backend on any device."""
 
     policies: tuple[str, ...] = (POLICY,)  # adapters that are trained, each separately
-    betas: tuple[float, float] = (0.9, 0.95)  # decay rates of AdamW's moments
+    betas: tuple[float, float] = (0.9, 0.95)  # decay rates of Adam's moments
     micro_batch_tokens: int | None = None  # padded tokens of a pass, shared prefixes once; None:
     # by the device, at most 4096
     gradient_checkpointing: bool = False  # recompute layers in the backward pass, to save memory

@@ -2,7 +2,7 @@
 
 All arrays are float32 and named by module, so one device can resume what another one saved:
 ``<module>.lora_a`` in the adapter and its EMA, ``<module>.lora_a.m`` and ``<module>.lora_a.v`` for
-AdamW's first and second moment of that array.
+Adam's first and second moment of that array.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class PolicyState:
 
     name: str  # name of the policy
     version: int  # version of the adapter, a number of optimiser steps
-    updates: int  # updates of the moments, the step count of AdamW's bias correction
+    updates: int  # updates of the moments, the step count of Adam's bias correction
     adapter: Mapping[str, Any]
     ema: Mapping[str, Any]
     moments: Mapping[str, Any]  # "<array>.m" and "<array>.v" for every array of the adapter
