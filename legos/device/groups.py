@@ -68,4 +68,5 @@ def of_groups(
             samples[index] = msgspec.structs.replace(samples[index], advantages=given)
     result = passes(replace(step, samples=samples))
     result.sums[SUMS.index("clipped")] += totals[1]
-    return replace(result, loss=result.loss + totals[0])
+    limits = [limit for limit in (scored.row_limit, result.row_limit) if limit is not None]
+    return replace(result, loss=result.loss + totals[0], row_limit=min(limits, default=None))

@@ -251,6 +251,29 @@ def test_a_row_that_does_not_fit_is_left_out_of_its_group(tiny_models: Mapping[s
         assert np.array(found.gradients[name]) == pytest.approx(np.array(array), rel=1e-4, abs=1e-8)
 
 
+def test_a_sample_left_out_of_its_group_is_named_where_it_would_fit_afterwards(
+    tiny_models: Mapping[str, Path],
+) -> None:
+    tree = lora_tree(tiny_models["llama"])
+    step, objective = whole(random_samples_of([60, 3000])), Objective(loss="online_dpo")
+    active = mx.get_active_memory()
+    ceiling = active + (40 << 20)
+    held = iter((active + (20 << 20), active))  # an engine's caches go between the two passes
+    gradients = StepGradients(
+        tree, BackendConfig(memory_limit_bytes=ceiling), held_bytes=lambda: next(held)
+    )
+    limits: list[int | None] = []
+
+    def passes(step: StepSamples) -> StepResult:
+        found = gradients.of_step(step, objective, {})
+        limits.append(found.row_limit)
+        return found
+
+    found = of_groups(gradients, passes, step, objective)
+    assert limits[0] is not None
+    assert found.row_limit == limits[0] < (limits[1] or 3000)
+
+
 def test_only_samples_that_read_too_far_go_and_what_nobody_else_reads() -> None:
     row = tuple(range(1, 12))
     near, far = make_sample(row, positions=(2, 5)), make_sample(row, positions=(2, 10))
