@@ -64,8 +64,9 @@ def shapes_of(folder: Path) -> nn.Module:
     """The module tree of a model whose arrays are not read: only shapes and types are known.
 
     Raises:
-        ModelError: mlx-lm cannot build it.
+        ModelError: it is quantised for torch alone, or mlx-lm cannot build it.
     """
+    _check_quantisation(folder)
     model = _built(folder, lazy=True)
     model.freeze()
     return model

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from load_peaks import load_check_peak
 from tiny_models import write_any_model
@@ -15,6 +16,7 @@ from legos.fakes import make_sample
 from legos.losses.objective import Objective
 from legos.mlx.device import MlxDevice
 from legos.mlx.model import load
+from legos.records.limits import TrainingSize
 from legos.records.request import Request
 from legos.weights.model_folder import context_length
 
@@ -81,6 +83,19 @@ def test_a_model_that_would_end_the_process_is_not_loaded(tmp_path: Path) -> Non
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"is a phi3small model: .* corrupts the memory"):
         MlxDevice().load(str(folder))
+
+
+def test_weights_for_torch_are_named_before_the_memory_is_planned(tmp_path: Path) -> None:
+    folder = write_any_model(tmp_path)
+    weights: Any = mx.load(str(folder / "model.safetensors"))
+    name = "model.layers.0.self_attn.q_proj.weight"  # as bitsandbytes packs it
+    weights |= {name: mx.zeros((8, 1), mx.uint8), f"{name}.absmax": mx.ones(1)}
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"bitsandbytes, which MLX cannot read; .*--device torch"):
+        MlxDevice().load(str(folder), training=TrainingSize(limit_bytes=1))
 
 
 def test_a_model_whose_check_does_not_fit_is_not_loaded(
