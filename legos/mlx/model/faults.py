@@ -22,7 +22,10 @@ T = TypeVar("T")
 _FAULT = re.compile(  # of Metal; of memory; and of a CUDA library, such as cudaMemcpy(..) failed
     r"\[METAL\]|malloc\]|Command buffer execution failed|out of memory|\bcu[A-Za-z]+\(.*\) failed"
 )
-_LESS_MEMORY = "lower training.memory_limit_gib or generation.max_batch, or close other programs"
+_LESS_MEMORY = (
+    "lower training.memory_limit_gib or generation.max_batch (legos serve: --memory-limit-gib, "
+    "--max-batch), or close other programs"
+)
 _ADVICE = {
     "ImpactingInteractivity": "macOS ended the computation because the display had to wait for it; "
     "let the display sleep while a run goes on, or start it with "
@@ -33,7 +36,7 @@ _ADVICE = {
     "malloc": f"the device ran out of memory; {_LESS_MEMORY}",
     "out of memory": f"the device ran out of memory; {_LESS_MEMORY}",
     "Timeout": "one computation took too long for the GPU; lower training.micro_batch_tokens "
-    "or training.memory_limit_gib",
+    "or training.memory_limit_gib (legos serve: --memory-limit-gib)",
 }
 _OTHERWISE = "if it comes again, restart the machine and send the report of `legos doctor`"
 

@@ -38,6 +38,13 @@ def test_what_a_gpu_reports_is_a_fault(message: str, advice: str) -> None:
     assert advice in explained(error)
 
 
+@pytest.mark.parametrize("reason", ["OutOfMemory", "Timeout"])
+def test_advice_names_the_settings_of_a_run_and_of_a_server(reason: str) -> None:
+    found = explained(RuntimeError(f"[METAL] Command buffer execution failed: ({reason})"))
+    assert "training.memory_limit_gib" in found
+    assert "legos serve: --memory-limit-gib" in found
+
+
 @pytest.mark.parametrize(
     "error",
     [RuntimeError("[addmm] The shapes (2, 3) and (4, 5) do not fit"), ValueError("out of memory")],
