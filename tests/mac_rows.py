@@ -98,7 +98,7 @@ def preset_line(gb: int) -> str:
     usual = replace(plan, longest=USUAL_ROW)
     with as_on_a_gpu():
         tokens = usual.max_tokens(usual_tokens(sizes, size, usable))
-        peak, limit = usual.peak_bytes(tokens), plan.row_limit
+        peak, limit = usual.step_bytes(tokens), plan.row_limit
     cells = (
         f"{gb} GB",
         f"[mac-{gb}gb](../../{file})",

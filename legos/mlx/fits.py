@@ -75,7 +75,7 @@ def check_training(folder: Path, size: TrainingSize) -> str | None:
     left = ", and longer ones are left out" if longest < USUAL_ROW else ""
     return (
         f"memory, planned from the model's files: {held}; {tokens} tokens at once in rows of "
-        f"{usual.longest} take {_gib(usual.peak_bytes(tokens))} of {_gib(usable)} in all; rows of "
+        f"{usual.longest} take {_gib(usual.step_bytes(tokens))} of {_gib(usable)} in all; rows of "
         f"up to {longest} tokens fit{left}"
     )
 

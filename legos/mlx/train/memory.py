@@ -56,9 +56,13 @@ class MemoryPlan:
         passed = pass_bytes(self.sizes, self.size, rows, length, self.ceiling_bytes)
         return self.held_bytes + int(self.factor * passed)
 
+    def step_bytes(self, tokens: int) -> int:
+        """Peak bytes of a step with passes of so many tokens; a longer row is a pass of its own."""
+        return self.peak_bytes(max(tokens, self._longest_trained))
+
     def max_tokens(self, asked: int) -> int:
-        """The requested number of tokens, halved until it fits, but at least the longest row."""
-        least = min(self.longest, self.row_limit or self.longest)
+        """The requested number of tokens, halved until it fits, but not below the longest row."""
+        least = self._longest_trained
         return halved(asked, least, lambda tokens: self.peak_bytes(tokens) <= self.ceiling_bytes)
 
     def max_keys(self, tokens: int) -> int:
@@ -78,12 +82,17 @@ class MemoryPlan:
             low, high = (middle, high) if fits else (low, middle)
         return low if low >= SHORTEST else 0
 
+    @property
+    def _longest_trained(self) -> int:
+        """Tokens of the longest row that is not left out."""
+        return min(self.longest, self.row_limit or self.longest)
+
     def describe(self, asked: int) -> str:
         """One line: the memory held, and the tokens computed at once with their memory."""
         tokens, limit = self.max_tokens(asked), self.row_limit
         line = (
             f"training memory: {_size(self.held_bytes)} held, {tokens} of {asked} tokens at once, "
-            f"{_size(self.peak_bytes(tokens))} of {_size(self.ceiling_bytes)} at the most"
+            f"{_size(self.step_bytes(tokens))} of {_size(self.ceiling_bytes)} at the most"
         )
         if limit is None:
             return line

@@ -93,6 +93,16 @@ def test_the_longest_row_that_fits_fills_the_room(room: int, heads: int) -> None
     assert "training.gradient_checkpointing, where it is off, or a higher" in told
 
 
+def test_the_longest_row_is_in_the_peak_of_passes_that_are_shorter() -> None:
+    """It is a pass of its own, as no row is cut."""
+    one = plan(100, longest=1000)
+    assert one.max_tokens(100) == 100
+    assert one.step_bytes(100) == one.peak_bytes(1000) > one.peak_bytes(100)
+    assert f"100 of 100 tokens at once, {one.peak_bytes(1000) // MIB}" in one.describe(100)
+    cut = plan(10, longest=1000)
+    assert cut.step_bytes(100) == cut.peak_bytes(cut.row_limit or 0) <= cut.ceiling_bytes
+
+
 def test_rows_of_which_none_fits_have_a_limit_of_0() -> None:
     assert plan(0).row_limit == 0
     assert plan(100).row_limit is None
