@@ -40,7 +40,7 @@ def guard(app: FastAPI, options: ServerOptions) -> None:
     async def guarded(request: Request, call_next: RequestResponseEndpoint) -> Response:
         try:
             check_host(request.scope, options.allowed_hosts)
-            if key is not None and request.url.path.startswith(_API):
+            if key is not None and request.scope["path"].startswith(_API):
                 _check_key(request, key)
             response = await call_next(request)
         except Problem as problem:

@@ -25,6 +25,12 @@ def test_runs_are_behind_the_key_and_the_program_is_not(runs: Path) -> None:
     assert allowed.json()["runs"][0]["name"] == "one"
 
 
+@pytest.mark.parametrize("host", ["a/", "a?", "a#", "a/b"])
+def test_no_host_header_opens_what_needs_the_key(runs: Path, host: str) -> None:
+    page = page_of(parent=runs, key="s3cret")  # an old Starlette makes the URL of both
+    assert page.get("/api/runs", headers={"host": host}).status_code == 401
+
+
 def test_an_address_that_others_reach_needs_a_key() -> None:
     with pytest.raises(ConfigError, match="give --api-key-file"):
         ServerOptions.for_host("0.0.0.0", api_key=None)
