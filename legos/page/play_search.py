@@ -29,8 +29,8 @@ class PlayQuery(BaseModel, extra="forbid"):
     failed: bool = False  # only those that failed
     reward_min: float | None = None
     reward_max: float | None = None
-    step_min: int | None = Field(None, lt=1 << 62)
-    step_max: int | None = Field(None, lt=1 << 62)
+    step_min: int | None = Field(None, gt=-(1 << 62), lt=1 << 62)
+    step_max: int | None = Field(None, gt=-(1 << 62), lt=1 << 62)
     sort: Literal["number", "reward", "tokens", "turns"] = "number"
     descending: bool = True
 

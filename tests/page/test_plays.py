@@ -77,6 +77,7 @@ def test_plays_are_searched(page: TestClient, query: dict[str, Any], expected: l
         ({"limit": 10**6}, "limit"),
         ({"x": 1}, "x"),
         ({"step_min": 1 << 64}, "step_min"),
+        ({"step_max": -(1 << 64)}, "step_max"),
     ],
 )
 def test_a_query_that_makes_no_sense_is_refused(
