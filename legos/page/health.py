@@ -98,6 +98,7 @@ def health(run: "RunView") -> dict[str, Any]:
         "reasons": sorted(reasons, key=lambda row: -(row["tokens"] or 0)),
         "memory": {
             "peak": metrics.points("memory/peak_gib", most=_POINTS),
+            "highest": max((gib for _, gib in metrics.points("memory/peak_gib")), default=None),
             "limit_gib": run.settings.get("training.memory_limit_gib"),
         },
     }

@@ -28,7 +28,18 @@ def test_skipped_steps_and_lost_tokens_are_listed(runs: Path) -> None:
     assert found["tokens"]["opponents"] == 0
     rows = [(row["kind"], row["reason"], row["tokens"]) for row in found["reasons"]]
     assert rows == [("discarded", "stale", 40), ("filtered", "clip_skip", 30)]
-    assert found["memory"] == {"peak": [[1, 0.5], [2, 0.5], [3, 0.5]], "limit_gib": 4.0}
+    peaks = [[1, 0.5], [2, 0.5], [3, 0.5]]
+    assert found["memory"] == {"peak": peaks, "highest": 0.5, "limit_gib": 4.0}
+
+
+def test_the_highest_memory_of_many_steps_is_shown(runs: Path) -> None:
+    folder = made_run(runs / "one", steps=1)
+    high = {"memory/peak_gib": 3.5}
+    steps = [step_line(step, **(high if step == 400 else {})) for step in range(2, 1002)]
+    add_lines(folder.metrics, steps)
+    memory = answered(page_of(parent=runs), "health", run="one")["memory"]
+    assert len(memory["peak"]) <= 500
+    assert memory["highest"] == 3.5
 
 
 def test_tokens_of_opponents_are_added_up_over_steps_and_arenas(runs: Path) -> None:

@@ -77,9 +77,8 @@ function tokens({ tokens: total, reasons }) {
       : h("p.good.small", {}, "None was filtered or discarded."));
 }
 
-function memory({ memory: { peak, limit_gib: limit } }) {
+function memory({ memory: { peak, highest, limit_gib: limit } }) {
   if (!peak.length) return null;
-  const highest = Math.max(...peak.map((each) => each[1]));
   return h("section.panel", {},
     h("h2", {}, "Memory"),
     h("p.small.muted", {}, `at most ${number(highest)} GiB`, limit ? ` of ${number(limit)} GiB that the run may use` : "; training.memory_limit_gib is not set"),
