@@ -143,8 +143,8 @@ class RunView:
         try:
             status = self.folder.config.stat()
         except OSError as error:
-            self._config_of, self.config = None, None
-            self._config_problem = f"config.toml cannot be read: {error.strerror}"
+            self._config_of = None
+            self._lose_config(f"config.toml cannot be read: {error.strerror}")
             return
         stamp = status.st_mtime_ns, status.st_size
         if stamp == self._config_of:
@@ -156,5 +156,8 @@ class RunView:
             self.settings = settings_of(self.config)
             self.config_text = self.folder.config.read_text(encoding="utf-8")
         except (LegosError, OSError, UnicodeError, ValueError) as error:
-            self.config, self.settings, self.sources, self.config_text = None, {}, {}, ""
-            self._config_problem = f"settings: {error}"
+            self._lose_config(f"settings: {error}")
+
+    def _lose_config(self, problem: str) -> None:
+        self.config, self.settings, self.sources, self.config_text = None, {}, {}, ""
+        self._config_problem = problem

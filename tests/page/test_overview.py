@@ -107,6 +107,14 @@ def test_a_run_without_settings_is_listed_and_says_so(runs: Path) -> None:
     assert row["problems"] == ["config.toml cannot be read: No such file or directory"]
 
 
+def test_settings_that_are_removed_meanwhile_are_shown_no_more(runs: Path) -> None:
+    folder = made_run(runs / "one", steps=2, seed=7)
+    page = page_of(parent=runs)
+    assert "seed" in [row["name"] for row in answered(page, "settings", run="one")["rows"]]
+    folder.config.unlink()
+    assert answered(page, "settings", run="one")["rows"] == []
+
+
 def test_two_paths_to_a_run_show_it_once(runs: Path) -> None:
     one = made_run(runs / "one", steps=2).path
     (runs / "latest").symlink_to(one)
