@@ -1,7 +1,7 @@
 """A few plays of a run that show what it has learned, small enough for a file to send around."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from legos.errors import CheckpointError
 from legos.page.one_play import play_values
@@ -83,7 +83,7 @@ def shortened(play: Mapping[str, Any], most: int) -> dict[str, Any]:
         most: maximum number of characters of a text.
     """
     return {
-        **{name: _cut(value, most) for name, value in play.items()},
+        **_cut({n: value for n, value in play.items() if n not in ("turns", "children")}, most),
         "turns": [_turn(turn, most) for turn in play["turns"]],
         "children": [shortened(child, most) for child in play["children"]],
     }
@@ -91,18 +91,20 @@ def shortened(play: Mapping[str, Any], most: int) -> dict[str, Any]:
 
 def _turn(turn: Mapping[str, Any], most: int) -> dict[str, Any]:
     left_out = ("choices", "thinking", "answer")
-    values = {name: _cut(value, most) for name, value in turn.items() if name not in left_out}
-    values["messages"] = [
-        {name: _cut(value, most) for name, value in message.items()} for message in turn["messages"]
-    ]
+    values = {name: value for name, value in turn.items() if name not in left_out}
     if len(turn["token_ids"]) > _MOST_TOKENS:
         trained = turn["trained"] and {"advantage": turn["trained"]["advantage"]}
         values |= {"tokens": len(turn["token_ids"]), "token_ids": [], "logprobs": []}
         values |= {"versions": sorted(set(turn["versions"])), "trained": trained}
-    return values
+    return _cut(values, most)
 
 
 def _cut(value: Any, most: int) -> Any:
+    """A text, or all texts in lists and dictionaries, cut in the middle."""
+    if isinstance(value, list):
+        return [_cut(each, most) for each in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {name: _cut(each, most) for name, each in cast("dict[str, Any]", value).items()}
     if not isinstance(value, str) or len(value) <= most:
         return value
     kept = most // 2

@@ -153,6 +153,13 @@ def test_long_plays_are_cut_so_that_the_file_stays_small(runs: Path) -> None:
     assert turn["trained"] == {"advantage": 0.5}
 
 
+def test_long_notes_are_cut_like_other_texts(runs: Path) -> None:
+    folder = made_run(runs / "one")
+    add_play(folder, 1, "an answer", notes=("n" * 2_000_000,))
+    [sample] = values_of(folder.path)["plays"]["one"]
+    assert "characters are left out" in sample["play"]["notes"][0]
+
+
 def test_texts_are_data_and_only_the_scripts_of_the_page_run(runs: Path) -> None:
     folder = made_run(runs / "<b>one", steps=4)
     add_play(folder, 1, HOSTILE, question=HOSTILE)
