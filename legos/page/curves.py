@@ -100,4 +100,4 @@ def config_diff(runs: Sequence[RunView], *, all_chosen: bool = False) -> list[di
 def _shown(value: object) -> str:
     if value is None:
         return "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)

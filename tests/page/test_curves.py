@@ -50,6 +50,13 @@ def test_lines_with_an_evaluation_alone_are_no_steps(runs: Path) -> None:
     assert curve["y"] == [0.9, 0.4]
 
 
+def test_settings_that_differ_in_a_late_digit_differ(runs: Path) -> None:
+    made_run(runs / "a", training__learning_rate=0.001)
+    made_run(runs / "b", training__learning_rate=0.0010000004)
+    rows = answered(page_of(parent=runs), "settings", run=["a", "b"])["rows"]
+    assert [row["values"] for row in rows] == [["0.001", "0.0010000004"]]
+
+
 def test_settings_of_two_runs_that_differ(runs: Path) -> None:
     made_run(runs / "a", training__learning_rate=0.5)
     made_run(runs / "b", training__learning_rate=0.25, seed=7)
