@@ -95,7 +95,7 @@ def _run_router(runs: ShownRuns) -> APIRouter:
         return answer({"names": names, "first": chosen_names(names)})
 
     @router.get("/curves")
-    def curves(run: Names, name: Names, axis: Axis = "step") -> Response:
+    def curves(run: Names, name: Annotated[list[str], Query()], axis: Axis = "step") -> Response:
         return answer({"series": series(chosen(run), name[:_MOST_CURVES], axis)})
 
     @router.get("/settings")

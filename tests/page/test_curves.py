@@ -50,6 +50,14 @@ def test_lines_with_an_evaluation_alone_are_no_steps(runs: Path) -> None:
     assert curve["y"] == [0.9, 0.4]
 
 
+def test_as_many_curves_as_a_page_can_ask_for(runs: Path) -> None:
+    folder = made_run(runs / "a", steps=1)
+    names = [f"arena/metric{number}" for number in range(300)]
+    add_lines(folder.metrics, [step_line(2, **dict.fromkeys(names, 1.0))])
+    found = answered(page_of(parent=runs), "curves", run="a", name=names)["series"]
+    assert [each["name"] for each in found] == names
+
+
 def test_settings_that_differ_in_a_late_digit_differ(runs: Path) -> None:
     made_run(runs / "a", training__learning_rate=0.001)
     made_run(runs / "b", training__learning_rate=0.0010000004)
