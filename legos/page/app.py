@@ -100,7 +100,8 @@ def _run_router(runs: ShownRuns) -> APIRouter:
 
     @router.get("/settings")
     def settings(run: Names) -> Response:
-        return answer({"runs": run, "rows": config_diff(chosen(run))})
+        views = chosen(run)
+        return answer({"runs": [view.name for view in views], "rows": config_diff(views)})
 
     @router.get("/health")
     def of_health(run: str) -> Response:

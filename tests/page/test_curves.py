@@ -58,6 +58,13 @@ def test_as_many_curves_as_a_page_can_ask_for(runs: Path) -> None:
     assert [each["name"] for each in found] == names
 
 
+def test_a_run_that_is_named_twice_has_one_column(runs: Path) -> None:
+    made_run(runs / "a", seed=7)
+    found = answered(page_of(parent=runs), "settings", run=["a", "a"])
+    assert found["runs"] == ["a"]
+    assert all(len(row["values"]) == 1 for row in found["rows"])
+
+
 def test_settings_that_differ_in_a_late_digit_differ(runs: Path) -> None:
     made_run(runs / "a", training__learning_rate=0.001)
     made_run(runs / "b", training__learning_rate=0.0010000004)
