@@ -94,8 +94,8 @@ def planned_plays(arena: Arena, seed: int, plays: int) -> list[tuple[Task, int]]
     trained = plays_from(arena, seed, plays, held_out=False)
     if arena.held_out(random.Random(seed)) is None:
         return trained
-    half = plays // 2
-    return [*trained[: plays - half], *plays_from(arena, seed + 1, half)]  # seeds of their own
+    held_out = plays_from(arena, seed + 1, plays // 2)  # seeds of their own
+    return [*trained[: plays - len(held_out)], *held_out]
 
 
 def played(

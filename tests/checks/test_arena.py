@@ -36,6 +36,15 @@ def test_tasks_that_differ_from_call_to_call_are_found() -> None:
     assert found(arena, "tasks").passed is False
 
 
+def test_an_arena_without_held_out_tasks_has_as_many_plays_as_it_says() -> None:
+    async def play(self: Arena, t: Table) -> Mapping[str, float]:
+        await t.ask_all({"ann": "?", "bob": "?"})
+        return {"ann": 0.0, "bob": 0.0}
+
+    arena = talk(play=play, held_out=lambda self, rng: [])
+    assert "2 turns each" in found(arena, "random player").text
+
+
 def test_a_play_that_depends_on_others_is_found() -> None:
     async def play(self: Arena, t: Table) -> Mapping[str, float]:
         await t.ask_all({"ann": "?", "bob": "?"})
