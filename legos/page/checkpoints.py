@@ -35,7 +35,8 @@ class Checkpoints:
         """Take the client of an engine of the model, and the runs."""
         self.model = model
         self._client, self._runs = client, runs
-        self._live: dict[str, None] = {}  # names in the engine; the newest that was asked is last
+        # Names that the engine was given, and whether they have arrived; the newest asked is last.
+        self._live: dict[str, bool] = {}
         self._users: Counter[str] = Counter()
         self._loading = asyncio.Lock()
 
@@ -77,16 +78,19 @@ class Checkpoints:
     async def _load(self, folder: Path, written_at: int) -> str:
         """Make an adapter live; returns its name in the engine."""
         name = f"page-{hash((folder, written_at)):x}"
-        if name not in self._live:
+        engine, known = self._client.engine, self._live.pop(name, False)
+        if known:
+            self._live[name] = True
+        else:
             adapter = await asyncio.to_thread(read_adapter, folder)
             adapter.check_base(self.model)
-            await asyncio.wrap_future(self._client.engine.load_adapter(replace(adapter, name=name)))
-        self._live.pop(name, None)
-        self._live[name] = None
+            self._live[name] = False  # it may arrive although nobody waits for it any more
+            await asyncio.wrap_future(engine.load_adapter(replace(adapter, name=name)))
+            self._live[name] = True
         unused = [each for each in self._live if not self._users[each] and each != name]
         for each in unused[: max(0, len(self._live) - _MOST_LIVE)]:
             del self._live[each]
-            await asyncio.wrap_future(self._client.engine.drop_adapter(each))
+            engine.drop_adapter(each)  # not awaited: it may not have arrived, and is then not live
         return name
 
     def _place(self, who: str) -> tuple[Path, int]:

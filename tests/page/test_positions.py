@@ -1,12 +1,14 @@
 """Positions with a real engine: what checkpoints do there, and plays that go on."""
 
+import asyncio
 import json
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from math import exp
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from made_runs import LOOPBACK, add_play, answered, made_run, page_of
@@ -16,11 +18,14 @@ from starlette.testclient import TestClient
 from legos import open_run
 from legos.apps.adapters import loaded
 from legos.cli.process import main
+from legos.clients.engine import EngineClient
+from legos.fakes import ScriptedClient
 from legos.page import checkpoints as live_adapters
 from legos.page.app import make_page
 from legos.page.checkpoints import Checkpoints
 from legos.page.shown import ShownRuns
 from legos.records.limits import EngineLimits
+from legos.records.message import Message, Sampling
 from legos.run.episodes import in_order
 from legos.server.options import ServerOptions
 
@@ -193,6 +198,62 @@ def test_many_requests_at_once_and_few_adapters_at_a_time(
     for name, found in zip(names, together, strict=True):
         assert found["moves"] == pytest.approx(alone[name]["moves"], rel=1e-4)
     assert len({json.dumps(each["moves"]) for each in alone.values()}) == len(alone)
+
+
+@dataclass(frozen=True)
+class _Adapter:
+    """An adapter that fits every model."""
+
+    name: str = ""
+
+    def check_base(self, model: str) -> None:
+        pass
+
+
+class _Engine:
+    """An engine whose first load goes on for ever, and ends when nobody waits for it."""
+
+    def __init__(self) -> None:
+        self.live: list[str] = []
+        self.asked = asyncio.Event()
+
+    def load_adapter(self, adapter: _Adapter) -> "Future[None]":
+        future = Future[None]()
+        future.set_running_or_notify_cancel()
+        if self.asked.is_set():
+            future.set_result(None)
+        self.live.append(adapter.name)
+        self.asked.set()
+        return future
+
+    def drop_adapter(self, name: str) -> "Future[None]":
+        self.live.remove(name)
+        future = Future[None]()
+        future.set_result(None)
+        return future
+
+
+def test_an_adapter_whose_question_was_left_is_dropped_in_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live_adapters, "_MOST_LIVE", 1)
+    monkeypatch.setattr(live_adapters, "read_adapter", lambda _: _Adapter())
+    monkeypatch.setattr(Checkpoints, "_place", lambda _, who: (Path(who), 0))
+    engine, client = _Engine(), ScriptedClient(["1"] * 9)
+    monkeypatch.setattr(client, "engine", engine, raising=False)
+    checkpoints = Checkpoints("model", cast("EngineClient", client), ShownRuns())
+    asked = [Message("user", "?")]
+
+    async def scenario() -> None:
+        left = asyncio.create_task(checkpoints.complete("a", asked, Sampling()))
+        await engine.asked.wait()
+        left.cancel()
+        await asyncio.gather(left, return_exceptions=True)
+        for who in ("b", "c"):
+            await checkpoints.complete(who, asked, Sampling())
+
+    asyncio.run(scenario())
+    assert len(engine.live) == 1
 
 
 def test_without_a_model_positions_are_shown_and_nobody_answers(runs: Path) -> None:
