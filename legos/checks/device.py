@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -58,19 +58,20 @@ class SelfTest:
         Raises:
             LegosError: the model cannot be loaded.
         """
-        self._model = load_model(model)
-        self._checks = device_checks(self._model)
-        self._gap = {"largest_gap_nats": LARGEST_GAP[self._model.dtype]}
-        self._distance = LARGEST_DISTANCE[self._model.dtype]
-        apply_lora(self._model, rank=4, alpha=8.0)
-        self._engine = self._model.make_engine()
-        self._adapter = self._adapter_of(1)
-        self._live(self._adapter)
+        with ExitStack() as stack:  # nothing is left behind where one of these fails
+            self._model = stack.enter_context(closing(load_model(model)))
+            self._checks = device_checks(self._model)
+            self._gap = {"largest_gap_nats": LARGEST_GAP[self._model.dtype]}
+            self._distance = LARGEST_DISTANCE[self._model.dtype]
+            apply_lora(self._model, rank=4, alpha=8.0)
+            self._engine = stack.enter_context(closing(self._model.make_engine()))
+            self._adapter = self._adapter_of(1)
+            self._live(self._adapter)
+            self._stack = stack.pop_all()
 
     def close(self) -> None:
         """End both threads."""
-        self._engine.close()
-        self._model.close()
+        self._stack.close()
 
     def parity(self) -> Check:
         """Whether the engine reports what a forward pass of the trainer's tree gives."""

@@ -1,6 +1,7 @@
 """``legos doctor``: the report of a healthy machine, and what it says of a broken one."""
 
 import json
+import threading
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
@@ -93,6 +94,19 @@ def test_an_engine_with_other_weights_than_the_trainer_is_found(
     assert "largest_gap_nats is" in parity["reason"]
     assert told["checks"]["gradients"]["passed"] is True
     assert told["checks"]["together"]["passed"] is False
+
+
+def test_a_self_test_that_cannot_begin_leaves_no_thread(
+    tiny_models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(SelfTest, "_live", refuse)
+    before = set(threading.enumerate())
+    [check] = device.run_checks(str(tiny_models["llama"]))
+    assert (check.passed, check.reason) == (False, "RuntimeError: no room")
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_check_that_raises_fails_alone(
