@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CHROMIUM", "chromium", "served"]
+import pytest
+
+__all__ = ["CHROMIUM", "chromium", "count", "served", "until"]
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -38,3 +40,17 @@ def chromium(sync_playwright: Any) -> Iterator[Any]:
             yield made
         finally:
             made.close()
+
+
+def until(page: Any, script: str, wanted: Any = True) -> None:
+    """Wait until an expression has a value; the page's own rules forbid Playwright's way to."""
+    for _ in range(600):
+        if (found := page.evaluate(script)) == wanted:
+            return
+        page.wait_for_timeout(50)
+    pytest.fail(f"{script} is {found!r}, not {wanted!r}")
+
+
+def count(selector: str) -> str:
+    """An expression for the number of elements."""
+    return f"document.querySelectorAll({selector!r}).length"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chromium import CHROMIUM, chromium, served
+from chromium import count, served, until
 from made_runs import add_lines, add_play, made_run, step_line
 from short_runs import FEW, NIM
 
@@ -51,43 +51,6 @@ def modelled(runs: Path) -> Iterator[str]:
     """The address of the page of all runs, with the built-in model loaded."""
     with served(runs, "--model", "builtin") as (found, _):
         yield found
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Chromium."""
-    sync_api = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium on PATH")
-    with chromium(sync_api.sync_playwright) as made:
-        yield made
-
-
-@pytest.fixture
-def page(browser: Any, url: str) -> Iterator[Any]:
-    """A page that fails its test if a script of it fails, or asks for anything elsewhere."""
-    context = browser.new_context(viewport={"width": 1400, "height": 900}, base_url=url)
-    made, problems = context.new_page(), []
-    made.on("pageerror", lambda error: problems.append(str(error)))
-    made.on("request", lambda asked: asked.url.startswith(url) or problems.append(asked.url))
-    made.set_default_timeout(120_000)  # the libraries of tokenizers are slow to import
-    yield made
-    context.close()
-    assert problems == []
-
-
-def until(page: Any, script: str, wanted: Any = True) -> None:
-    """Wait until an expression has a value; the page's own rules forbid Playwright's way to."""
-    for _ in range(600):
-        if (found := page.evaluate(script)) == wanted:
-            return
-        page.wait_for_timeout(50)
-    pytest.fail(f"{script} is {found!r}, not {wanted!r}")
-
-
-def count(selector: str) -> str:
-    """An expression for the number of elements."""
-    return f"document.querySelectorAll({selector!r}).length"
 
 
 def texts(page: Any, selector: str) -> list[str]:

@@ -80,14 +80,24 @@ function frame(root, run, runs, parameters, state) {
           field("step_min", "Step from", { type: "number", min: 0 }),
           field("step_max", "to", { type: "number", min: 0 }),
           h("label.check", {}, h("input", { type: "checkbox", id: "f-failed", checked: now.get("failed") === "true", onchange: (event) => change({ failed: event.target.checked || null, offset: null }) }), "failed only"),
-          FILTERS.some((name) => now.get(name)) ? h("a.small", { href: address("plays", { run }) }, "clear all") : null,
+          h("a.small", { id: "clear", href: address("plays", { run }) }, "clear all"),
         );
       }
+      document.getElementById("clear").hidden = !FILTERS.some((name) => now.get(name));
+      for (const name of FILTERS) showFilter(name, now.get(name));
       show(rows, problems(values), values.rows.length ? rowsOf(run, values, now, offset) : none(values, now));
     },
   };
   Object.assign(state, { root, run, parts });
   return parts;
+}
+
+// A field as the address has it, unless somebody types into it.
+function showFilter(name, value) {
+  const field = document.getElementById(name === "text" ? "search" : `f-${name}`);
+  if (!field || field === document.activeElement) return;
+  if (field.type === "checkbox") field.checked = value === "true";
+  else field.value = value ?? "";
 }
 
 function problems(values) {

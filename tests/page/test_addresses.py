@@ -1,0 +1,34 @@
+"""What the page shows after its address has changed, in Chromium, on runs without a model."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chromium import count, served, until
+from made_runs import add_play, made_run
+
+pytestmark = [pytest.mark.optional]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the page of a run with a play, and of one of nim without any."""
+    runs: Path = tmp_path_factory.mktemp("page") / "runs"
+    add_play(made_run(runs / "words"), 1, "eight")
+    made_run(runs / "nim", arena="nim")
+    with served(runs) as (found, _):
+        yield found
+
+
+def test_the_filters_of_plays_show_what_the_address_holds(page: Any) -> None:
+    page.goto("/#/plays?run=words")
+    page.wait_for_selector("table.plays")
+    page.fill("#search", "eight")
+    page.select_option("#f-kind", "training")
+    page.check("#f-failed")
+    page.click("text=clear all")
+    until(page, "document.getElementById('f-kind').value", "")
+    assert page.input_value("#search") == ""
+    assert not page.is_checked("#f-failed")
+    assert not page.is_visible("text=clear all")
