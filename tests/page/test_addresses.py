@@ -32,3 +32,15 @@ def test_the_filters_of_plays_show_what_the_address_holds(page: Any) -> None:
     assert page.input_value("#search") == ""
     assert not page.is_checked("#f-failed")
     assert not page.is_visible("text=clear all")
+
+
+def test_a_play_that_was_left_is_drawn_no_more(page: Any) -> None:
+    held: list[Any] = []
+    page.route("**/api/plays/*/pieces*", lambda route: held.append(route))
+    page.goto("/#/plays?run=words&play=1")
+    page.click("a:text-is('position') >> nth=0")
+    page.wait_for_selector("h1:text('Positions')")
+    with page.expect_response("**/api/plays/*/pieces*"):
+        held[0].fulfill(json={"turns": None, "why": "late"})
+    page.wait_for_timeout(1000)
+    assert page.inner_text("h1") == "Positions"

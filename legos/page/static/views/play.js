@@ -38,7 +38,8 @@ async function beside(state, place, root) {
     } catch (error) {
       if (name === "pieces") state.pieces = { turns: null, why: error.message };
     }
-    if (state.place === place && route().parameters.has("play")) paint(root, state, route().parameters);
+    const { view, parameters } = route(); // another view may have a play too
+    if (state.place === place && view === "plays" && parameters.has("play")) paint(root, state, parameters);
   };
   await Promise.all([load("pieces"), load("exact")]);
   state.whole = true;
