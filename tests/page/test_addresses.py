@@ -44,3 +44,19 @@ def test_a_play_that_was_left_is_drawn_no_more(page: Any) -> None:
         held[0].fulfill(json={"turns": None, "why": "late"})
     page.wait_for_timeout(1000)
     assert page.inner_text("h1") == "Positions"
+
+
+def test_a_position_is_played_on_after_a_step_back_from_a_slow_answer(page: Any) -> None:
+    held: list[Any] = []
+    page.goto("/#/positions?run=nim")
+    page.wait_for_selector("[data-move]")
+    page.route("**/api/positions", lambda route: held.append(route))
+    page.click("[data-move] >> nth=0")
+    until(page, "location.hash.includes('said')")
+    page.wait_for_timeout(1000)
+    assert len(held) == 1
+    page.go_back()
+    page.wait_for_timeout(1000)
+    page.unroute("**/api/positions")
+    page.click("[data-move] >> nth=0")
+    until(page, count(".dialogue .turn"), 1)

@@ -39,6 +39,9 @@ export async function draw(root, parameters, { again, state, valid }) {
       history.replaceState(null, "", here({ said: JSON.stringify(values.said) }));
     }
     Object.assign(state, { key: JSON.stringify(place), values, draft: "", waiting: false });
+  } else if (state.waiting) { // a step back to what is shown, before the answer came
+    state.stop.abort();
+    Object.assign(state, { stop: new AbortController(), waiting: false });
   }
   Object.assign(state, { place, runs, names: { a, b }, known: state.known ?? new Map() });
   paint(root, state);
