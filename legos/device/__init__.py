@@ -101,7 +101,7 @@ class ModelHandle(Protocol):
         ...
 
     def without_lora(self) -> AbstractContextManager[None]:
-        """Within the block, calls use the model without LoRA."""
+        """Within the block, calls use the model without LoRA; training steps keep it."""
         ...
 
     def base_adapter(self) -> Adapter:

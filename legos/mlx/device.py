@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -138,6 +138,7 @@ class MlxModel:
         self.tokenizer = load_tokenizer(folder)
         self.context = context_length(folder)
         self.lora: LoraShape | None = None
+        self._without_lora = 0  # number of blocks ``without_lora`` that are open
         self._inline = inline
         self._workers: dict[str, Worker] = {}  # the newest of each name
         self._capabilities: Capabilities | None = None  # found by the first engine
@@ -173,9 +174,15 @@ class MlxModel:
             AdapterError: the adapter does not fit the model's LoRA.
         """
         check_token_ids(input_ids, self.num_vocabulary)
-        if adapter is None:
-            return self.worker.call(all_logits, self.tree, list(input_ids)).result()
-        return self.worker.call(logits_under, self.tree, adapter, list(input_ids)).result()
+        if adapter is not None:
+            return self.worker.call(logits_under, self.tree, adapter, list(input_ids)).result()
+        own = not self._without_lora
+
+        def logits() -> NDArray[np.float32]:
+            with nullcontext() if own else other_lora(self.tree, None):
+                return all_logits(self.tree, list(input_ids))
+
+        return self.worker.call(logits).result()
 
     def lora_shape(self, *, rank: int, alpha: float, num_layers: int, head: bool) -> LoraShape:
         """See ``legos.mlx.model.lora.lora_shape``."""
@@ -204,13 +211,12 @@ class MlxModel:
 
     @contextmanager
     def without_lora(self) -> Generator[None]:
-        """Within the block, calls use the base model without LoRA."""
-        block = other_lora(self.tree, None)
-        self.worker.call(block.__enter__).result()
+        """Within the block, calls use the base model without LoRA; training steps keep it."""
+        self._without_lora += 1
         try:
             yield
         finally:
-            self.worker.call(block.__exit__, None, None, None).result()
+            self._without_lora -= 1
 
     def base_adapter(self) -> Adapter:
         """An adapter of the model's LoRA that has no effect, as version 0.

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -152,6 +152,7 @@ class TorchModel:
         self.causal = self.call(load_model, folder, self.device, self._ranks).result()
         self.modules: Modules = {}
         self._arrays: Mapping[str, torch.Tensor] = {}  # LoRA, before the first update
+        self._without_lora = 0  # number of blocks ``without_lora`` that are open
         whole = self.causal.whole
         self.num_vocabulary = min(self.causal.num_vocabulary, self.tokenizer.vocab_size)
         self.num_parameters: int = whole.num_parameters()  # packed weights hold two each
@@ -171,16 +172,18 @@ class TorchModel:
             AdapterError: the adapter does not fit.
         """
         check_token_ids(input_ids, self.num_vocabulary)
-        if adapter is None:
-            return self.call(self._logits, list(input_ids)).result()
-        scale = (self.lora or adapter.shape).scale
-        other = Lora(arrays=self._fitting(adapter), scale=scale)
+        ids, other = list(input_ids), None
+        if adapter is not None:
+            scale = (self.lora or adapter.shape).scale
+            other = Lora(arrays=self._fitting(adapter), scale=scale)
+        own = adapter is None and not self._without_lora
 
-        def under_adapter() -> NDArray[np.float32]:
-            with other_lora(self.modules, other):
-                return self._logits(list(input_ids))
+        def logits() -> NDArray[np.float32]:
+            with nullcontext() if own else other_lora(self.modules, other):
+                compute = partial(self.causal.all_logits, ids)
+                return self._leader.together(compute, "logits", ids)
 
-        return self.call(under_adapter).result()
+        return self.call(logits).result()
 
     def lora_shape(self, *, rank: int, alpha: float, num_layers: int, head: bool) -> LoraShape:
         """See ``legos.weights.fits.linear_shape``.
@@ -225,9 +228,12 @@ class TorchModel:
 
     @contextmanager
     def without_lora(self) -> Generator[None]:
-        """Within the block, calls use the base model without LoRA."""
-        with other_lora(self.modules, None):
+        """Within the block, calls use the base model without LoRA; training steps keep it."""
+        self._without_lora += 1
+        try:
             yield
+        finally:
+            self._without_lora -= 1
 
     def base_adapter(self) -> Adapter:
         """An adapter of the model's LoRA that has no effect, as version 0.
@@ -282,10 +288,6 @@ class TorchModel:
         """Let the other processes end, and leave their group."""
         self._leader.end()
         ranks.leave()
-
-    def _logits(self, input_ids: Sequence[int]) -> NDArray[np.float32]:
-        compute = partial(self.causal.all_logits, input_ids)
-        return self._leader.together(compute, "logits", input_ids)
 
     def _adapter(self) -> Adapter:
         if self.lora is None:

@@ -61,6 +61,24 @@ def test_logits_are_those_of_mlx_with_and_without_lora() -> None:
         assert not model.base_adapter().has_effect
 
 
+@pytest.mark.parametrize("device", ["mlx", "torch"])
+def test_a_step_within_a_block_without_lora_trains_lora(device: str) -> None:
+    """Plays may ask the base model while the trainer computes steps with the same model."""
+    model = load_model(device=device, inline=True)
+    apply_lora(model)
+    backend, sample = model.make_backend(), make_sample(TOKENS)
+    base = model(TOKENS)
+    expected = backend.forward_backward([sample], [1.0], Objective()).result()
+    with disable_lora(model):
+        found = backend.forward_backward([sample], [1.0], Objective()).result()
+        backend.optim_step(UPDATE).result()
+        assert model(TOKENS) == pytest.approx(base, abs=1e-6)
+    assert found.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
+    assert expected.grad_norm > 0.0
+    assert np.abs(model(TOKENS) - base).max() > 1e-3
+    assert model(TOKENS) == pytest.approx(model(TOKENS, adapter=backend.adapter()), abs=1e-6)
+
+
 def test_an_adapter_of_another_scale_has_its_own_effect_on_both_devices() -> None:
     for device in ("mlx", "torch"):
         theirs, ours = (load_model(device=device, inline=True) for _ in range(2))
