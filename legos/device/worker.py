@@ -13,14 +13,22 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from legos.errors import EngineError
 
-__all__ = ["CLOSE_S", "InlineWorker", "ThreadWorker", "Worker", "answer", "taken"]
+__all__ = [
+    "CLOSE_S",
+    "InlineWorker",
+    "ThreadWorker",
+    "Worker",
+    "answer",
+    "closed_after_error",
+    "taken",
+]
 
 T = TypeVar("T")
 Tick = Callable[[], bool]
@@ -215,6 +223,16 @@ class InlineWorker:
 
 Worker = ThreadWorker | InlineWorker
 """The owner of one module tree."""
+
+
+@contextmanager
+def closed_after_error(worker: Worker) -> Generator[None]:
+    """Within the block, which makes what runs on a worker, an error closes the worker."""
+    try:
+        yield
+    except BaseException:
+        worker.close()
+        raise
 
 
 def _ticked(tick: Tick | None) -> bool:

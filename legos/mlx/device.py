@@ -18,7 +18,7 @@ from legos.chat.tools import PLAIN_TOOLS, ToolFormat
 from legos.device import LocalEngine
 from legos.device.backend import LoraBackend
 from legos.device.leader import Leader, check_same, follow
-from legos.device.worker import InlineWorker, ThreadWorker, Worker
+from legos.device.worker import InlineWorker, ThreadWorker, Worker, closed_after_error
 from legos.errors import EngineError, ModelError, TrainerError
 from legos.mlx.fits import check_training
 from legos.mlx.generate.capabilities import Capabilities
@@ -143,16 +143,17 @@ class MlxModel:
         self._workers: dict[str, Worker] = {}  # the newest of each name
         self._capabilities: Capabilities | None = None  # found by the first engine
         self.worker = self._make_worker("legos-trainer")
-        self.tree: Any = self.worker.call(load_tree, folder).result()
-        self.num_vocabulary = self._token_ids()
-        self._base = base_arrays(self.tree)
-        group = process_group() if leads else None
-        self._led = None if group is None else MlxProcesses(group)  # what this process leads
-        self._leader = Leader(self._led)
-        self.num_parameters: int = get_total_parameters(self.tree)
-        self.dtype = weights_dtype(self._base)
-        if self._led is not None:
-            self.worker.call(check_same, self.folder, self._led).result()
+        with closed_after_error(self.worker):
+            self.tree: Any = self.worker.call(load_tree, folder).result()
+            self.num_vocabulary = self._token_ids()
+            self._base = base_arrays(self.tree)
+            group = process_group() if leads else None
+            self._led = None if group is None else MlxProcesses(group)  # what this process leads
+            self._leader = Leader(self._led)
+            self.num_parameters: int = get_total_parameters(self.tree)
+            self.dtype = weights_dtype(self._base)
+            if self._led is not None:
+                self.worker.call(check_same, self.folder, self._led).result()
 
     @property
     def tool_format(self) -> ToolFormat:
@@ -252,7 +253,8 @@ class MlxModel:
                 capabilities=self._capabilities,
             )
 
-        engine = worker.call(build).result()
+        with closed_after_error(worker):
+            engine = worker.call(build).result()
         self._capabilities = engine.capabilities
         return engine
 

@@ -18,7 +18,7 @@ from legos.chat.tokenizer import load_tokenizer
 from legos.chat.tools import PLAIN_TOOLS
 from legos.device.backend import LoraBackend
 from legos.device.leader import Leader, follow
-from legos.device.worker import CLOSE_S, InlineWorker, ThreadWorker, Worker
+from legos.device.worker import CLOSE_S, InlineWorker, ThreadWorker, Worker, closed_after_error
 from legos.errors import AdapterError, ModelError, TrainerError
 from legos.records.limits import EngineLimits, TrainingSize
 from legos.records.names import POLICY
@@ -147,9 +147,10 @@ class TorchModel:
         self.device = choose_device()
         self.worker: Worker = InlineWorker() if inline else ThreadWorker("legos-trainer")
         self.call = self.worker.call
-        self._ranks: Ranks | None = self.call(_as_first, self.device).result()
-        self._leader = Leader(self._ranks)
-        self.causal = self.call(load_model, folder, self.device, self._ranks).result()
+        with closed_after_error(self.worker):
+            self._ranks: Ranks | None = self.call(_as_first, self.device).result()
+            self._leader = Leader(self._ranks)
+            self.causal = self.call(load_model, folder, self.device, self._ranks).result()
         self.modules: Modules = {}
         self._arrays: Mapping[str, torch.Tensor] = {}  # LoRA, before the first update
         self._without_lora = 0  # number of blocks ``without_lora`` that are open

@@ -17,7 +17,7 @@ from vocabulary import TOKENS as TOKENIZER
 
 from legos.builtin import BUILTIN
 from legos.config.schema import RunConfig
-from legos.errors import ModelError, TrainerError
+from legos.errors import AdapterError, ModelError, TrainerError
 from legos.fakes import make_sample
 from legos.losses.objective import Objective
 from legos.records.step import BackendConfig, Update
@@ -112,6 +112,16 @@ def test_what_is_rewarded_gets_likelier_on_the_models_own_thread() -> None:
     model.close()
 
 
+def test_lora_can_be_added_after_a_shape_that_does_not_fit() -> None:
+    model = load()
+    before, shape = model(TOKENS), model.lora_shape(rank=2, alpha=4.0, num_layers=1, head=False)
+    with pytest.raises(AdapterError, match=r"has no linear module mlp\.other"):
+        model.add_lora(replace(shape, modules=(*shape.modules, "mlp.other")))
+    model.add_lora(shape)
+    assert len(model.modules) == len(shape.modules)
+    assert model(TOKENS) == pytest.approx(before, abs=1e-6)
+
+
 def test_a_call_that_never_returns_is_given_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -162,6 +172,29 @@ def test_models_that_torch_cannot_train_are_refused(
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=message):
         load(folder)
+
+
+@pytest.mark.parametrize("device", ["mlx", "torch"])
+def test_a_model_that_cannot_be_loaded_leaves_no_thread(tmp_path: Path, device: str) -> None:
+    folder = write_any_model(tmp_path)
+    (folder / "model.safetensors").write_bytes(b"damaged")
+    before = set(threading.enumerate())
+    with pytest.raises(ModelError, match=r"cannot be loaded|damaged"):
+        load_model(folder, device=device)
+    assert set(threading.enumerate()) == before
+
+
+def test_an_engine_that_cannot_be_made_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr("legos.mlx.device.MlxEngine", failing)
+    model = load_model()
+    before = set(threading.enumerate())
+    with pytest.raises(RuntimeError, match="no memory"):
+        model.make_engine()
+    assert set(threading.enumerate()) == before
+    model.close()
 
 
 def test_a_model_that_keeps_a_state_between_tokens_is_refused(tmp_path: Path) -> None:
