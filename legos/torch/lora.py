@@ -55,13 +55,15 @@ def insert_lora(model: nn.Module, layers: Iterable[nn.Module], shape: LoraShape)
     """Wrap the linear modules of some layers, and the head, that a shape names.
 
     Raises:
-        AdapterError: a named module is not found.
+        AdapterError: a named module is not found; the model is as before.
     """
     full = {module: name for name, module in model.named_modules()}
-    roots = [*layers, model]
+    roots = [dict(root.named_modules()) for root in (*layers, model)]
+    for name in shape.modules:
+        if not any(isinstance(inside.get(name), nn.Linear) for inside in roots):
+            raise AdapterError(f"the model has no linear module {name}, which LoRA should adapt")
     found: dict[str, LoraLinear] = {}
-    for root in roots:
-        inside = dict(root.named_modules())
+    for inside in roots:
         for name in shape.modules:
             linear = inside.get(name)
             if not isinstance(linear, nn.Linear):
@@ -69,9 +71,6 @@ def insert_lora(model: nn.Module, layers: Iterable[nn.Module], shape: LoraShape)
             parent, _, last = name.rpartition(".")
             found[full[linear]] = adapted = LoraLinear(linear, shape.scale)
             setattr(inside[parent], last, adapted)
-    lacking = [name for name in shape.modules if not any(key.endswith(name) for key in found)]
-    if lacking:
-        raise AdapterError(f"the model has no linear module {lacking[0]}, which LoRA should adapt")
     return found
 
 
