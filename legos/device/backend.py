@@ -330,7 +330,7 @@ class LoraBackend:
             self._device.install(policy.arrays)
             policy.ema = self._on_device(state.ema)
             policy.moments = self._on_device(state.moments)
-            policy.updates = state.updates
+            policy.updates, policy.pending = state.updates, None
 
 
 def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:

@@ -244,6 +244,18 @@ def test_a_checkpoint_may_follow_other_weights_at_once(tmp_path: Path) -> None:
         assert backend.adapter().version == 1
 
 
+def test_gradients_from_before_a_restore_are_not_applied(
+    tiny_models: Mapping[str, Path], tmp_path: Path
+) -> None:
+    _, backend = moved(tiny_models["llama"])
+    backend.snapshot().result()(tmp_path)
+    backend.forward_backward([make_sample()], [1.0], Objective()).result()
+    backend.restore(tmp_path)
+    with pytest.raises(TrainerError, match="there are no gradients to apply"):
+        backend.optim_step(Update(learning_rate=0.1)).result()
+    assert backend.adapter().version == 3
+
+
 def test_an_unknown_policy_is_named(tiny_models: Mapping[str, Path]) -> None:
     _, backend = made(tiny_models["llama"])
     for call in (
