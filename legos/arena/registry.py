@@ -210,5 +210,7 @@ def _arenas_in(module: ModuleType) -> list[str]:
 
 def _is_arena(value: object) -> bool:
     return (
-        isinstance(value, type) and issubclass(value, Arena | Game) and value not in (Arena, Game)
+        isinstance(value, type)
+        and issubclass(value, Arena | Game)
+        and value not in (Arena, Game, GameArena)
     )

@@ -10,6 +10,7 @@ from legos.arena.registry import find_arena, known_arenas
 from legos.errors import ArenaError
 
 TWO_ARENAS = """
+from legos import GameArena
 from legos.arena.arena import Arena
 
 class Duel(Arena):
@@ -62,6 +63,7 @@ def test_unknown_name_names_the_nearest() -> None:
         ("{file}:Duell", r"mine\.py has no class 'Duell'; did you mean 'Duel'\?"),
         ("{file}:Judge", r"'Judge' in .*mine\.py is not a subclass of Arena or Game"),
         ("{file}:Arena", r"'Arena' in .*mine\.py is not a subclass"),
+        ("{file}:GameArena", r"'GameArena' in .*mine\.py is not a subclass"),
         ("{folder}/none.py:Duel", r"there is no file .*none\.py"),
         ("{folder}/broken.py:Duel", r"cannot import .*broken\.py: ZeroDivisionError: division"),
         (
