@@ -1,5 +1,6 @@
 """Tasks from the rows of JSON lines, Parquet files and data sets of the hub."""
 
+import codecs
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -115,7 +116,7 @@ def _json(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         text = path.read_bytes()
     except OSError as error:
         raise ArenaError(f"{path} cannot be read: {error.strerror}") from error
-    if not text.lstrip().startswith(b"["):
+    if not text.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
         yield from _json_lines(path)
         return
     for number, row in enumerate(_loaded(text, str(path)), start=1):

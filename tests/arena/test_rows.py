@@ -63,13 +63,16 @@ def test_a_malformed_row_is_named_by_file_and_line(tmp_path: Path, line: str, me
     assert message in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["sums.JSONL", "sums.ndjson", "lines.json", "list.json"])
+@pytest.mark.parametrize(
+    "name", ["sums.JSONL", "sums.ndjson", "lines.json", "list.json", "bom.json"]
+)
 def test_files_of_other_endings_are_read_and_not_looked_for_on_the_hub(
     tmp_path: Path, name: str
 ) -> None:
     path = tmp_path / name
     rows = "\n".join(map(json.dumps, ROWS))
-    path.write_text(json.dumps(ROWS, indent=1) if name == "list.json" else rows)
+    text = rows if path.stem in ("sums", "lines") else json.dumps(ROWS, indent=1)
+    path.write_text(text, encoding="utf-8-sig" if name == "bom.json" else "utf-8")
     tasks = read_tasks(path, fields=("question", "answer"))
     assert [task.data for task in tasks] == ROWS
     assert [task.id for task in tasks[:2]] == [f"{path}:1", f"{path}:2"]
@@ -90,6 +93,12 @@ def test_a_list_of_rows_is_checked_as_lines_are(tmp_path: Path) -> None:
 def test_a_file_that_holds_no_rows_is_named(tmp_path: Path) -> None:
     path = tmp_path / "sums.csv"
     path.write_text("question,answer\n")
+    lines = tmp_path / "sums.jsonlines"
+    with pytest.raises(ArenaError, match=r"there is no file .*sums\.jsonlines; endings of files"):
+        read_tasks(lines)
+    lines.touch()
+    with pytest.raises(ArenaError, match=r"sums\.jsonlines is not a file of rows; expected \.jso"):
+        read_tasks(lines)
     with pytest.raises(ArenaError, match=r"sums\.csv is not a file of rows; expected \.jsonl, "):
         read_tasks(path)
 
