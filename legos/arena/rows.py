@@ -44,10 +44,10 @@ def read_tasks(
     """
     path = Path(source)
     read = READERS.get(path.suffix.lower())
-    if read is None and path.suffix.startswith(".json"):
-        raise ArenaError(f"there is no file {path}; endings of files are {', '.join(READERS)}")
     if read is None and path.is_file():
         raise ArenaError(f"{path} is not a file of rows; expected {', '.join(READERS)}")
+    if read is None and path.suffix.startswith(".json"):
+        raise ArenaError(f"there is no file {path}; endings of files are {', '.join(READERS)}")
     rows = _hub(str(source), split) if read is None else read(path)
     tasks: list[Task] = []
     needed = fields if prompt is None else (prompt, *fields)

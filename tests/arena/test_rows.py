@@ -116,6 +116,10 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     broken.write_text("no parquet")
     with pytest.raises(ArenaError, match=r"broken\.parquet: row 1 cannot be read"):
         read_tasks(broken)
+    late = pyarrow.table({"at": pyarrow.array([10**15], pyarrow.timestamp("s"))})
+    pyarrow.parquet.write_table(late, tmp_path / "late.parquet")
+    with pytest.raises(ArenaError, match=r"late\.parquet: row 1 cannot be read: .*int too large"):
+        read_tasks(tmp_path / "late.parquet")
 
     def missing(name: str) -> Any:
         raise ImportError(name)
