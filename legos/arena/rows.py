@@ -146,7 +146,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             for row in batch.to_pylist():
                 number += 1
                 yield f"{path}:{number}", row
-    except (ValueError, OSError) as error:  # what pyarrow's errors derive from
+    except Exception as error:  # pyarrow and the types of its values raise whatever they do
         raise ArenaError(f"{path}: row {number + 1} cannot be read: {error}") from error
 
 

@@ -230,3 +230,16 @@ def test_bad_held_out_tasks_are_refused(file: Path) -> None:
     client: Any = arena.client
     with pytest.raises(ArenaError, match=r"held_out\(\) of arena 'wrong' yielded 'a', a str"):
         asyncio.run(ArenaEvaluation(arena, client, plays=5).metrics())
+
+
+def test_held_out_tasks_that_are_async_are_refused(file: Path) -> None:
+    class Later(Sums):
+        async def held_out(self, rng: random.Random) -> Any:
+            return []
+
+    arena = Later(file, 0.1)
+    client: Any = arena.client
+    with pytest.raises(
+        ArenaError, match=r"held_out\(\) .* is async; write def held_out\(self, rng"
+    ):
+        asyncio.run(ArenaEvaluation(arena, client, plays=5).metrics())
