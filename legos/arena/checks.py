@@ -145,7 +145,7 @@ def _iterable(given: Any, source: str) -> Iterable[Any]:
     if inspect.iscoroutine(given):
         given.close()
     if inspect.isasyncgen(given) or inspect.iscoroutine(given):
-        raise ArenaError(f"{source} is async; write def tasks(self, rng)")
+        raise ArenaError(f"{source} is async; write def {source.partition('(')[0]}(self, rng)")
     if type(given) in (str, dict, Task) or not hasattr(given, "__iter__"):
         raise ArenaError(
             f"{source} returned {shown(given)}; write yield Task(id=..., data=...), or return a "
