@@ -257,6 +257,8 @@ def test_a_question_after_the_play() -> None:
         ({"roles": (1, 2)}, "is (1, 2); expected one name or more, each once"),
         ({"illegal": "rety"}, "illegal of arena 'duel' is 'rety'; did you mean 'retry'?"),
         ({"utility": "zerosum"}, "utility of arena 'duel' is 'zerosum'; did you mean 'zero_sum'?"),
+        ({"max_tokens": 0}, "max_tokens of arena 'duel' is 0; expected a whole number, at least 1"),
+        ({"max_tokens": "many"}, "max_tokens of arena 'duel' is 'many'; expected a whole number"),
         ({"group_size": 0}, "group_size of arena 'duel' is 0; expected a whole number, at least 1"),
         ({"tasks_per_step": 2.5}, "tasks_per_step of arena 'duel' is 2.5; expected a whole number"),
         ({"system": "Be brief."}, "system of arena 'duel' is 'Be brief.', a str; expected role ->"),
