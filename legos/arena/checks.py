@@ -187,8 +187,8 @@ def checked_seats(seats: Any, policies: Sequence[str], source: str) -> Mapping[s
         source: describes the function that returned it, for the message.
 
     Raises:
-        ArenaError: it is not a mapping from roles to seats, or a trainable seat has an adapter that
-            is not trained.
+        ArenaError: it is not a mapping from roles to seats of these roles, or a trainable seat has
+            an adapter that is not trained.
     """
     expected = "expected role -> Seat, as dict(super().seats(task)) is"
     if seats is None:
@@ -198,6 +198,11 @@ def checked_seats(seats: Any, policies: Sequence[str], source: str) -> Mapping[s
     for role, seat in cast("Mapping[str, object]", seats).items():
         if not isinstance(seat, Seat):
             raise ArenaError(f"{source} put {shown(seat)} in seat {role!r}; {expected}")
+        if seat.role != role:
+            raise ArenaError(
+                f"{source} put the seat of {seat.role!r} in seat {role!r}; give it the role: "
+                f"dataclasses.replace(seat, role={role!r})"
+            )
         policy = seat.policy
         if policy is not None and policy not in policies:
             raise ArenaError(
