@@ -18,7 +18,6 @@ from legos import GRPOCredit, Trainer, TrainingConfig, evaluate, load_model
 from legos.errors import LegosError
 
 SHOWN = ("reward_mean", "loss", "kl_divergence", "entropy", "clip_fraction", "staleness_max")
-SAMPLES = 8  # of each problem; GRPO compares them with each other
 
 
 def make_trainer(args: argparse.Namespace) -> Trainer:
@@ -39,8 +38,7 @@ def make_trainer(args: argparse.Namespace) -> Trainer:
 async def main(args: argparse.Namespace, trainer: Trainer) -> None:
     """Play, train and publish, with a line of metrics as it goes."""
     arena = Math(trainer.client(), data=args.data, credit_assigner=GRPOCredit())
-    arena.tasks_per_step, arena.group_size = args.problems, SAMPLES
-    arena.max_tokens = args.max_tokens
+    arena.tasks_per_step, arena.group_size, arena.max_tokens = args.problems, 8, args.max_tokens
     await trainer.publish_weights()
     for step in range(1, args.steps + 1):
         metrics = trainer.train_step(await arena.step(concurrency=256))
@@ -73,6 +71,8 @@ if __name__ == "__main__":
     parser.add_argument("--log-every", type=int, default=1)
     parser.add_argument("--checkpoint-every", type=int, default=50)
     arguments = parser.parse_args()
+    if [*Path(arguments.out).glob("step-*")]:  # of another run
+        parser.error(f"{arguments.out} has checkpoints; give another folder as --out")
     try:
         with closing(make_trainer(arguments)) as trained:
             asyncio.run(main(arguments, trained))

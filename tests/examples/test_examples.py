@@ -92,6 +92,10 @@ def test_maths_in_gsm8ks_form_as_a_program(tmp_path: Path) -> None:
     assert re.search(r"held out: 64 plays, player/correct [\d.]+, player/format 0\n", told)
     assert [folder.name for folder in (tmp_path / "saved").iterdir()] == ["step-2"]
     assert (tmp_path / "saved" / "step-2" / "optimiser.safetensors").is_file()
+    line = (sys.executable, ROOT / "examples" / "gsm8k.py", *options)
+    again = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert again.stderr.endswith("saved has checkpoints; give another folder as --out\n")
+    assert again.returncode == 2
 
 
 @pytest.mark.nightly
