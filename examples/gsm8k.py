@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 from arenas.math import Math
-from legos import GRPOCredit, Trainer, TrainingConfig, evaluate, load_model
+from legos import DrGRPOCredit, Trainer, TrainingConfig, evaluate, load_model
 from legos.errors import LegosError
 
 SHOWN = ("reward_mean", "loss", "kl_divergence", "entropy", "clip_fraction", "staleness_max")
@@ -30,6 +30,7 @@ def make_trainer(args: argparse.Namespace) -> Trainer:
         entropy_coef=0.001,
         min_samples_per_step=1,  # whatever the problems of a step give
         staleness_limit=args.sync_every,
+        gradient_checkpointing=True,
     )
     model = load_model(args.model, device="torch" if args.server else "mlx")
     return Trainer(model=model, config=config, generation=args.server)
@@ -37,7 +38,7 @@ def make_trainer(args: argparse.Namespace) -> Trainer:
 
 async def main(args: argparse.Namespace, trainer: Trainer) -> None:
     """Play, train and publish, with a line of metrics as it goes."""
-    arena = Math(trainer.client(), data=args.data, credit_assigner=GRPOCredit())
+    arena = Math(trainer.client(), data=args.data, credit_assigner=DrGRPOCredit())
     arena.tasks_per_step, arena.group_size, arena.max_tokens = args.problems, 8, args.max_tokens
     await trainer.publish_weights()
     for step in range(1, args.steps + 1):
@@ -45,11 +46,10 @@ async def main(args: argparse.Namespace, trainer: Trainer) -> None:
         if step % args.sync_every == 0:
             await trainer.publish_weights()
         if step % args.log_every == 0:
-            shown = ", ".join(f"{name} {metrics.get(name) or 0.0:.4g}" for name in SHOWN)
-            print(f"step {step}: {shown}", flush=True)
+            told = (f"{name} {metrics.get(name) or 0.0:.4g}" for name in SHOWN)
+            print(f"step {step}:", ", ".join(told), flush=True)
         if step % args.checkpoint_every == 0:
-            folder = Path(args.out) / f"step-{step}"
-            folder.mkdir(parents=True)
+            (folder := Path(args.out) / f"step-{step}").mkdir(parents=True)
             trainer.save(folder)
     await trainer.publish_weights()  # the newest, whatever --sync-every is
     held_out = await evaluate(arena, trainer)

@@ -2,12 +2,18 @@
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from launched import announced, finished
+
+from legos.config.resolve import resolve
+from legos.credit import RULES
 
 ROOT = Path(__file__).parents[2]
 
@@ -78,6 +84,18 @@ def test_the_notebook_runs_without_a_browser() -> None:
     assert (in_turns["run"], in_turns["oldest, steps"]) == ("in turns", "0")
     assert overlap["run"] == "overlap"
     assert overlap["oldest, steps"] in {"0", "1"}  # the staleness limit
+
+
+def test_the_settings_of_maths_are_those_of_the_program() -> None:
+    program = runpy.run_path(str(ROOT / "examples" / "gsm8k.py"))
+    config = resolve(files=[ROOT / "examples" / "gsm8k.toml"]).config
+    given: dict[str, Any] = {}
+    make, place = program["make_trainer"], program["make_trainer"].__globals__
+    place["load_model"], place["Trainer"] = (lambda *_, **__: None), given.update
+    make(SimpleNamespace(model="builtin", server=None, learning_rate=None, sync_every=1))
+    own, theirs = vars(given["config"]), config.training.model_dump()
+    assert {name for name in theirs if own[name] != theirs[name]} == {"min_samples_per_step"}
+    assert RULES[config.play.credit or ""] in program.values()
 
 
 @pytest.mark.nightly
