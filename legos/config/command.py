@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 from legos.config.resolve import is_chosen
 from legos.config.toml import toml_value
@@ -37,13 +38,20 @@ def _option(name: str, value: object) -> list[str]:
     if name.startswith("mix."):
         return ["--mix", f"{name.removeprefix('mix.').removesuffix('.share')}={value}"]
     if name.startswith(_OPTIONS):
-        return [f"--{name}", _literal(value, name)]
+        return _words(name, _literal(value, name))
     option = name.replace("_", "-")
     if isinstance(value, bool):
         return [f"--{option}" if value else f"--no-{option}"]
+    if isinstance(value, Mapping):
+        shares = cast("Mapping[str, float]", value)
+        return [word for who in shares for word in _words(option, f"{who}={shares[who]}")]
     if isinstance(value, tuple):
-        return [word for item in value for word in (f"--{option}", f"{item}")]  # pyright: ignore
-    text = "none" if value is None else f"{value}"
+        items = cast("tuple[object, ...]", value)
+        return [word for item in items for word in _words(option, f"{item}")]
+    return _words(option, "none" if value is None else f"{value}")
+
+
+def _words(option: str, text: str) -> list[str]:
     return [f"--{option}={text}"] if text.startswith("-") else [f"--{option}", text]
 
 

@@ -17,6 +17,8 @@ CHOSEN: Mapping[str, Mapping[str, Any]] = {
     "switches": {"loop.deterministic": True, "loop.keep_awake": False},
     "less is better": {"loop.keep_best": "-exploitability", "out": Path("runs/x")},
     "options": {"play.options.largest": 7, "play.options.k": "3", "play.options.text": "a b"},
+    "dashes": {"play.options.text": "-a", "play.options.low": -1, "track.tags": ("-x", "y")},
+    "shares": {"play.opponents": {"self": 0.5, "past": 0.5}, "play.opponents_end": {}},
     "several": {"server": ("http://a:1", "http://b:2"), "generation.max_tokens": None},
     "mix": {"mix.nim.share": 0.25, "mix.kuhn.share": 0.75},
 }
