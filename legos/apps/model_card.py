@@ -30,7 +30,7 @@ _LIBRARIES: dict[ExportFormat, str] = {"mlx": "mlx", "peft": "peft", "fused": "t
 _USES: dict[ExportFormat, str] = {
     "mlx": 'uv run mlx_lm.generate --model {base} --adapter-path . --prompt "..."',
     "peft": "vllm serve {base} --enable-lora --lora-modules {name}=.",
-    "fused": 'uv run legos chat --model . --prompt "..."',
+    "fused": "uv run legos chat --model .",
 }
 _CARD = resources.files("legos.apps") / "templates" / "model_card.md"
 _VERSIONS = ("mlx", "mlx-lm", "torch", "transformers")

@@ -1,5 +1,6 @@
 """The model card of an export: the real numbers of the run, in the format of the hub."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from made_runs import add_lines, made_run, step_line
 from published import small_adapter
 
 from legos.apps.model_card import ExportFormat, model_card
+from legos.cli.app import make_app
 from legos.run.folder import RunFolder
 from legos.run.reader import RunReader
 
@@ -83,3 +85,10 @@ def test_the_built_in_model_is_served_by_legos_alone(tmp_path: Path) -> None:
     card = card_of(made_run(tmp_path / "one"), 1)
     assert card.data.base_model is None
     assert "uv run legos serve --model builtin --adapter ." in card.text
+
+
+def test_a_merged_model_is_used_by_a_command_that_exists(folder: RunFolder) -> None:
+    [use] = re.findall("uv run legos (chat .*)", card_of(folder, 4, "fused").text)
+    program = make_app(brief=False)
+    _, bound, _ = program.parse_args(use, exit_on_error=False, print_error=False)
+    assert bound.arguments == {"model": "."}
