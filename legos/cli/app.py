@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -59,7 +60,12 @@ _NO_KEY = (
     f"{_KEY} does not exist: every user of this machine can read a command line; write the key "
     "into a file and give --api-key-file FILE, or set LEGOS_API_KEY"
 )
-_USUAL = {"chat": "--adapter", "serve": "--adapter", "train": "--arena"}  # of a word without one
+_USUAL = {  # option of a word without one
+    **dict.fromkeys(("chat", "serve"), "--adapter"),
+    **dict.fromkeys(("eval", "play"), "--against"),
+    **dict.fromkeys(("bench", "imitate"), "--model"),
+    "train": "--arena",
+}
 
 
 def make_app(*, brief: bool, summaries: bool = False) -> App:
@@ -169,10 +175,9 @@ def _message(error: Exception, arguments: Sequence[str]) -> str:
     word = error.unused_tokens[0]
     if arguments[0] == "runs":
         return f"{word!r} is not expected here; `legos runs show {word}` describes a run"
-    before = arguments[arguments.index(word) - 1] if word in arguments[1:] else ""
-    if before.startswith("--"):
-        return f"{before} takes no value: it is on where it is given; leave {word!r} out"
-    return (
-        f"{word!r} is not expected here; options have names, for instance "
-        f"`legos {arguments[0]} {_USUAL.get(arguments[0], '--seed')} {word}`; --help lists them"
-    )
+    before = [one for one, two in pairwise(arguments) if two == word]
+    if before and all(one.startswith("--") and "=" not in one for one in before):
+        return f"{before[0]} takes no value: it is on where it is given; leave {word!r} out"
+    usual = _USUAL.get(arguments[0])
+    example = f", for instance `legos {arguments[0]} {usual} {word}`" if usual else ""
+    return f"{word!r} is not expected here; options have names{example}; --help lists them"

@@ -201,6 +201,8 @@ def test_a_runs_settings_leave_another_arena_its_own(trained: Trained, tmp_path:
         (["train", "--training.rank", "3"], "Did you mean --training.lora-rank?"),
         (["train", "--deterministic", "true"], "--deterministic takes no value: it is on where"),
         (["train", "--loop.keep-awake", "no", "--seed", "1"], "leave 'no' out"),
+        (["train", "--arena=kuhn", "nim"], "'nim' is not expected here; options have names"),
+        (["train", "--arena", "kuhn", "kuhn"], "'kuhn' is not expected here; options have names"),
         (["train", "--out", "run\udcff"], "argument 'run\\udcff' is not text in UTF-8"),
         (["train", "--training.lora-rnk", "3"], "Did you mean --training.lora-rank?"),
         (["train", "--arena", "nmi"], "no arena is called 'nmi'; did you mean 'nim'?"),
@@ -394,3 +396,17 @@ def test_the_name_of_a_run_leads_to_the_command_that_describes_it(
 ) -> None:
     assert main(["runs", "nim-1"]) == 2
     assert "`legos runs show nim-1` describes a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", ["arenas nim", "bench x", "eval a b", "export a b --to c", "play nim x", "watch a b"]
+)
+def test_a_word_too_many_is_refused_with_an_option_that_the_command_has(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = command.partition(" ")[0]
+    assert main(command.split()) == 2
+    suggested = re.findall(rf"`legos {name} (--\S+) \S+`", capsys.readouterr().err)
+    assert main([name, "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert [option for option in suggested if option not in printed] == []
