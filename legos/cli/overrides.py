@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast, get_args
 
@@ -22,6 +23,7 @@ from legos.config.setting import Settings, limits
 from legos.errors import ConfigError
 
 __all__ = [
+    "Amount",
     "Count",
     "EvaluationLoopOptions",
     "EvaluationPlayOptions",
@@ -43,6 +45,15 @@ __all__ = [
 
 Count = Annotated[int, Parameter(validator=validators.Number(gte=1))]
 """A number of plays, or of other things, of which there must be one."""
+
+
+def _check_finite(_: Any, value: float | None) -> None:
+    if value is not None and not isfinite(value):
+        raise ValueError("Expected a finite number.")
+
+
+Amount = Annotated[float, Parameter(validator=_check_finite)]
+"""A size or a time."""
 
 Several = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 """An option that may be repeated."""

@@ -1,7 +1,7 @@
 """``legos serve``: serve a model and its adapters over HTTP."""
 
 from legos.cli.output import Flag, show
-from legos.cli.overrides import Key, Several
+from legos.cli.overrides import Amount, Key, Several
 
 __all__ = ["serve"]
 
@@ -14,12 +14,12 @@ def serve(
     port: int = 8000,
     api_key: Key = None,
     max_batch: int = 256,
-    memory_limit_gib: float | None = None,
+    memory_limit_gib: Amount | None = None,
     max_queue: int = 1024,
-    timeout_s: float = 600.0,
-    max_body_mb: float = 4.0,
+    timeout_s: Amount = 600.0,
+    max_body_mb: Amount = 4.0,
     max_adapters: int = 64,
-    drain_s: float = 30.0,
+    drain_s: Amount = 30.0,
     keep_awake: bool = True,
     log_prompts: Flag = False,
 ) -> None:

@@ -198,6 +198,13 @@ def test_a_runs_settings_leave_another_arena_its_own(trained: Trained, tmp_path:
         (["train", "kuhn"], "'kuhn' is not expected here; options have names, for instance"),
         (["train", "--lr", "3"], "Unknown option: --lr. Did you mean --training.learning-rate?"),
         (["serve", "--memory-limit-gib", "-1"], "--memory-limit-gib is -1; expected more than 0"),
+        (
+            ["serve", "--memory-limit-gib", "inf"],
+            "for --memory-limit-gib. Expected a finite number.",
+        ),
+        (["serve", "--max-body-mb", "nan"], "for --max-body-mb. Expected a finite number."),
+        (["serve", "--timeout-s", "nan"], "for --timeout-s. Expected a finite number."),
+        (["serve", "--drain-s", "nan"], "for --drain-s. Expected a finite number."),
         (["train", "--training.rank", "3"], "Did you mean --training.lora-rank?"),
         (["train", "--deterministic", "true"], "--deterministic takes no value: it is on where"),
         (["train", "--loop.keep-awake", "no", "--seed", "1"], "leave 'no' out"),
