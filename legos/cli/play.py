@@ -56,6 +56,8 @@ def play(
         role, equals, who = text.partition("=")
         if not equals or not who:
             raise ConfigError(f"--seat is {text!r}; expected ROLE=WHO, such as first=me")
+        if role in seats:
+            raise ConfigError(f"--seat names the role {role!r} twice; name it once")
         seats[role] = who
     settings = resolve(overrides=dotted({"play": play}, {"ARENA": ("arena", arena)})).config.play
     return run(

@@ -208,6 +208,10 @@ def test_a_runs_settings_leave_another_arena_its_own(trained: Trained, tmp_path:
         (["train", "--training.rank", "3"], "Did you mean --training.lora-rank?"),
         (["train", "--deterministic", "true"], "--deterministic takes no value: it is on where"),
         (["train", "--loop.keep-awake", "no", "--seed", "1"], "leave 'no' out"),
+        (
+            ["play", "nim", "--seat", "first=me", "--seat", "first=random"],
+            "--seat names the role 'first' twice; name it once",
+        ),
         (["train", "--arena=kuhn", "nim"], "'nim' is not expected here; options have names"),
         (["train", "--arena", "kuhn", "kuhn"], "'kuhn' is not expected here; options have names"),
         (["train", "--out", "run\udcff"], "argument 'run\\udcff' is not text in UTF-8"),
