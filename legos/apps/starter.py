@@ -84,14 +84,15 @@ def _names(name: str) -> dict[str, str]:
     Raises:
         ConfigError: it is no Python name in lower case, or that of a module.
     """
-    if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower():
+    title = "".join(part.capitalize() for part in name.split("_")) or name
+    words = any(map(keyword.iskeyword, (name, title)))  # such as none, whose class would be None
+    if not name.isidentifier() or words or name != name.lower():
         raise ConfigError(
             f"{name!r} cannot be the name of an arena's file; give a Python name in lower case, "
             "such as rock_paper"
         )
     if name in {"legos", "arenas", *sys.stdlib_module_names}:
         raise ConfigError(f"{name}.py would hide the module {name!r}; give another name")
-    title = "".join(part.capitalize() for part in name.split("_")) or name
     return {"name": name, "title": title, "file": f"{name}.py", "test": f"test_{name}.py"}
 
 

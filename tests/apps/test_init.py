@@ -63,6 +63,7 @@ def test_a_project_needs_the_legos_that_wrote_it(
     [
         (["mine", "--preset", "mac-16"], "no preset 'mac-16'; did you mean 'mac-16gb'?"),
         (["json"], "json.py would hide the module 'json'; give another name"),
+        (["none"], "'none' cannot be the name of an arena's file; give a Python name"),
         (["größe"], "'größe' cannot be the name of a project; begin and end with a to z"),
         (["My-Game"], "give a Python name in lower case, such as rock_paper"),
     ],
