@@ -267,7 +267,8 @@ def _build(values: Mapping[str, object], origins: Mapping[str, str]) -> Resolved
 def _with_source(problem: BadSetting, origins: Mapping[str, str]) -> str:
     """A problem's message with the source of every setting in it."""
     if not problem.joint:
-        return f"{problem} ({origins.get(problem.key, 'default')})"
+        whole = (name for name in origins if f"{problem.key}.".startswith(f"{name}."))
+        return f"{problem} ({origins.get(next(whole, ''), 'default')})"
     words = set(re.findall(r"[a-z_0-9]+", problem.text))
     named = [name for name in knobs() if name.rpartition(".")[2] in words]
     listed = ", ".join(f"{name}: {origins.get(name, 'default')}" for name in named)

@@ -1,5 +1,6 @@
 """Layers of settings: which wins, where each value came from, and how bad ones are refused."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -189,6 +190,23 @@ def test_wrong_value_names_key_value_expectation_and_file(
     assert message.format(path=path) in str(caught.value)
     assert f"(file {path})" in str(caught.value)
     assert "pydantic" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('server = ["http://a", 3]', "server.1"),
+        ('[play.opponents]\nself = "x"', "play.opponents.self"),
+        ('[mix."a.py:A"]\nshare = 1\nopponents = {self = "x"}', "mix.a.py:A.opponents.self"),
+    ],
+)
+def test_a_wrong_part_of_a_value_names_the_file_of_the_value(
+    tmp_path: Path, text: str, key: str
+) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError, match=re.escape(f"{key} is ")) as caught:
+        read_config(path)
+    assert str(caught.value).endswith(f"(file {path})")
 
 
 def test_bad_advice_of_an_arena_is_named_as_its() -> None:
