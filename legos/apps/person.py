@@ -45,7 +45,8 @@ class Terminal:
                 if not line:
                     raise Void(LEFT)
                 answer = line.strip()
-                move = next((c for c in choices if c.lower() == answer.lower()), None)
+                exact = answer if answer in choices else None
+                move = exact or next((c for c in choices if c.lower() == answer.lower()), None)
                 if move is not None or not choices:
                     return move or answer
                 self.say(f"{answer!r} is not one of: {', '.join(choices)}")

@@ -1,5 +1,6 @@
 """``legos play``: a person, bots, adapters and servers in the seats of real arenas."""
 
+import asyncio
 import io
 import os
 import signal
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 
+from legos.apps.person import Terminal
 from legos.apps.play import Players, play
 from legos.cli.process import main
 from legos.config.schema import PlayConfig
@@ -226,3 +228,9 @@ def test_a_person_who_thinks_can_be_interrupted() -> None:
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(30) == 130
         assert process.stderr.read() == "interrupted\n"
+
+
+@pytest.mark.parametrize("said", ["A", "a"])
+def test_of_moves_that_differ_in_case_the_one_that_was_typed_is_meant(said: str) -> None:
+    terminal = Terminal(io.StringIO(f"{said}\n"), lambda _: None)
+    assert asyncio.run(terminal.answer("Which?", ("a", "A"))) == said
