@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Container, Mapping, Sequence
+from datetime import date, time
 from pathlib import Path
 from typing import cast
 
@@ -103,6 +104,8 @@ def toml_value(value: object, name: str) -> str:
         return '"none"'
     if isinstance(value, bool | int | float):
         return str(value).lower()  # true, 3, 1e-05, inf
+    if isinstance(value, date | time):  # a datetime is a date
+        return value.isoformat()
     if isinstance(value, str | Path):
         return _text(str(value))
     if isinstance(value, Mapping):

@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from legos.config.toml import read_sources, uncommented, write_toml
 from legos.errors import ConfigError
 
+dates = st.dates() | st.times() | st.datetimes()
 texts = st.text(st.characters(exclude_categories=["Cs"]))
-scalars = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | texts
+scalars = (
+    st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | texts | dates
+)
 values = st.recursive(
     scalars, lambda inner: st.lists(inner) | st.dictionaries(texts, inner), max_leaves=8
 )
