@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from legos.apps.adapters import resume_command
@@ -110,13 +111,15 @@ def _hints(folder: RunFolder, config: RunConfig) -> Iterator[list[str]]:
 def comparison(first: Mapping[str, Any], last: Mapping[str, Any], title: str) -> Table:
     """A table of the evaluations before and after a run; ``title`` names the arena."""
     before, after = flat_metrics(first), flat_metrics(last)
-    table = Table(title=title, box=None, header_style="bold", title_justify="left")
+    table = Table(title=escape(title), box=None, header_style="bold", title_justify="left")
     for column in ("", "before", "after"):
         table.add_column(column, justify="right" if column else "left")
     for name in (*after, *(before.keys() - after.keys())):
         if name != "eval/policy_version":
             label = name.removeprefix("eval/").replace("_", " ")
-            table.add_row(label, *(_shown(metrics.get(name)) for metrics in (before, after)))
+            table.add_row(
+                escape(label), *(_shown(metrics.get(name)) for metrics in (before, after))
+            )
     return table
 
 
