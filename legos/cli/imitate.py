@@ -9,10 +9,9 @@ from legos.cli.output import Flag
 from legos.cli.overrides import RunOptions, dotted
 from legos.cli.run_settings import resolve_run
 from legos.cli.train import Loop, Play, Track, Training, start
+from legos.config.resolve import resolve
 
 __all__ = ["imitate"]
-
-_OPTIONS = "play.options."  # of the arena
 
 
 def imitate(
@@ -58,18 +57,19 @@ def imitate(
     groups = {"": run, "training": training, "play": play, "loop": loop, "track": tracking}
     shorthands = {
         "--steps": ("loop.steps", steps),
-        "--min-reward": (f"{_OPTIONS}min_reward", min_reward),
+        "--min-reward": ("play.options.min_reward", min_reward),
     }
-    given = dotted(groups, shorthands)
-    overrides: dict[str, Any] = {**SETTINGS, f"{_OPTIONS}data": data, **given}
-    if (found := model_of(data, overrides.get("model"))) is not None:
+    overrides: dict[str, Any] = {
+        **SETTINGS,
+        "play.options.data": data,
+        **dotted(groups, shorthands),
+    }
+    asked = resolve(files=config, overrides=overrides)
+    model = None if asked.sources["model"] == "default" else asked.config.model
+    if (found := model_of(data, model)) is not None and model is None:
         overrides["model"] = found
-    if "loop.steps" not in overrides:
-        options = {
-            name.removeprefix(_OPTIONS): value
-            for name, value in overrides.items()
-            if name.startswith(_OPTIONS)
-        }
-        overrides["loop.steps"] = num_steps(options, epochs, overrides.get("play.tasks_per_step"))
+    if asked.sources["loop.steps"] == "default":
+        given = asked.config.play
+        overrides["loop.steps"] = num_steps(given.options, epochs, given.tasks_per_step)
     resolved = resolve_run(config, resume=None, overrides=overrides)
     return start(resolved, None, dry_run=dry_run)

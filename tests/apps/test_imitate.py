@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_runs import made_run
 from metric_lines import read_steps
 from short_runs import NIM
 
 from legos import Message, load_model
 from legos.apps.imitate import Imitation, model_of
 from legos.cli.process import main
+from legos.config.resolve import ResolvedConfig
 from legos.errors import ArenaError
 from legos.run.episodes import parse_episode
 from legos.run.play_files import NewPlays
@@ -138,3 +140,26 @@ def test_a_run_that_does_not_exist_is_named(
     assert main(["imitate", str(tmp_path / "missing"), "--out", str(tmp_path / "out")]) == 2
     assert "missing" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_settings_of_a_file_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = written(tmp_path, *({"prompt": f"{n}", "completion": "1"} for n in range(40)))
+    config, found = tmp_path / "some.toml", list[ResolvedConfig]()
+    monkeypatch.setattr(
+        "legos.cli.imitate.start", lambda resolved, *_, **__: found.append(resolved)
+    )
+    for text in ("[play]\ntasks_per_step = 2\noptions = {held_out = 0.5}", "[loop]\nsteps = 7"):
+        config.write_text(text)
+        assert main(["imitate", data, "--config", str(config)]) == 0
+    half, seven = (resolved.config for resolved in found)
+    assert half.loop.steps == round(len(Imitation(data=data, held_out=0.5).answers) / 2)
+    assert seven.loop.steps == 7
+
+
+def test_a_file_names_no_other_model_than_that_of_the_imitated_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, config = made_run(tmp_path / "nim").path, tmp_path / "some.toml"
+    config.write_text('model = "org/other"')
+    assert main(["imitate", str(run), "--config", str(config), "--out", str(tmp_path / "o")]) == 2
+    assert "model is 'org/other' but" in capsys.readouterr().err
