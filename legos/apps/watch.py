@@ -33,7 +33,7 @@ def watch(run: str, *, last: int, thinking: bool, say: Callable[[str], object]) 
     def runs() -> bool:
         return standing(folder, done=False) == "running"
 
-    if not new:
+    if not plays.seen:
         waits = "; waiting for the first step, or for an evaluation by play"
         over = ", and no process runs it"
         say(f"{folder.path} has no play yet{waits if runs() else over}")

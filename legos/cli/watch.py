@@ -1,6 +1,9 @@
 """``legos watch``: look at plays of a run."""
 
 import sys
+from typing import Annotated
+
+from cyclopts import Parameter, validators
 
 from legos.cli.output import Flag, show_line
 
@@ -8,7 +11,12 @@ __all__ = ["watch"]
 
 
 def watch(
-    run: str, /, *, episode: int | None = None, last: int = 3, thinking: Flag = False
+    run: str,
+    /,
+    *,
+    episode: int | None = None,
+    last: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 3,
+    thinking: Flag = False,
 ) -> None:
     """Show the plays of a run as it writes them, or replay one.
 

@@ -251,3 +251,11 @@ def test_turns_have_the_times_of_question_and_answer(run: RunFolder) -> None:
         turn = seat.turns[0]
         assert before - 0.01 <= turn.asked_at <= turn.answered_at - 0.04
         assert turn.answered_at <= time.time() + 0.01
+
+
+def test_no_former_play_need_be_shown(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    write(run, 1)
+    assert main(["watch", str(run.path), "--last", "0"]) == 0
+    assert capsys.readouterr().out == ""
+    assert main(["watch", str(run.path), "--last", "-1"]) == 2
+    assert "--last" in capsys.readouterr().err
