@@ -1,5 +1,6 @@
 """``legos runs``: list runs and describe one."""
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -79,7 +80,7 @@ def describe_run(run: str) -> dict[str, Any]:
         "checkpoints": _numbers(list(checkpoint_steps(folder.checkpoints))),
         "best_checkpoint": _best(folder),
         "adapters": _numbers([*folder.adapter_versions]),
-        "size_mib": sum(p.stat().st_size for p in folder.path.rglob("*") if p.is_file()) / 2**20,
+        "size_mib": _size_bytes(folder.path) / 2**20,
         "settings": changed,
     }
 
@@ -116,6 +117,16 @@ def _best(folder: RunFolder) -> int | None:
         best = read_state(newest_whole(folder.checkpoints))["best"]
         return best[1] if best else None
     return None
+
+
+def _size_bytes(folder: Path) -> int:
+    """Size of the files of a run, which removes some meanwhile if it goes on."""
+    size = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                size += Path(place, name).stat().st_size
+    return size
 
 
 def _numbers(numbers: list[int]) -> str:

@@ -1,6 +1,7 @@
 """``legos runs``: what is told of runs."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -145,3 +146,22 @@ def test_one_run_is_shown_with_all_that_it_keeps(
     capsys.readouterr()
     assert main(["runs", "show", str(run)]) == 0
     assert "settings.training.kl_coef" in capsys.readouterr().out
+
+
+def test_a_file_that_a_run_removes_meanwhile_counts_nothing(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = shutil.copytree(run, tmp_path / "nim")
+    size = describe_run(str(copy))["size_mib"]
+    (copy / "old").write_bytes(b"x")
+    (copy / "gone").symlink_to("nowhere")
+    look = Path.stat
+
+    def removed(path: Path, **options: bool) -> os.stat_result:
+        found = look(path, **options)
+        if path.name == "old":
+            path.unlink()
+        return found
+
+    monkeypatch.setattr(Path, "stat", removed)
+    assert describe_run(str(copy))["size_mib"] == pytest.approx(size, abs=2 / 2**20)
