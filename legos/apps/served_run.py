@@ -55,12 +55,12 @@ class ServedRun:
         Raises:
             ConfigError: the port is taken.
         """
-        listener = bind(*self._address)
-        await self._trainer.publish_weights()  # the policy must be live before the first request
-        with self._trainer.generation.endpoints.matches.open():
-            async with serve_app(self._app, listener, drain_s=DRAIN_S) as url:
-                say(
-                    f"the policy is served at {url}/v1; talk to it with",
-                    f"  uv run legos chat --url {url}/v1",
-                )
-                yield
+        with bind(*self._address) as listener:
+            await self._trainer.publish_weights()  # the policy must be live for the first request
+            with self._trainer.generation.endpoints.matches.open():
+                async with serve_app(self._app, listener, drain_s=DRAIN_S) as url:
+                    say(
+                        f"the policy is served at {url}/v1; talk to it with",
+                        f"  uv run legos chat --url {url}/v1",
+                    )
+                    yield

@@ -22,6 +22,7 @@ from hostile_clients import Clients, aside
 from legos import Message, OpenAIClient, Sampling, Trainer, load_model
 from legos.apps.served_run import ServedRun
 from legos.cli.process import main
+from legos.errors import EngineError
 from legos.weights.adapter import pack_adapter
 
 WINDOW_S = 5.0
@@ -180,6 +181,30 @@ def test_outsiders_do_not_replace_what_is_trained_and_are_counted_apart() -> Non
     assert all("only its trainer replaces it" in one.text for one in answers[:2])
     assert [one.status_code for one in answers[2:]] == [200, 200, 200]
     assert served.tokens_generated == 5  # of the trained adapter
+
+
+def test_a_policy_that_cannot_be_published_leaves_no_listener(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bound: list[socket.socket] = []
+
+    def bind(host: str, port: int) -> socket.socket:
+        bound.append(socket.create_server((host, port)))
+        return bound[0]
+
+    async def fail() -> None:
+        raise EngineError("it died")
+
+    async def opened(served: ServedRun) -> None:
+        async with served.open(lambda *_: None):
+            raise AssertionError("it is not served")
+
+    monkeypatch.setattr("legos.apps.served_run.bind", bind)
+    with closing(Trainer(model=load_model())) as trainer:
+        monkeypatch.setattr(trainer, "publish_weights", fail)
+        with pytest.raises(EngineError, match="it died"):
+            asyncio.run(opened(ServedRun(trainer, name="tiny", host="127.0.0.1", port=0)))
+    assert bound[0].fileno() == -1
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
