@@ -19,6 +19,7 @@ from legos.arena.arena import Arena
 from legos.arena.rows import hold_out, read_tasks
 from legos.clients.recited import RecitedClient
 from legos.config.resolve import read_config
+from legos.config.schema import PlayConfig
 from legos.errors import ArenaError, ConfigError
 from legos.protocols import Seat
 from legos.records.episode import Task
@@ -27,6 +28,7 @@ from legos.run.episodes import StoredEpisode, StoredMessage, StoredSeat, numbere
 from legos.run.find import find_run
 from legos.run.play_files import NewPlays
 from legos.weights.adapter import model_name
+from legos.wiring.arena import make_arena
 
 __all__ = ["SETTINGS", "Imitation", "model_of", "num_steps"]
 
@@ -101,22 +103,22 @@ class Imitation(Arena):
         return {"player": fmean(logprobs) if logprobs else 0.0}
 
 
-def num_steps(options: Mapping[str, Any], epochs: float, tasks_per_step: int | None) -> int:
+def num_steps(play: PlayConfig, epochs: float) -> int:
     """Optimiser steps that train on every answer ``epochs`` times.
 
     Args:
-        options: arguments of the arena.
+        play: settings of the arena.
         epochs: number of times, above 0.
-        tasks_per_step: answers of a step; None: the arena's own number.
 
     Raises:
         ConfigError: ``epochs`` is not a number above 0.
-        ArenaError: the data cannot be read, or hold no answer.
+        ArenaError: an option is not valid, or the data cannot be read, or hold no answer.
     """
     if not 0.0 < epochs < math.inf:
         raise ConfigError(f"--epochs is {epochs}; expected a number above 0")
-    arena = Imitation(**options)
-    return max(1, round(epochs * len(arena.answers) / (tasks_per_step or arena.tasks_per_step)))
+    arena = make_arena(f"{SETTINGS['arena']}", None, play=play)
+    assert isinstance(arena, Imitation)
+    return max(1, round(epochs * len(arena.answers) / arena.tasks_per_step))
 
 
 def model_of(data: str, model: str | None) -> str | None:

@@ -69,7 +69,6 @@ def imitate(
     if (found := model_of(data, model)) is not None and model is None:
         overrides["model"] = found
     if asked.sources["loop.steps"] == "default":
-        given = asked.config.play
-        overrides["loop.steps"] = num_steps(given.options, epochs, given.tasks_per_step)
+        overrides["loop.steps"] = num_steps(asked.config.play, epochs)
     resolved = resolve_run(config, resume=None, overrides=overrides)
     return start(resolved, None, dry_run=dry_run)

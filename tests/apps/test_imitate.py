@@ -134,6 +134,21 @@ def test_an_epoch_has_the_answers_that_are_not_held_out(tmp_path: Path) -> None:
     assert len(steps) == round(found / 2)
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (("helf_out", "0.5"), "TypeError: Arena.__init__() got an unexpected keyword argument"),
+        (("held_out", "half"), "held_out"),
+    ],
+)
+def test_an_option_that_the_arena_does_not_take_is_named(
+    option: tuple[str, str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, value = option
+    assert main(["imitate", written(tmp_path, ROW, ROW), f"--play.options.{name}", value]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_a_run_that_does_not_exist_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
