@@ -1,5 +1,6 @@
 """``legos arenas``: list arenas, check one, write its scripted answers, or begin a new one."""
 
+import shlex
 from pathlib import Path
 from typing import Literal
 
@@ -86,7 +87,8 @@ def answers(
 
     settings = resolve(overrides=dotted({"play": play}, {"NAME": ("arena", name)})).config.play
     rows = write_answers(name, to, by=by, settings=settings, plays=plays, seed=seed)
-    show(f"wrote {rows} answers to {to}; train on them with\n  uv run legos imitate {to}\n")
+    imitate = shlex.join(["uv", "run", "legos", "imitate", str(to)])
+    show(f"wrote {rows} answers to {to}; train on them with\n  {imitate}\n")
 
 
 @arenas.command
@@ -99,7 +101,8 @@ def new(name: str, /, *, to: Path = Path()) -> None:
     """
     from legos.apps.starter import write_starter
 
-    game, test, arena = write_starter(name, to)
+    game, test, written = write_starter(name, to)
+    arena = shlex.quote(written)
     show(
         f"wrote {game} and {test}; change the rules, and try\n"
         f"  uv run legos arenas check {arena}\n"

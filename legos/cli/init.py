@@ -1,5 +1,6 @@
 """``legos init``: write a project that trains at once."""
 
+import shlex
 from pathlib import Path
 
 from legos.cli.output import show
@@ -26,5 +27,5 @@ def init(name: str, /, *, preset: str = "builtin", to: Path | None = None) -> No
     write_project(name, folder, preset)
     show(
         f"wrote a project in {folder}; its README.md says more, and this trains it:\n"
-        f"  cd {folder} && uv run legos train --config settings.toml\n"
+        f"  cd {shlex.quote(str(folder))} && uv run legos train --config settings.toml\n"
     )

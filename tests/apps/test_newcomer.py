@@ -2,6 +2,7 @@
 
 import io
 import runpy
+import shlex
 import sys
 from pathlib import Path
 
@@ -80,3 +81,18 @@ def test_no_file_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["arenas", "new", "race", "--to", str(tmp_path)]) == 2
     assert "test_race.py exists already" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["test_race.py"]
+
+
+def test_the_commands_to_try_hold_in_a_folder_with_a_blank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["arenas", "new", "race", "--to", "my games"]) == 0
+    printed = capsys.readouterr().out
+    commands = [shlex.split(line) for line in printed.splitlines() if "uv run" in line]
+    assert len(commands) == 3
+    assert all("my games/race.py:Race" in words for words in commands)
+    assert main(["arenas", "answers", "nim", "--plays", "1", "--to", "my games/a.jsonl"]) == 0
+    assert shlex.split(capsys.readouterr().out.splitlines()[-1])[-1] == "my games/a.jsonl"
+    assert main(["init", "race", "--to", "my race"]) == 0
+    assert shlex.split(capsys.readouterr().out.splitlines()[-1])[:2] == ["cd", "my race"]
