@@ -207,7 +207,7 @@ def meet(
         results = asyncio.run(reported(met(cast), progress))
     if people:
         names = lasting_names(every, adapters, model_of(base, adapters))
-        results = _with_people(results, arena, config.arenas[name].play, names)
+        results = _with_people(results, name, arena, config.arenas[name].play, names)
     for mine, theirs in fresh:
         figures(results, mine, theirs)  # raises where all their plays failed
     if results.failure:
@@ -226,12 +226,13 @@ def _arena(name: str, config: RunConfig) -> Arena:
 
 
 def _with_people(
-    results: Results, arena: Arena, play: PlayConfig, names: Mapping[str, str]
+    results: Results, name: str, arena: Arena, play: PlayConfig, names: Mapping[str, str]
 ) -> Results:
     """The results, and what people have earned in the plays that were kept.
 
     Args:
         results: results of the other members.
+        name: the arena, as the settings name it.
         arena: the arena.
         play: its settings, with the options that those plays had too.
         names: member -> its lasting name.
@@ -254,8 +255,8 @@ def _with_people(
         if not any(table.tally(person, other).plays for other in names):
             others = [who for who in names if not who.startswith(PERSON)]
             raise ArenaError(
-                f"{person} has played none of {', '.join(others)} in arena {arena.name!r} with "
-                f"these options; play: legos play {arena.name} --against {others[0]} "
+                f"{person} has played none of {', '.join(others)} in arena {name!r} with "
+                f"these options; play: legos play {name} --against {others[0]} "
                 f"--name {person.removeprefix(PERSON)}"
             )
     return replace(results, plays=results.plays + number)

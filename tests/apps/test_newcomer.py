@@ -96,3 +96,12 @@ def test_the_commands_to_try_hold_in_a_folder_with_a_blank(
     assert shlex.split(capsys.readouterr().out.splitlines()[-1])[-1] == "my games/a.jsonl"
     assert main(["init", "race", "--to", "my race"]) == 0
     assert shlex.split(capsys.readouterr().out.splitlines()[-1])[:2] == ["cd", "my race"]
+
+
+def test_a_person_is_asked_to_play_the_arena_by_the_name_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["arenas", "new", "race"]) == 0
+    assert main(["tournament", "random", "person:ada", "--arena", "race.py:Race"]) == 2
+    assert "play: legos play race.py:Race --against random" in capsys.readouterr().err
