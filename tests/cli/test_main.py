@@ -198,22 +198,9 @@ def test_a_runs_settings_leave_another_arena_its_own(trained: Trained, tmp_path:
         (["train", "kuhn"], "'kuhn' is not expected here; options have names, for instance"),
         (["train", "--lr", "3"], "Unknown option: --lr. Did you mean --training.learning-rate?"),
         (["serve", "--memory-limit-gib", "-1"], "--memory-limit-gib is -1; expected more than 0"),
-        (
-            ["serve", "--memory-limit-gib", "inf"],
-            "for --memory-limit-gib. Expected a finite number.",
-        ),
-        (["serve", "--max-body-mb", "nan"], "for --max-body-mb. Expected a finite number."),
-        (["serve", "--timeout-s", "nan"], "for --timeout-s. Expected a finite number."),
-        (["serve", "--drain-s", "nan"], "for --drain-s. Expected a finite number."),
         (["train", "--training.rank", "3"], "Did you mean --training.lora-rank?"),
         (["train", "--deterministic", "true"], "--deterministic takes no value: it is on where"),
         (["train", "--loop.keep-awake", "no", "--seed", "1"], "leave 'no' out"),
-        (
-            ["play", "nim", "--seat", "first=me", "--seat", "first=random"],
-            "--seat names the role 'first' twice; name it once",
-        ),
-        (["train", "--arena=kuhn", "nim"], "'nim' is not expected here; options have names"),
-        (["train", "--arena", "kuhn", "kuhn"], "'kuhn' is not expected here; options have names"),
         (["train", "--out", "run\udcff"], "argument 'run\\udcff' is not text in UTF-8"),
         (["train", "--training.lora-rnk", "3"], "Did you mean --training.lora-rank?"),
         (["train", "--arena", "nmi"], "no arena is called 'nmi'; did you mean 'nim'?"),
@@ -407,17 +394,3 @@ def test_the_name_of_a_run_leads_to_the_command_that_describes_it(
 ) -> None:
     assert main(["runs", "nim-1"]) == 2
     assert "`legos runs show nim-1` describes a run" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "command", ["arenas nim", "bench x", "eval a b", "export a b --to c", "play nim x", "watch a b"]
-)
-def test_a_word_too_many_is_refused_with_an_option_that_the_command_has(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    name = command.partition(" ")[0]
-    assert main(command.split()) == 2
-    suggested = re.findall(rf"`legos {name} (--\S+) \S+`", capsys.readouterr().err)
-    assert main([name, "--help"]) == 0
-    printed = capsys.readouterr().out
-    assert [option for option in suggested if option not in printed] == []

@@ -1,0 +1,43 @@
+"""Words of the command line that a command refuses, and the next step that it names."""
+
+import re
+
+import pytest
+
+from legos.cli.process import main
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("serve --memory-limit-gib inf", "for --memory-limit-gib. Expected a finite number."),
+        ("serve --max-body-mb nan", "for --max-body-mb. Expected a finite number."),
+        ("serve --timeout-s nan", "for --timeout-s. Expected a finite number."),
+        ("serve --drain-s nan", "for --drain-s. Expected a finite number."),
+        (
+            "play nim --seat first=me --seat first=random",
+            "--seat names the role 'first' twice; name it once",
+        ),
+        ("train --arena=kuhn nim", "'nim' is not expected here; options have names"),
+        ("train --arena kuhn kuhn", "'kuhn' is not expected here; options have names"),
+    ],
+)
+def test_a_refused_word_is_named(
+    command: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command.split()) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", ["arenas nim", "bench x", "eval a b", "export a b --to c", "play nim x", "watch a b"]
+)
+def test_a_word_too_many_is_refused_with_an_option_that_the_command_has(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = command.partition(" ")[0]
+    assert main(command.split()) == 2
+    suggested = re.findall(rf"`legos {name} (--\S+) \S+`", capsys.readouterr().err)
+    assert main([name, "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert [option for option in suggested if option not in printed] == []
