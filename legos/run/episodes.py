@@ -8,10 +8,10 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from legos.chat.reply import split_thinking
 from legos.errors import CheckpointError
@@ -115,7 +115,7 @@ class StoredEpisode(Struct, frozen=True, kw_only=True):
     """One play, and those that it spawned, which have neither step nor evaluation."""
 
     number: int | UnsetType = UNSET  # of the play in its run, from 1; readers set it
-    step: int | UnsetType = UNSET
+    step: Annotated[int, Meta(ge=0, lt=1 << 62)] | UnsetType = UNSET
     evaluation: bool | UnsetType = UNSET  # whether it was played by an evaluation
     arena: str
     task: str

@@ -130,6 +130,32 @@ def test_damage_of_the_cache_or_of_a_line_costs_no_search(folder: RunFolder) -> 
     assert {path.name for path in folder.path.iterdir()} <= {"episodes.jsonl", "episodes"}
 
 
+@pytest.mark.parametrize(
+    ("intact", "damaged"),
+    [
+        ('"step":2', '"step":9223372036854775808'),
+        ('"logprobs":[-', '"logprobs":[9'),
+        ('"logprobs":[-', '"logprobs":[-1e308,-1e308,-'),
+        ('"logprobs":[-', '"logprobs":[NaN,-'),
+    ],
+)
+def test_a_line_with_a_number_out_of_range_costs_no_search(
+    intact: str, damaged: str, folder: RunFolder
+) -> None:
+    for number in (1, 2, 3):
+        one = play(number, said="a")
+        first, second = one.rollouts
+        [turn] = first.turns
+        first = replace(first, turns=(replace(turn, move="a", choices=("a", "b")),))
+        folder.add_episodes(number, [replace(one, rollouts=(first, second))])
+    one, two, three = folder.episodes.read_text().splitlines()
+    assert intact in two
+    folder.episodes.write_text("\n".join([one, two.replace(intact, damaged), three, ""]))
+    index = PlayIndex(folder)
+    assert (index.refresh(), index.damaged) == (3, [2])
+    assert [*index.search().numbers] == [3, 1]
+
+
 def test_plays_whose_file_was_removed_are_not_found(folder: RunFolder) -> None:
     write(folder, *range(1, 9))
     index = PlayIndex(folder)

@@ -72,7 +72,8 @@ class NewRows:
         """Add the rows of a line."""
         try:
             play = parse_episode(line)
-        except (ValueError, RecursionError):
+            moves = [] if play.step is UNSET else [*_moves(play.step, play)]
+        except (ArithmeticError, ValueError, RecursionError):
             self.damaged.append(number)
             return
         turns = [turn for _, turn in turns_of(play)]
@@ -97,20 +98,28 @@ class NewRows:
             )
         )
         self.texts.append((number, searched("\n".join(dict.fromkeys(_texts(play))))))
-        if play.step is not UNSET:
-            self._add_moves(play.step, play)
-
-    def _add_moves(self, step: int, play: StoredEpisode) -> None:
-        for seat in play.seats:
-            for turn in seat.turns if seat.policy else ():
-                if turn.move is not None and turn.logprobs and 1 < len(turn.choices) <= MOST_MOVES:
-                    position = play.arena, seat.role, turn.asked
-                    self.moves[position][step, turn.move].append(exp(fsum(turn.logprobs)))
+        for position, move, probability in moves:
+            self.moves[position][move].append(probability)
 
 
 def searched(text: str) -> bytes:
     """The form of a text in which upper case counts as lower."""
     return text.lower().encode(errors="replace")
+
+
+def _moves(step: int, play: StoredEpisode) -> Iterator[tuple[Position, tuple[int, str], float]]:
+    """The moves of trained seats in a step, with the probabilities with which they were sampled.
+
+    Raises:
+        ArithmeticError, ValueError: one is no probability.
+    """
+    for seat in play.seats:
+        for turn in seat.turns if seat.policy else ():
+            if turn.move is not None and turn.logprobs and 1 < len(turn.choices) <= MOST_MOVES:
+                logprob = fsum(turn.logprobs)
+                if not logprob < 1.0:  # rounding may give a little more than 0
+                    raise ValueError(f"{logprob} is no log-probability")
+                yield (play.arena, seat.role, turn.asked), (step, turn.move), exp(logprob)
 
 
 def _seats(play: StoredEpisode) -> Iterator[IndexedSeat]:
