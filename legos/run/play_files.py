@@ -109,7 +109,7 @@ class PlayFiles:
             if not (held and held[0][0] <= number <= held[-1][0]):
                 held = self._file_with(number)
             if held:
-                yield held[number - held[0][0]]
+                yield from held[number - held[0][0] :][:1]
 
     def _file_with(self, number: int) -> Sequence[tuple[int, bytes]]:
         """All plays of the file that has a play; none if no file has it."""

@@ -143,3 +143,13 @@ def test_a_damaged_file_is_named_with_the_plays_that_are_lost(folder: RunFolder)
         NewPlays(folder.episodes).read()
     assert RunReader(folder).episode(second.first).number == second.first
     assert PlayFiles(folder.episodes).last() == 24
+
+
+def test_a_play_whose_line_a_power_failure_took_is_not_there(folder: RunFolder) -> None:
+    add(folder, *range(1, 13))
+    first, second, *_ = folder.plays.older()
+    first.path.write_bytes(first.data()[: first.data().index(b"\n") + 1])
+    with pytest.raises(CheckpointError, match=r"has no play 2; it has 1 to 24"):
+        RunReader(folder).episode(2)
+    found = folder.plays.lines(range(1, 25))
+    assert [number for number, _ in found] == [1, *range(second.first, 25)]
