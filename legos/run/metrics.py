@@ -169,7 +169,7 @@ def newest_metrics(path: Path) -> Metrics:
     except OSError:
         return {}
     for line in reversed(lines):
-        values = parse_line(line) or {}
-        if isinstance(values.get("step"), int) and not has_evaluation_alone(values):
-            return values
+        values = {name: _number(value) for name, value in (parse_line(line) or {}).items()}
+        if type(values.get("step")) is int and not has_evaluation_alone(values):
+            return {name: None if isnan(value) else value for name, value in values.items()}
     return {}

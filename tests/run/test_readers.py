@@ -26,6 +26,13 @@ def test_the_newest_line_of_a_step_is_found_before_evaluations_and_damage(tmp_pa
     assert newest_metrics(path) == {"step": 2, "loss": 1}
 
 
+def test_values_that_are_no_numbers_are_none_and_no_step(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    values = f'"a": "high", "b": [1], "c": NaN, "d": 1{"0" * 400}, "e": null, "f": 0.5'
+    append(path, f'{{"step": 2, {values}}}\n{{"step": true, "loss": 1}}\n')
+    assert newest_metrics(path) == {"step": 2, **dict.fromkeys("abcde"), "f": 0.5}
+
+
 def test_the_program_of_the_page_reads_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
