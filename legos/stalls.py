@@ -9,6 +9,7 @@ import time
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -213,10 +214,12 @@ def read_stalls(path: Path) -> list[Stall]:
         _, *parts = _STALL.split(path.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return []
-    return [
-        Stall(at=datetime.fromisoformat(at), text=text, stacks=stacks.strip("\n"))
-        for at, text, stacks in zip(parts[::3], parts[1::3], parts[2::3], strict=True)
-    ]
+    found: list[Stall] = []
+    for at, text, stacks in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        with suppress(ValueError):  # no time: a full disk has cut this line
+            when = datetime.fromisoformat(at)
+            found.append(Stall(at=when, text=text, stacks=stacks.strip("\n")))
+    return found
 
 
 def waiting_frames(coroutine: Any) -> Iterator[FrameType]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from legos.cli.process import main
-from legos.stalls import LoopWatch, Watchdog
+from legos.stalls import LoopWatch, Watchdog, read_stalls
 
 
 async def wait_for_nothing() -> None:
@@ -53,6 +53,15 @@ def test_each_stall_writes_all_stacks_once(
     assert len(said) == 4
     assert f"the stacks are in {file}" in said[0]
     assert said[1].startswith("the event loop turns again, after 0.")
+
+
+def test_a_report_that_a_full_disk_has_cut_hides_no_later_one(tmp_path: Path) -> None:
+    file = tmp_path / "stalls.txt"
+    file.write_text(
+        "2026-11-26T13:00:012026-11-26T13:00:02+01:00 cut\nthread main:\n\n"
+        "2026-11-26T13:00:03+01:00 whole\nthread other:\n\n"
+    )
+    assert [(stall.text, stall.stacks) for stall in read_stalls(file)] == [("whole", "thread other:")]
 
 
 def test_without_a_file_the_stacks_are_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
