@@ -61,7 +61,9 @@ def test_a_report_that_a_full_disk_has_cut_hides_no_later_one(tmp_path: Path) ->
         "2026-11-26T13:00:012026-11-26T13:00:02+01:00 cut\nthread main:\n\n"
         "2026-11-26T13:00:03+01:00 whole\nthread other:\n\n"
     )
-    assert [(stall.text, stall.stacks) for stall in read_stalls(file)] == [("whole", "thread other:")]
+    assert [(stall.text, stall.stacks) for stall in read_stalls(file)] == [
+        ("whole", "thread other:")
+    ]
 
 
 def test_without_a_file_the_stacks_are_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

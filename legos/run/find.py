@@ -2,6 +2,8 @@
 
 import re
 import shlex
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from legos.errors import CheckpointError
@@ -35,10 +37,10 @@ def find_run(text: str | Path, parent: Path = RUNS, *, purpose: str = "") -> Run
         CheckpointError: neither place holds a run, or can be looked at.
     """
     for path in (Path(text), parent / text):
-        _check_readable(path)
         run = RunFolder(path)
-        if run.config.is_file() or checkpoints(run.checkpoints):
-            return run
+        with _looking_at(path):
+            if run.config.is_file() or checkpoints(run.checkpoints):
+                return run
     raise CheckpointError(
         f"{text} holds no run{purpose}: it has no {CONFIG}; `legos runs` lists those in {parent}"
     )
@@ -64,9 +66,9 @@ def find_adapter(text: str, parent: Path = RUNS) -> Path:
     Raises:
         CheckpointError: there is no such run, or it has no such adapter.
     """
-    _check_readable(Path(text))
-    if is_adapter_folder(Path(text)):
-        return Path(text)
+    with _looking_at(Path(text)):
+        if is_adapter_folder(Path(text)):
+            return Path(text)
     run, at = split_place(text)
     return adapter_of(find_run(run, parent, purpose=" and no adapter"), at)
 
@@ -144,14 +146,15 @@ def _versions(run: RunFolder) -> dict[int, int]:
     return dict(sorted(known.items()))
 
 
-def _check_readable(path: Path) -> None:
-    """Refuse a path at which the system can look for nothing.
+@contextmanager
+def _looking_at(path: Path) -> Generator[None]:
+    """Within the block, refuse a path at which the system can look for nothing.
 
     Raises:
         CheckpointError: its name is too long, or this user may not look there.
     """
     try:
-        path.exists()
+        yield
     except OSError as error:
         raise CheckpointError(f"cannot look for a run at {path}: {error.strerror}") from error
 

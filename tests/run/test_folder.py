@@ -298,6 +298,9 @@ def test_a_folder_without_a_run_or_an_adapter_is_named(tmp_path: Path) -> None:
         find_run(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match="run holds no adapter yet"):
         adapter_of(begun(tmp_path / "run"))
+    for place in ("a/" * 2045, "a" * 300):  # too long only with the name of a file, or by itself
+        with pytest.raises(CheckpointError, match=r"cannot look for a run at a.*: File name too"):
+            find_run(place)
 
 
 def test_plays_are_written_whole_and_rewound(tmp_path: Path) -> None:
