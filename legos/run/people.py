@@ -7,7 +7,7 @@ import msgspec
 
 from legos.errors import CheckpointError
 from legos.files.atomic import refusals_named
-from legos.files.lines import append_whole
+from legos.files.lines import NewLines, append_whole
 from legos.records.episode import Episode
 from legos.records.names import BASE
 from legos.run.folder import RUNS
@@ -48,14 +48,12 @@ def personal_plays(arena: str, options: Mapping[str, Any]) -> Iterator[PersonalP
     """The plays of an arena with these options that were kept, oldest first.
 
     Raises:
-        CheckpointError: a line of the file is no play.
+        CheckpointError: a line of the file is no play, or the file cannot be read.
     """
-    if not PEOPLE.exists():
-        return
-    for number, line in enumerate(PEOPLE.read_bytes().splitlines(), start=1):
+    for number, line in NewLines(PEOPLE).read():
         try:
             kept = msgspec.json.decode(line, type=PersonalPlay)
-        except msgspec.MsgspecError as error:
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(
                 f"line {number} of {PEOPLE} is no play of a person: {error}; remove the line"
             ) from error
