@@ -15,7 +15,7 @@ from typing import Any
 from legos.arena.arena import Arena
 from legos.config.league import LeagueConfig
 from legos.config.schema import LoopConfig
-from legos.errors import CheckpointError, EngineError, Stopped
+from legos.errors import EngineError, Stopped
 from legos.loop.evaluation import flat_metrics
 from legos.loop.loop import batcher_of, training_loop
 from legos.loop.mix import Mix, mix_of
@@ -250,7 +250,7 @@ class Run:
         for ended in (self._writing.ended, partial(self._close, sampled_before)):
             try:
                 await ended()
-            except CheckpointError as error:
+            except Exception as error:
                 if failure is None:
                     failure = error
                 elif failure is not error:

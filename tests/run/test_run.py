@@ -15,7 +15,7 @@ from fakes import FakeBackend
 from metric_lines import read_metrics, read_steps
 from run_world import World, check_balance, episodes
 
-from legos.errors import ArenaError, CheckpointError
+from legos.errors import ArenaError, CheckpointError, DeviceError
 from legos.protocols import Snapshot
 from legos.run.checkpoint import checkpoint_steps, read_state
 from legos.track.jsonl import JsonlTracker
@@ -237,6 +237,26 @@ def test_a_full_disk_at_a_checkpoint_names_both_and_keeps_the_one_before(
     assert sorted(path.name for path in world.folder.adapters.iterdir()) == ["v0", "v2"]
     assert resumed.go()
     assert resumed.backend.trail == whole.backend.trail
+
+
+def test_an_error_is_not_lost_where_its_checkpoint_fails_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path / "run").start()
+
+    def lost(self: FakeBackend) -> "Future[Snapshot]":
+        raise DeviceError("the device is lost")
+
+    class Fails(JsonlTracker):
+        def log(self, metrics: Mapping[str, float | int | None], *, step: int) -> None:
+            if step == 3:
+                monkeypatch.setattr(FakeBackend, "snapshot", lost)
+                raise ArenaError("no cards")
+            super().log(metrics, step=step)
+
+    with pytest.raises(ArenaError, match="no cards") as caught:
+        world.go(tracker=Fails(world.folder.metrics))
+    assert caught.value.__notes__ == ["the device is lost"]
 
 
 @pytest.mark.parametrize(
