@@ -149,7 +149,7 @@ class PolicyTrainer:
                 waits_for = step.send(waits_for.result())
         except StopIteration as done:
             return done.value
-        except Exception:
+        except BaseException:  # such as KeyboardInterrupt in a notebook
             self.ledger.restore(before)
             raise
 

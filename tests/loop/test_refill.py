@@ -200,6 +200,19 @@ def test_what_a_failed_step_was_made_of_waits_again(limit: int) -> None:
     trained.ledger.check(queued=batcher.num_tokens)
 
 
+def test_a_step_that_is_interrupted_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(Future[PassResult]):
+        def result(self, timeout: float | None = None) -> PassResult:
+            raise KeyboardInterrupt
+
+    trained = trainer()
+    with monkeypatch.context() as patched:
+        patched.setattr(FakeBackend, "forward_backward", lambda *_, **__: Interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            trained.train_step(batch(LIVE, DEAD))
+    assert trained.train_step(batch(LIVE))["tokens_generated"] == 2
+
+
 class Narrow(FakeBackend):
     """Has no room for samples with more than two tokens before a chosen one."""
 
