@@ -93,7 +93,7 @@ class Evaluation:
         self.go_on = asyncio.Event()
         self.waits_at = -1
         self.adapters: list[str] = []
-        self.shares: dict[int, float] = {}  # by the number of the evaluation, from 1
+        self.shares: Mapping[int, float | None] = {}  # by the number of the evaluation, from 1
 
     async def metrics(self, *, adapters: Mapping[str, str] | None = None) -> dict[str, Any]:
         self.adapters.append((adapters or {}).get(POLICY, POLICY))

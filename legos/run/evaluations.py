@@ -227,12 +227,15 @@ class Evaluations:
         """Record a step if its evaluation is the best so far.
 
         Raises:
-            ConfigError: the evaluation has no such metric.
+            ConfigError: no evaluation has had such a metric.
         """
         wanted = self._keep_best
         if wanted is None:
             return
         name = f"eval/{wanted.removeprefix('-')}"
+        if name not in metrics and self._best is not None:  # such as where all its plays failed
+            logger.warning("the evaluation of step %d has no %r this time", step, wanted)
+            return
         if name not in metrics:
             known = ", ".join(sorted(key.removeprefix("eval/") for key in metrics))
             raise ConfigError(

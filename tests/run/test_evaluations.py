@@ -187,3 +187,13 @@ def test_plays_of_evaluations_are_kept_once_also_after_a_kill(tmp_path: Path) ->
         assert sorted(of_evaluations) == [0] * 3 + [3] * 3 + [6] * 3
         trained = {play["step"] for play in plays if "evaluation" not in play}
         assert trained == {1, 2, 3, 4, 5, 6}
+
+
+def test_an_evaluation_whose_plays_all_failed_is_not_the_best_and_ends_no_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(tmp_path / "run", keep_best="share").start()
+    world.evaluation.shares = {2: None}
+    assert world.go()
+    assert "the evaluation of step 3 has no 'share'" in caplog.text
+    assert world.state["best"] == ["share", 0, 0.5]
