@@ -2,6 +2,7 @@
 
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_records import make_episode, make_turn
@@ -182,6 +183,26 @@ def test_a_run_in_a_place_that_cannot_be_written_is_indexed_in_memory(
     index = PlayIndex(folder)
     assert index.refresh() == 2
     assert [path.name for path in folder.path.parent.iterdir()] == ["run"]
+
+
+def test_an_index_that_another_user_has_made_is_made_again_in_memory(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder, 1)
+    of_another = PlayIndex(folder)
+    assert of_another.refresh() == 1
+    write(folder, 2)
+    real = sqlite3.connect
+
+    def readable(path: str, **options: Any) -> sqlite3.Connection:
+        return real(path if path == ":memory:" else f"file:{path}?mode=ro", uri=True, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", readable)
+    index = PlayIndex(folder)
+    assert index.refresh() == 2
+    assert [*index.search().numbers] == [2, 1]
+    index.close()
+    of_another.close()
 
 
 def test_two_views_at_once_index_each_play_once(folder: RunFolder) -> None:

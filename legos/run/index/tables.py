@@ -12,6 +12,7 @@ from legos.run.index.rows import NewRows
 __all__ = ["IndexTables"]
 
 VERSION = 3  # of the tables; a cache with another one is made again
+_SET_VERSION = f"PRAGMA user_version = {VERSION}"
 _TABLES = resources.files("legos.run.index") / "tables.sql"
 
 
@@ -107,6 +108,7 @@ def _opened(path: str) -> sqlite3.Connection:
         [(version,)] = tables.execute("PRAGMA user_version")
         if version != VERSION:
             _make(tables)
+        tables.execute(_SET_VERSION)  # fails where this user may only read the file
     except BaseException:
         tables.close()
         raise
@@ -120,5 +122,5 @@ def _make(tables: sqlite3.Connection) -> None:
         tables.execute(f"DROP TABLE {name}")
     for statement in _TABLES.read_text(encoding="utf-8").split(";"):
         tables.execute(statement)
-    tables.execute(f"PRAGMA user_version = {VERSION}")
+    tables.execute(_SET_VERSION)
     tables.execute("COMMIT")
