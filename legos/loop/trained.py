@@ -48,7 +48,7 @@ class TrainedTurn(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str | None = None  # why none of its tokens changed the policy; None: they did
     version: int | None = None  # of the policy before the step; None: the turn is in no sample
     advantage: float | None = None  # of each of its tokens
-    logprobs: list[float] = []  # [C] nats, exact as float32; []: they were not computed
+    logprobs: list[float] = []  # [C] nats, exact as float32; []: not computed, or not finite
     entropies: list[float] = []  # [C] nats, in the same way
     clipped: list[int] = []  # indices of tokens outside the clip range of the loss
     masked: list[int] = []  # indices of tokens that a correction dropped (``training.icepop``)
@@ -198,5 +198,6 @@ def _marks(
 
 
 def _exact(values: Floats) -> list[float]:
-    """The shortest decimal numbers that are these float32 values."""
-    return [float(f"{value:.9g}") for value in values.tolist()]
+    """The shortest decimal numbers that are these float32 values; none if JSON has not all."""
+    finite = np.isfinite(values).all()
+    return [float(f"{value:.9g}") for value in values.tolist()] if finite else []

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from made_records import make_episode, make_turn
+from msgspec import json
 from msgspec.structs import replace
 from objectives import EVERY_OBJECTIVE
 from random_samples import random_samples
@@ -114,6 +115,23 @@ def test_turns_without_a_gradient_have_their_reason() -> None:
     assert turns == [TrainedTurn(reason="timed_out")] * 3
     [turns] = trained_turns([], [], [episode]).values()
     assert turns == [None] * 3
+
+
+def test_turns_of_a_step_that_is_not_finite_can_be_read_back() -> None:
+    episode = play()
+    group = group_of(episode)
+    one = a_pass(group, reason="non_finite")
+    one.found.logprobs[0][0] = np.nan
+    assert one.found.entropies is not None
+    one.found.entropies[1][0] = np.inf
+    [turns] = trained_turns([one], [group], [episode]).values()
+    stored = json.encode(turns)
+    assert json.decode(stored, type=list[TrainedTurn]) == turns
+    assert [turn and (turn.logprobs, turn.entropies) for turn in turns] == [
+        ([], [0.0, 0.125]),
+        ([-0.5], []),
+        ([-2.0] * 3, [0.25, 0.375, 0.5]),
+    ]
 
 
 def test_a_sample_that_does_not_fit_has_no_log_probabilities() -> None:
