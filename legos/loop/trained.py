@@ -61,6 +61,8 @@ TrainedTurns = Mapping[str, Sequence[TrainedTurn | None]]
 def importance_ratios(passes: Sequence[PolicyPass]) -> Floats:
     """[A] probability of each trained token before a step, over that with which it was sampled.
 
+    Ratios that are not finite are left out: no histogram takes them.
+
     Args:
         passes: the passes of the step.
     """
@@ -72,7 +74,8 @@ def importance_ratios(passes: Sequence[PolicyPass]) -> Floats:
     ]
     current = np.concatenate([np.zeros(0, np.float32), *(logprobs for logprobs, _ in known)])
     behaviour = np.fromiter(chain.from_iterable(logprobs for _, logprobs in known), np.float32)
-    return np.exp(log_ratio(np, current, behaviour))
+    ratios = np.exp(log_ratio(np, current, behaviour))
+    return ratios[np.isfinite(ratios)]
 
 
 def trained_turns(

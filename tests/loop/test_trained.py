@@ -10,7 +10,7 @@ from random_samples import random_samples
 
 from legos.credit.merging import samples_of_rollout
 from legos.loop.select import Selection, without
-from legos.loop.trained import PolicyPass, TrainedTurn, trained_turns
+from legos.loop.trained import PolicyPass, TrainedTurn, importance_ratios, trained_turns
 from legos.losses.metrics import SUMS
 from legos.losses.objective import Objective
 from legos.losses.policy import LOSSES
@@ -124,6 +124,7 @@ def test_turns_of_a_step_that_is_not_finite_can_be_read_back() -> None:
     one.found.logprobs[0][0] = np.nan
     assert one.found.entropies is not None
     one.found.entropies[1][0] = np.inf
+    assert np.histogram(importance_ratios([one]), 2)[0].sum() == 5  # of 6 tokens
     [turns] = trained_turns([one], [group], [episode]).values()
     stored = json.encode(turns)
     assert json.decode(stored, type=list[TrainedTurn]) == turns
