@@ -110,8 +110,10 @@ class Player:
         playing = sum(len(each.plays) for each in self._unfinished.values())
         del self._unfinished[group.round, group.numbers]
         now, starved = asyncio.get_running_loop().time(), self._batcher.starved
-        self.limit.group_ended(now, playing=playing, starved=starved)
-        await self._batcher.put(played, self._references)
+        try:
+            self.limit.group_ended(now, playing=playing, starved=starved)
+        finally:  # a dead engine reports nothing
+            await self._batcher.put(played, self._references)
 
     def _tasks_at_once(self) -> int:
         """Number of tasks that may be played at the same time."""

@@ -109,6 +109,22 @@ def test_a_group_enters_when_its_last_play_ends() -> None:
     assert arena.cursor.next_group("id").plays[0][0].id == "t1"
 
 
+def test_a_group_that_ended_is_not_lost_where_the_engine_has_died() -> None:
+    def dead() -> Mapping[str, float]:
+        raise EngineError("the engine was closed, or its thread has died")
+
+    made = trainer()
+    arena = Waits(made, ())
+    batcher = batcher_of(made, mix_of(arena))
+    story = training_loop(arena, made, 1, batcher=batcher, stats=dead, progress=False)
+    with pytest.raises(EngineError, match="has died"):
+        in_virtual_time(story)
+    waiting = [g.episodes[0].task.id for g in batcher.queued[arena.name]]
+    next_ones = [arena.cursor.next_group("id").plays[0][0].id for _ in range(8)]
+    assert waiting
+    assert {f"t{n}" for n in range(8)} <= {*waiting, *next_ones}
+
+
 def test_a_rule_that_needs_the_step_gets_the_plays_of_all_its_tasks() -> None:
     made, sizes = trainer(), list[list[int]]()
 
