@@ -108,8 +108,10 @@ class Buffer:
         """Let the group that was put last be taken, with its reference log-probabilities."""
         group = self._unscored[-1]
         samples = await asyncio.wrap_future(references(group.samples))
-        self._unscored = [other for other in self._unscored if other is not group]
-        self._add([replace(group, samples=tuple(samples))])
+        others = [other for other in self._unscored if other is not group]
+        if len(others) < len(self._unscored):  # it was not discarded meanwhile
+            self._unscored = others
+            self._add([replace(group, samples=tuple(samples))])
 
     def first(self, *, tasks: int = 0, samples: int = 0, tokens: float = 0.0) -> int | None:
         """Number of oldest groups that have so much together; None: all have less."""

@@ -217,3 +217,22 @@ def test_groups_whose_tasks_have_arrays_are_scored() -> None:
         return buffer.num_samples
 
     assert asyncio.run(story()) == 6
+
+
+def test_a_group_that_is_discarded_while_it_is_scored_is_not_trained_on() -> None:
+    scored: Future[list[Sample]] = Future()
+
+    async def story() -> tuple[int, Ledger]:
+        ledger = Ledger()
+        buffer = Buffer(GAME, ledger, staleness_limit=2)
+        buffer.put(batch(3), scored=False)
+        scoring = asyncio.ensure_future(buffer.score(lambda _: scored))
+        await asyncio.sleep(0)
+        buffer.discard_rest("rolled_back")
+        scored.set_result([*batch(3).samples])
+        await scoring
+        return buffer.num_tokens, ledger
+
+    waiting, ledger = asyncio.run(story())
+    ledger.check(queued=waiting)
+    assert waiting == 0
