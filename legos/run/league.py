@@ -10,6 +10,7 @@ from pathlib import Path
 
 from legos.config.league import LeagueConfig
 from legos.errors import AdapterError, CheckpointError
+from legos.files.atomic import refusals_named
 from legos.league.guards import Standing, guard_alarms, standing
 from legos.league.matchmaker import LeagueSeats
 from legos.league.pool import Snapshot
@@ -70,12 +71,17 @@ class RunLeague:
         self._taking = asyncio.Lock()  # an evaluation takes snapshots too
 
     def fork(self, run: Path) -> None:
-        """Take over the files of all snapshots from the run that this one is forked from."""
+        """Take over the files of all snapshots from the run that this one is forked from.
+
+        Raises:
+            CheckpointError: they cannot be written.
+        """
         for snapshot in self._in_engines():
             place = self._place(snapshot)
             source = run / place.relative_to(self._folder.path)
             if source.exists() and not place.exists():
-                shutil.copytree(source, place)
+                with refusals_named(place):
+                    shutil.copytree(source, place)
 
     async def begin(self, publisher: Publisher) -> None:
         """Make the snapshots of a resumed run live, or take the first ones.

@@ -1,6 +1,7 @@
 """The league of a run without a model: snapshots, collapses, and exact continuation."""
 
 import asyncio
+import errno
 import json
 import re
 import shutil
@@ -152,6 +153,23 @@ def test_a_fork_goes_on_with_the_opponents_of_its_run(whole: World, tmp_path: Pa
     before = [each.digest for each in league_of(whole).pool.of("policy")]
     assert [each.digest for each in league_of(fork).pool.of("policy")] == before
     assert fork.go()
+
+
+def test_a_full_disk_is_named_where_a_fork_copies_its_opponents(
+    whole: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    fork = world(tmp_path / "fork", steps=14)
+    monkeypatch.setattr(shutil, "copytree", full)
+    [*_, place] = sorted(whole.folder.checkpoints.iterdir())
+    with (
+        pytest.raises(CheckpointError, match=r"fork/adapters/v\d+ cannot be written: .*No space"),
+        fork.folder.new_run("# settings"),
+    ):
+        fork.run.fork(place, same_credit=True, same_evaluation=True)
+    assert not fork.folder.path.exists()
 
 
 def test_a_resumed_run_may_keep_fewer_snapshots(whole: World, tmp_path: Path) -> None:
