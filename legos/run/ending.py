@@ -5,7 +5,7 @@ from contextlib import contextmanager, suppress
 from typing import Literal
 
 from legos.errors import CheckpointError
-from legos.files.atomic import write_file
+from legos.files.atomic import refusals_named, write_file
 from legos.run.folder import RunFolder
 from legos.run.lock import check_unheld
 
@@ -21,8 +21,8 @@ def failure_kept(folder: RunFolder) -> Generator[None]:
     Raises:
         CheckpointError: the failure of an earlier process cannot be removed.
     """
-    with suppress(FileNotFoundError):
-        folder.failure.unlink()
+    with refusals_named(folder.failure):
+        folder.failure.unlink(missing_ok=True)
     try:
         yield
     except Exception as error:

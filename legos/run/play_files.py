@@ -152,12 +152,13 @@ class PlayFiles:
                 packed = gzip.compress(old.data(), compresslevel=6, mtime=0)
                 write_file(_packed(old.path), packed)
                 old.path.unlink()
-        sizes = {old.path: old.path.stat().st_size for old in self.older()}
-        total = sum(sizes.values())
-        for path in [*sizes][:-1]:
-            if total > budget_bytes:
-                path.unlink()
-                total -= sizes[path]
+        with refusals_named(self.folder):
+            sizes = {old.path: old.path.stat().st_size for old in self.older()}
+            total = sum(sizes.values())
+            for path in [*sizes][:-1]:
+                if total > budget_bytes:
+                    path.unlink()
+                    total -= sizes[path]
 
     def rewind(self, step: int, *, evaluated: int) -> None:
         """Remove the plays of later steps; arguments and errors as for ``rewind_lines``.

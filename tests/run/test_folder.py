@@ -20,6 +20,7 @@ from legos.errors import (
     EngineError,
     LegosError,
 )
+from legos.run.ending import failure_kept
 from legos.run.find import adapter_of, checkpoint_of, find_adapter, find_run, fresh_folder
 from legos.run.folder import RunFolder
 from legos.run.settings import sealed
@@ -301,6 +302,14 @@ def test_a_folder_without_a_run_or_an_adapter_is_named(tmp_path: Path) -> None:
     for place in ("a/" * 2045, "a" * 300):  # too long only with the name of a file, or by itself
         with pytest.raises(CheckpointError, match=r"cannot look for a run at a.*: File name too"):
             find_run(place)
+
+
+def test_a_failure_that_cannot_be_removed_is_named(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run")
+    folder.failure.mkdir()
+    refused = pytest.raises(CheckpointError, match=r"failure\.txt cannot be written")
+    with refused, failure_kept(folder):
+        pytest.fail("the run began")
 
 
 def test_plays_are_written_whole_and_rewound(tmp_path: Path) -> None:

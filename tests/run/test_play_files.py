@@ -68,6 +68,21 @@ def test_the_oldest_go_first_and_the_newest_stays(folder: RunFolder) -> None:
         RunReader(folder).episode(1)
 
 
+def test_an_old_file_that_cannot_be_removed_is_named(folder: RunFolder) -> None:
+    add(folder, *range(1, 13))
+    oldest, *_ = folder.plays.older()
+    data = oldest.data()
+    oldest.path.unlink()
+    packed = oldest.path.with_name(f"{oldest.path.name}.gz")
+    packed.mkdir()
+    with pytest.raises(CheckpointError, match=r"episodes cannot be written: .*1-"):
+        folder.plays.pack(0)
+    packed.rmdir()
+    oldest.path.write_bytes(data)
+    folder.plays.pack(0)
+    assert len(folder.plays.older()) == 1
+
+
 def test_a_tail_misses_no_play_and_repeats_none_while_files_get_full(folder: RunFolder) -> None:
     tail, seen = NewPlays(folder.episodes), list[int]()
     for step in range(1, 25):
