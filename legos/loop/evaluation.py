@@ -109,7 +109,7 @@ class ArenaEvaluation:
         arena = self._arena
         players = dict.fromkeys(arena.roles, arena.policies[0])
         if len(arena.policies) > 1:
-            [(task, _)] = plays_from(arena, SEED, 1)
+            [(task, _)] = plays_from(arena, SEED, 1, held_out=False)  # which may be none
             seats = arena.seats(task)
             players |= {role: seat.adapter for role, seat in seats.items() if seat.trainable}
         return players

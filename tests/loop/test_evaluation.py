@@ -208,9 +208,13 @@ def test_tasks_that_are_none_are_refused_as_in_training() -> None:
         evaluated(Wrong(plain))
 
 
-def test_an_exact_evaluation_asks_each_policy_for_its_roles() -> None:
+@pytest.mark.parametrize("held_out", [None, ()])
+def test_an_exact_evaluation_asks_each_policy_for_its_roles(held_out: Any) -> None:
     class Two(GameArena):
         policies = ("one", "two")
+
+        def held_out(self, rng: random.Random) -> Iterable[Task] | None:
+            return held_out
 
         def seats(self, task: Task) -> Mapping[str, Seat]:
             names = dict(zip(self.roles, self.policies, strict=True))
