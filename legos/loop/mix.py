@@ -1,6 +1,6 @@
 """A mix: the arenas of a run and their shares of the tokens of an optimiser step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from legos.arena.arena import Arena
@@ -36,13 +36,7 @@ class Mix:
         Raises:
             ConfigError: there is no arena, two have the same name, or the shares do not add up.
         """
-        names = [arena.name for arena in shares]
-        twice = [name for name in names if names.count(name) > 1]
-        if twice:
-            raise ConfigError(
-                f"arena {twice[0]!r} is in the mix {names.count(twice[0])} times; name each arena "
-                "once, and give it the sum of its shares"
-            )
+        names = _names_of(shares)
         by_name = dict(zip(names, shares.values(), strict=True))
         if not names:
             raise ConfigError("the mix has no arena; name at least one, such as --mix nim=1")
@@ -87,4 +81,21 @@ def mix_of(arena: "Arena | Mix | Sequence[Arena]") -> Mix:
     if isinstance(arena, str):
         raise ConfigError(f"arena is {arena!r}, a name; expected make_arena({arena!r}, client)")
     arenas = [arena] if isinstance(arena, Arena) else list(arena)
+    _names_of(arenas)  # a mapping would have an arena that is listed twice once
     return Mix(dict.fromkeys(arenas, 1.0 / max(len(arenas), 1)))
+
+
+def _names_of(arenas: Iterable[Arena]) -> list[str]:
+    """The names of arenas.
+
+    Raises:
+        ConfigError: two have the same.
+    """
+    names = [arena.name for arena in arenas]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ConfigError(
+            f"arena {twice[0]!r} is in the mix {names.count(twice[0])} times; name each arena "
+            "once, and give it the sum of its shares"
+        )
+    return names

@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from legos.arena.arena import Arena
 from legos.errors import ConfigError
-from legos.fakes import make_sample
+from legos.fakes import ScriptedClient, make_sample
 from legos.loop.batcher import Batcher
 from legos.loop.buffer import Buffer
 from legos.loop.deficits import Deficits, Spill, check_shares
 from legos.loop.ledger import Ledger
+from legos.loop.mix import mix_of
 from legos.records.group import Group
 from legos.records.names import POLICY
 
@@ -155,3 +157,14 @@ def test_without_lag_one_group_is_played_at_a_time_by_the_arena_that_lacks_most(
 def test_shares_that_do_not_add_up_are_named() -> None:
     with pytest.raises(ConfigError, match=r"shares in the mix add up to 0\.9: a=0\.5, b=0\.4"):
         check_shares({"a": 0.5, "b": 0.4}, "in the mix")
+
+
+def test_an_arena_that_is_listed_twice_is_named() -> None:
+    class Silent(Arena):
+        """Nobody says anything."""
+
+    client = ScriptedClient([])
+    arena = Silent(client)
+    for listed in ([arena, arena], [arena, Silent(client)]):
+        with pytest.raises(ConfigError, match=rf"arena '{arena.name}' is in the mix 2 times"):
+            mix_of(listed)
