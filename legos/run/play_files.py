@@ -82,7 +82,8 @@ class PlayFiles:
 
     def last(self) -> int:
         """Number of the newest play; 0: there is none."""
-        return self.first() - 1 + len(NewLines(self.live).read())
+        first, lines = self._newest()
+        return first - 1 + len(lines)
 
     def line(self, number: int) -> tuple[int, bytes]:
         """One play, with its number; -1 is the newest.
@@ -113,12 +114,18 @@ class PlayFiles:
 
     def _file_with(self, number: int) -> Sequence[tuple[int, bytes]]:
         """All plays of the file that has a play; none if no file has it."""
-        for old in self.older():
-            if old.first <= number <= old.last:
-                return old.lines()
-        first = self.first()
-        lines = [(first - 1 + index, line) for index, line in NewLines(self.live).read()]
-        return lines if first <= number < first + len(lines) else ()
+        first, lines = self._newest()
+        if number >= first:
+            return lines if number < first + len(lines) else ()
+        found = (old for old in self.older() if old.first <= number <= old.last)
+        return next((old.lines() for old in found), ())
+
+    def _newest(self) -> tuple[int, list[tuple[int, bytes]]]:
+        """Number of the first play of ``live``, and its plays."""
+        while True:
+            first, lines = self.first(), NewLines(self.live).read()
+            if first == self.first():  # no file was full meanwhile
+                return first, [(first - 1 + index, line) for index, line in lines]
 
     def append(self, data: bytes, *, full_at: int = FILE_BYTES) -> bool:
         """Append lines; returns whether the file was full, so that ``pack`` is due.

@@ -68,6 +68,26 @@ def test_the_oldest_go_first_and_the_newest_stays(folder: RunFolder) -> None:
         RunReader(folder).episode(1)
 
 
+@pytest.mark.parametrize("number", [-1, 2, 8])
+def test_a_play_is_found_though_a_file_gets_full_meanwhile(
+    number: int, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(folder, 1, 2)
+    first = PlayFiles.first
+
+    def meanwhile(self: PlayFiles) -> int:
+        found = first(self)
+        monkeypatch.setattr(PlayFiles, "first", first)
+        add(folder, 3, 4, 5)
+        assert folder.plays.first() > 5
+        return found
+
+    monkeypatch.setattr(PlayFiles, "first", meanwhile)
+    [(found, line)] = folder.plays.lines([folder.plays.last() if number < 0 else number])
+    assert found == (10 if number < 0 else number)
+    assert parse_episode(line).step == (found + 1) // 2
+
+
 def test_an_old_file_that_cannot_be_removed_is_named(folder: RunFolder) -> None:
     add(folder, *range(1, 13))
     oldest, *_ = folder.plays.older()
