@@ -132,8 +132,11 @@ class RunReader:
     @property
     def checkpoints(self) -> list[StoredCheckpoint]:
         """Its checkpoints, oldest first."""
-        steps = checkpoint_steps(self.folder.checkpoints)
-        return [StoredCheckpoint(s, path, path.stat().st_mtime) for s, path in steps.items()]
+        found: list[StoredCheckpoint] = []
+        for step, path in checkpoint_steps(self.folder.checkpoints).items():
+            with suppress(FileNotFoundError):  # the run has removed it meanwhile
+                found.append(StoredCheckpoint(step, path, path.stat().st_mtime))
+        return found
 
     @property
     def adapters(self) -> dict[int, Path]:

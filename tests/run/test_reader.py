@@ -117,6 +117,7 @@ def test_settings_states_checkpoints_and_stalls(folder: RunFolder) -> None:
     folder.failure.write_text("ArenaError: no\n")
     assert (run.state, run.failure, there.failure) == ("failed", "ArenaError: no", None)
     write_checkpoint(folder.checkpoints, 2, lambda _: {}, keep=1)
+    (folder.checkpoints / "step-000001").symlink_to("removed")  # by the run, while it is read
     [checkpoint] = run.checkpoints
     assert (checkpoint.step, checkpoint.path.name) == (2, "step-000002")
     assert run.stalls == []
