@@ -46,7 +46,7 @@ class Slot:
                     self._held = True
         finally:
             self.paused -= 1
-            if self._closed:  # meanwhile
+            if self._closed or self._waits:  # meanwhile
                 self._give_back()
 
     @asynccontextmanager
