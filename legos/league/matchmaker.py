@@ -10,7 +10,7 @@ import numpy as np
 
 from legos.arena.matchmaker import ArenaSeats
 from legos.league.cast import Cast, is_adapter
-from legos.league.payoffs import Account, PayoffTable
+from legos.league.payoffs import Account, PayoffTable, result
 from legos.league.pool import Pool, Snapshot
 from legos.protocols import Matchmaker, Seat, Seating
 from legos.records.episode import Episode, Task, mean_of
@@ -276,7 +276,7 @@ class LeagueSeats(Matchmaker):
         for mine, other, met, account in company.accounts:
             earned, lost = mean_of(returns, mine), mean_of(returns, other)
             met[0] += 1
-            met[1] += (earned > lost) + (earned == lost) / 2
+            met[1] += 1 - result(earned, lost) / 2
             self.unit = max(self.unit, abs(earned), abs(lost))
             if account is not None:
                 account.count(earned, lost, gave_up)

@@ -12,9 +12,9 @@ from msgspec import Struct, structs
 from legos.errors import ArenaError
 from legos.games.exact import GameTree, Policy
 from legos.games.graph import FloatArray
-from legos.games.solve import reach
+from legos.games.solve import SAME, reach
 
-__all__ = ["Account", "PayoffTable", "Tally", "exact_payoffs"]
+__all__ = ["Account", "PayoffTable", "Tally", "exact_payoffs", "result"]
 
 NUM_SUMS = 6  # fields of a tally
 
@@ -213,11 +213,16 @@ class Account:
         """
         for sums, role, share, own in self._cells:
             reward, other = (mine, theirs) if own else (theirs, mine)
-            sums[0 if reward > other else 2 if reward < other else 1] += share
+            sums[result(reward, other)] += share
             sums[3] += share * reward
             sums[4] += share * reward * reward
             if role in gave_up:
                 sums[5] += share
+
+
+def result(mine: float, theirs: float) -> int:
+    """What a play is to the side with the first reward: 0 a win, 1 a draw, 2 a loss."""
+    return 1 if abs(mine - theirs) <= SAME else 0 if mine > theirs else 2
 
 
 def exact_payoffs(tree: GameTree, policies: Mapping[str, Policy]) -> PayoffTable:
@@ -242,7 +247,7 @@ def exact_payoffs(tree: GameTree, policies: Mapping[str, Policy]) -> PayoffTable
     end = np.setdiff1d(np.arange(len(graph.start)), graph.parent)
     mine_NR = graph.payoffs[end]
     theirs_NR = (mine_NR.sum(axis=1, keepdims=True) - mine_NR) / (len(graph.roles) - 1)
-    close_NR = np.isclose(mine_NR, theirs_NR, rtol=0.0, atol=1e-9)
+    close_NR = np.isclose(mine_NR, theirs_NR, rtol=0.0, atol=SAME)
     won_NR, lost_NR = (mine_NR > theirs_NR) & ~close_NR, (mine_NR < theirs_NR) & ~close_NR
     counts = np.stack([won_NR, close_NR, lost_NR, mine_NR, mine_NR**2])  # [5, ends, R]
     flat = {member: tree.everywhere(policy) for member, policy in policies.items()}

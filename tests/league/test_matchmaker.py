@@ -267,6 +267,18 @@ def test_a_play_of_three_seats_counts_once_with_the_mean_of_two_and_their_turns(
     assert league.metrics() == {"plays_past": 1.0, "score_past": 1.0, "opponent_tokens": 0.0}
 
 
+def test_a_play_of_four_seats_with_one_reward_is_a_draw() -> None:
+    _, league = arena_with({"past": 1.0})
+    with_snapshots(league, 2)
+    others = [Rollout(role=role, seat="policy@0", policy=None, turns=()) for role in "bcd"]
+    mine = Rollout(role="a", seat="policy", policy="policy", turns=())
+    shared = dict.fromkeys("abcd", 0.1)  # the mean of three is above 0.1 by rounding
+    episode = replace(played("", "", 0.0), rollouts=(mine, *others), rewards=shared)
+    league.record(episode)
+    assert league.table.tally("policy@1", "policy@0").draws == 1
+    assert league.metrics()["score_past"] == 0.5
+
+
 def test_a_play_of_two_trained_policies_counts_once() -> None:
     _, league = arena_with({"self": 1.0})
     with_snapshots(league, 1)

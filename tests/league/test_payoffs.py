@@ -22,6 +22,7 @@ from legos.games.exact import (
 )
 from legos.games.solve import normalised
 from legos.league.payoffs import PayoffTable, Tally, exact_payoffs
+from legos.records.episode import mean_of
 
 
 def played() -> PayoffTable:
@@ -67,6 +68,14 @@ def test_only_the_order_of_rewards_wins() -> None:
     table.account("a", "b", ["r"]).count(-1.0, -2.0)
     table.account("a", "b", ["r"]).count(0.5, 0.5)
     assert table.tally("a", "b") == Tally(1, 1, 0, reward=-0.5, squares=1.25)
+
+
+def test_equal_rewards_are_a_draw_whatever_the_rounding_of_a_mean() -> None:
+    theirs = mean_of(dict.fromkeys("xyz", 0.1), "xyz")
+    assert theirs != 0.1
+    table = PayoffTable()
+    table.account("a", "b", ["w"], ["x"]).count(0.1, theirs)
+    assert (table.tally("a", "b").draws, table.tally("b", "a").draws) == (1, 1)
 
 
 def test_matrices_have_nan_where_members_never_met() -> None:
