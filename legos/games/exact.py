@@ -211,7 +211,8 @@ def outcome_shares(game: GameTree, mine: Policy, theirs: Policy) -> Outcome:
     for role in range(len(graph.roles)):
         come = reach(graph, np.where(graph.role_of_slot == role, mine_P, theirs_P))[end]
         payoff = graph.payoffs[end, role]
-        shares += [come[payoff > 0].sum(), come[payoff == 0].sum(), come[payoff < 0].sum()]
+        won, lost = payoff > SAME, payoff < -SAME
+        shares += [come[won].sum(), come[~won & ~lost].sum(), come[lost].sum()]
     win, draw, loss = (shares / len(graph.roles)).tolist()
     return Outcome(win=win, draw=draw, loss=loss)
 

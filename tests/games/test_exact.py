@@ -41,6 +41,14 @@ def test_matching_pennies() -> None:
     assert optimal_move_rate(tree, heads) is None
 
 
+def test_a_payoff_that_rounding_leaves_is_a_draw() -> None:
+    left = 0.1 + 0.2 - 0.3
+    assert left > 0
+    tree = GameTree(Written({"start": ("a", "", {"x": "end", "y": "end"}), "end": (left, -left)}))
+    mine = uniform_policy(tree)
+    assert outcome_shares(tree, mine, mine) == Outcome(win=0.0, draw=1.0, loss=0.0)
+
+
 def test_an_uneven_equilibrium() -> None:
     """A match of heads pays 3: both choose heads with 1/3, and the second seat gains 1/3."""
     tree = GameTree(pennies(3.0))
