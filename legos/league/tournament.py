@@ -185,8 +185,8 @@ def _unit(tree: GameTree | None) -> float | None:
     """The largest payoff of a zero-sum game; None: all wins have one size, or it is none."""
     if tree is None or not tree.graph.zero_sum:
         return None
-    sizes = np.unique(np.abs(tree.graph.payoffs[tree.graph.payoffs != 0]).round(9))
-    return float(sizes[-1]) if len(sizes) > 1 else None
+    sizes = np.unique(np.abs(tree.graph.payoffs).round(9))
+    return float(sizes[-1]) if np.count_nonzero(sizes) > 1 else None
 
 
 def _seatings(

@@ -9,6 +9,7 @@ from math import comb
 from typing import Any
 
 import pytest
+from written_game import Written
 
 from arenas.goofspiel import Goofspiel
 from arenas.kuhn import Kuhn
@@ -227,6 +228,20 @@ def test_each_adapter_is_scored_once() -> None:
     rewards = table.rewards(members)
     assert rewards == pytest.approx(-rewards.T)
     assert rewards[0, 1] != 0
+
+
+def test_what_rounding_leaves_of_a_payoff_is_no_win_of_another_size() -> None:
+    left = 0.1 + 0.2 - 0.3
+    game = Written(
+        {
+            "start": ("a", "", {"x": "won", "y": "drawn"}),
+            "won": (1.0, -1.0),
+            "drawn": (left, -left),
+        }
+    )
+    cast = Cast(GameArena(game))
+    assert cast.tree is not None
+    assert asyncio.run(exact_results(cast, cast.tree, ["random"])).unit is None
 
 
 def test_the_interval_of_a_mean_covers_it_and_keeps_a_width() -> None:
