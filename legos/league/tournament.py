@@ -98,10 +98,15 @@ async def exact_results(cast: Cast, tree: GameTree, members: Sequence[str]) -> R
         members: bots, adapters and the base model.
 
     Raises:
-        ArenaError: the game has one role.
+        ArenaError: the game has one role, or an optimal player cannot be computed.
+        EngineError: the engine has died.
     """
-    policies = await asyncio.gather(*(_policy(cast, tree, who) for who in members))
-    table = exact_payoffs(tree, dict(zip(members, policies, strict=True)))
+    try:
+        async with asyncio.TaskGroup() as group:
+            found = {who: group.create_task(_policy(cast, tree, who)) for who in members}
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    table = exact_payoffs(tree, {who: task.result() for who, task in found.items()})
     return Results(table=table, roles=tree.graph.roles, unit=_unit(tree))
 
 

@@ -15,7 +15,7 @@ from arenas.goofspiel import Goofspiel
 from arenas.kuhn import Kuhn
 from legos.arena.arena import Arena, GameArena
 from legos.arena.endings import Void
-from legos.errors import ArenaError
+from legos.errors import ArenaError, EngineError
 from legos.fakes import Asked, ScriptedClient
 from legos.league.cast import Cast
 from legos.league.payoffs import Tally
@@ -228,6 +228,28 @@ def test_each_adapter_is_scored_once() -> None:
     rewards = table.rewards(members)
     assert rewards == pytest.approx(-rewards.T)
     assert rewards[0, 1] != 0
+
+
+def test_a_member_that_cannot_be_scored_leaves_no_other_behind() -> None:
+    ended: list[str] = []
+
+    class Failing(ScriptedClient):
+        async def score(self, prompts: Any, *, adapter: str) -> Any:
+            if adapter == "broken":
+                raise EngineError("no such adapter")
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(adapter)
+
+    async def scored() -> None:
+        cast = Cast(GameArena(Kuhn(), Failing([])))
+        assert cast.tree is not None
+        with pytest.raises(EngineError, match="no such adapter"):
+            await exact_results(cast, cast.tree, ["whole", "broken"])
+        assert ended == ["whole"]
+
+    asyncio.run(scored())
 
 
 def test_what_rounding_leaves_of_a_payoff_is_no_win_of_another_size() -> None:
