@@ -69,10 +69,10 @@ def legal_shares(legal: Sequence[str], scores: Sequence[float]) -> tuple[dict[st
         legal: the legal moves.
         scores: log-probability (nats) of each as the whole answer.
     """
-    chances = [math.exp(score) for score in scores]
-    total = sum(chances)
-    shares = [chance / total if total else 1.0 / len(chances) for chance in chances]
-    return dict(zip(legal, shares, strict=True)), max(0.0, 1.0 - total)
+    most = max(scores)  # taken off first: a long move may be too unlikely for a float
+    odds = [math.exp(score - most) if most > -math.inf else 1.0 for score in scores]
+    shares = [one / sum(odds) for one in odds]
+    return dict(zip(legal, shares, strict=True)), max(0.0, 1.0 - sum(map(math.exp, scores)))
 
 
 def _question(arena: Arena, point: DecisionPoint) -> list[Message]:
