@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import to_json
+from pydantic_core import PydanticSerializationError, to_json
 
 from legos.arena.answer import UNREADABLE, Reply
 from legos.errors import ArenaError, LegosError, RunError, did_you_mean, text_of
@@ -85,7 +85,13 @@ class Toolbox:
             if isinstance(error, LegosError):
                 raise
             return f"error: {type(error).__name__}: {text_of(error)}"
-        text = result if isinstance(result, str) else to_json(result, fallback=text_of).decode()
+        try:
+            text = result if isinstance(result, str) else to_json(result, fallback=text_of).decode()
+        except PydanticSerializationError as error:
+            raise TypeError(
+                f"tool {call.name!r} returned {shown(result)}, which cannot be written as JSON "
+                f"({error}); return a text, or what JSON can hold"
+            ) from None
         if len(text) > LONGEST_RESULT:
             return f"{text[:LONGEST_RESULT]}... ({len(text)} characters, cut)"
         return text

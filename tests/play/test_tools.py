@@ -197,6 +197,15 @@ def test_errors_of_a_tool() -> None:
     assert one_tool(outside).startswith("EndpointError: no server answers")
 
 
+def test_a_result_that_no_json_can_hold_names_its_tool() -> None:
+    def picture() -> bytes:
+        return b"\xff"
+
+    _, episode, _ = asked(call("picture"), tools=[picture])
+    assert "tool 'picture' returned b'\\xff', a bytes" in (episode.error or "")
+    assert "return a text" in (episode.error or "")
+
+
 def test_long_results_are_cut_and_others_are_json() -> None:
     def much() -> str:
         return "x" * (LONGEST_RESULT + 5)
