@@ -85,9 +85,11 @@ class ExternalEpisode:
                 f"no reward was posted within {self.timeout_s:g} s after the episode was started; "
                 "POST /v1/episodes/ID/reward ends an episode"
             ) from None
-        finally:
-            for seat in self.seats.values():
-                seat.close()
+
+    def close(self) -> None:
+        """Answer no more; the play is over."""
+        for seat in self.seats.values():
+            seat.close()
 
     def _check_open(self) -> None:
         if self._posted.done():

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from typing import Any, TypeVar
 
@@ -328,7 +328,8 @@ class Table(PlayState):
         """
         await self.goes_on("offer(...)")
         offer = ExternalEpisode(self, timeout_s=timeout_s)
-        with host_of(next(iter(self.seats.values()))).offered(offer):
+        host = host_of(next(iter(self.seats.values())))
+        with host.offered(offer), closing(offer):
             async with self._slot.released(paused=True):
                 await offer.taken.wait()
             return await offer.rewards()

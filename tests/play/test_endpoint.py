@@ -1,13 +1,19 @@
 """Seats whose requests come from programs of their own."""
 
 import asyncio
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import pytest
 
 from legos.arena.arena import Arena
 from legos.fakes import ScriptedClient
 from legos.play.endpoint import AgentSeat
+from legos.play.external_episode import ExternalEpisode
 from legos.play.play_state import PlayState
+from legos.play.step import play_all
+from legos.play.table import Table
 from legos.records.episode import Task
 
 
@@ -27,3 +33,34 @@ def test_a_seat_is_closed_also_while_a_request_runs_out_of_time() -> None:
     with pytest.raises(TimeoutError):
         asyncio.run(request())
     assert seat.ended
+
+
+def test_a_play_that_is_cancelled_before_it_has_its_slot_again_closes_its_seats() -> None:
+    class Host(ScriptedClient):
+        def __init__(self, found: "asyncio.Future[ExternalEpisode]") -> None:
+            super().__init__([])
+            self.found = found
+
+        def endpoints(self) -> "Host":
+            return self
+
+        def offered(self, offer: ExternalEpisode) -> AbstractContextManager[None]:
+            self.found.set_result(offer)
+            return nullcontext()
+
+    class Offered(Arena):
+        async def play(self, t: Table) -> Mapping[str, Any]:
+            return await t.offer(timeout_s=60.0)
+
+    async def once() -> None:
+        slots, found = asyncio.Semaphore(1), asyncio.get_running_loop().create_future()
+        playing = asyncio.create_task(play_all(Offered(Host(found)), [(Task(id="t"), 0)], slots))
+        offer = await found
+        async with slots:  # another play has the slot when a program starts this one
+            offer.taken.set()
+            await asyncio.sleep(0)
+            playing.cancel()
+            await asyncio.wait([playing])
+        assert [seat.ended for seat in offer.seats.values()] == [True]
+
+    asyncio.run(once())
