@@ -16,7 +16,7 @@ from legos.arena.arena import Arena
 from legos.arena.endings import Forfeit
 from legos.arena.game import Game, State
 from legos.play.context import PlayContext
-from legos.play.outcome import episode_after, episode_of, rewards_of
+from legos.play.outcome import episode_after, episode_of, failure_of, rewards_of
 from legos.play.play_state import PlayState, SeatState
 from legos.play.positions import Ask, Position, Question
 from legos.play.watch import Watched
@@ -124,8 +124,8 @@ class GamePlays:
                 return
             source = f"payoff() of game {game.name!r}"
             rewards = rewards_of(play, game.payoff(play.state), source)
-        except Exception as raised:  # a failed play is counted and shown, but never trained on
-            self._fail(play, raised)
+        except BaseException as raised:  # a failed play is counted and shown, but never trained on
+            self._fail(play, failure_of(raised, f"game {game.name!r}"))
             return
         self._leave(play)
         self._end(play.index, episode_of(play, rewards))
@@ -166,8 +166,8 @@ class GamePlays:
             if failure is None and play.position is not None:
                 moves = {each.question.role: str(each.outcome) for each in play.turns}
                 play.state = self._game.after_moves(play.state, play.position.turn, moves)
-        except Exception as raised:
-            failure = raised
+        except BaseException as raised:
+            failure = failure_of(raised, f"game {self._game.name!r}")
         if failure is None:
             self._advance(play)
         else:

@@ -1,5 +1,6 @@
 """Turn the end of a play into its episode: rewards, a regular early end, or a failure."""
 
+from asyncio import CancelledError
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -21,7 +22,7 @@ from legos.errors import (
 from legos.play.play_state import PlayState
 from legos.records.episode import Episode, Failure
 
-__all__ = ["episode_after", "episode_of", "rewards_of"]
+__all__ = ["episode_after", "episode_of", "failure_of", "rewards_of"]
 
 
 def rewards_of(play: PlayState, returned: Any, source: str) -> dict[str, float]:
@@ -65,6 +66,21 @@ def episode_of(
         void=void,
         children=tuple(play.children),
     )
+
+
+def failure_of(raised: BaseException, source: str) -> Exception:
+    """The error that fails a play, also after sys.exit(), or a panic in a library's Rust code.
+
+    Args:
+        raised: what the arena's code or a client raised; an error that ends the program is raised.
+        source: what raised it, for the message.
+    """
+    if isinstance(raised, Exception):
+        return raised
+    if isinstance(raised, CancelledError | GeneratorExit | KeyboardInterrupt):
+        raise raised
+    failure = RuntimeError(f"{source} raised {type(raised).__name__}: {text_of(raised)}")
+    return failure.with_traceback(raised.__traceback__)
 
 
 def episode_after(raised: Exception, play: PlayState) -> Episode:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from legos.arena.checks import check_text, checked_choices
 from legos.arena.game import Game, State
 from legos.errors import PlayCancelledError
+from legos.play.outcome import failure_of
 from legos.play.play_state import SeatState
 from legos.protocols import BatchClient, Seat
 from legos.records.message import Completion, Message, Prompt, Sampling
@@ -62,8 +63,13 @@ class Ask:
         """Ask a client that has no callbacks."""
 
         async def answer() -> Completion:
-            sampling, adapter = replace(self._sampling, seed=seed), self.seat.adapter
-            return await self.seat.client.complete(self._prompt, sampling, adapter=adapter)
+            sampling, client = replace(self._sampling, seed=seed), self.seat.client
+            try:
+                return await client.complete(self._prompt, sampling, adapter=self.seat.adapter)
+            except (Exception, asyncio.CancelledError, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                raise failure_of(error, f"the client of {self.seat.role!r}") from error
 
         def finish(task: "asyncio.Task[Completion]") -> None:
             if task.cancelled():

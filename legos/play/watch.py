@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from legos.arena.arena import Arena
-from legos.errors import ArenaError, EngineError, PlayCancelledError, PlayTimeoutError, text_of
+from legos.errors import ArenaError, EngineError, PlayCancelledError, PlayTimeoutError
+from legos.play.outcome import failure_of
 from legos.play.play_state import PlayState
 from legos.protocols import Engine
 from legos.stalls import LoopWatch, Watchdog, waiting_frames
@@ -234,8 +235,8 @@ async def _awaited(played: Awaitable[T]) -> T:
         return await played
     except (Exception, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
         raise
-    except BaseException as error:  # of sys.exit(), or a panic in a library's Rust code
-        raise RuntimeError(f"play() raised {type(error).__name__}: {text_of(error)}") from error
+    except BaseException as error:
+        raise failure_of(error, "play()") from error
 
 
 async def _cancelled(task: "asyncio.Task[Any]") -> None:
