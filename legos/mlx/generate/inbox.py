@@ -27,16 +27,21 @@ def refuse_all(inbox: deque[Message]) -> None:
             continue
         deliver, requests = message
         if not isinstance(requests, frozenset):
-            deliver([(number, error) for number, _ in requests])
+            _deliver(deliver, [(number, error) for number, _ in requests])
 
 
 def deliver_all(outcomes: Sequence[tuple[SequenceState, Result]]) -> None:
-    """Give each receiver its results in one call; one that fails harms no other."""
+    """Give each receiver its results in one call."""
     by_receiver: dict[Deliver, list[tuple[int, Result]]] = {}
     for sequence, result in outcomes:
         by_receiver.setdefault(sequence.deliver, []).append((sequence.number, result))
     for deliver, results in by_receiver.items():
-        try:
-            deliver(results)
-        except Exception:
-            logger.exception("a receiver of results failed; the engine goes on")
+        _deliver(deliver, results)
+
+
+def _deliver(deliver: Deliver, results: Sequence[tuple[int, Result]]) -> None:
+    """Call a receiver; one that fails harms no other."""
+    try:
+        deliver(results)
+    except Exception:
+        logger.exception("a receiver of results failed; the engine goes on")

@@ -250,6 +250,20 @@ def test_what_waits_at_the_end_is_answered(room: Room) -> None:
     assert "the engine was closed" in str(one.error(7))
 
 
+def test_at_the_end_a_receiver_that_fails_harms_nobody_else(room: Room) -> None:
+    """Two submissions that no step has taken in; the first one's receiver has gone."""
+
+    def broken(_: Sequence[tuple[int, Result]]) -> None:
+        raise RuntimeError("the loop is closed")
+
+    one = room("llama")
+    one.engine.submit([(0, GOOD)], broken)
+    one.submit({0: GOOD})
+    one.engine.close()
+    assert "the engine was closed" in str(one.error(0))
+    assert one.worker.closed
+
+
 def test_scores_of_bad_prompts_are_refused(room: Room) -> None:
     one = room("llama")
     for prompts, message in (
