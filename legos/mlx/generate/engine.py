@@ -314,8 +314,9 @@ class MlxEngine:
             if not isinstance(result, Progress):
                 self._inside.remove(sequence)
                 self._answered += 1
-                adapter = adapter_name(sequence.request.adapter)
-                self._drawn[adapter] += len(sequence.tokens)
+                if sequence.tokens:  # otherwise any name may come, or no name at all
+                    adapter = adapter_name(sequence.request.adapter)
+                    self._drawn[adapter] += len(sequence.tokens)
                 self._scheduler.budget.give_back(sequence)
         deliver_all(claimed)
         if self._scheduler.adapters.retired:

@@ -40,6 +40,7 @@ GOOD = Request(prompt_ids=(1, 2, 3), max_tokens=4, seed=1)
             "a choice holds token 999",
         ),
         (Request(prompt_ids=("a",), max_tokens=1), "the request is broken"),  # pyright: ignore[reportArgumentType]
+        (Request(prompt_ids=(1,), max_tokens=1, adapter=None), "the request is broken"),  # pyright: ignore[reportArgumentType]
         (
             Request(prompt_ids=(1, 2, 3), max_tokens=4, seed=1, stops=lambda _: bool(1 / 0)),
             "its stop test failed: ZeroDivisionError",
@@ -60,6 +61,15 @@ def sharers(count: int, max_tokens: int = 6) -> dict[int, Request]:
     """Requests that stay in one row to the end."""
     request = Request(prompt_ids=(1, 2, 3), max_tokens=max_tokens, seed=1)
     return dict.fromkeys(range(count), request)
+
+
+def test_names_of_refused_requests_are_not_kept(room: Room) -> None:
+    """Whoever asks may make up as many as they like."""
+    one = room("llama")
+    one.submit({n: Request(prompt_ids=(1,), max_tokens=1, adapter=f"v{n}") for n in range(9)})
+    one.submit({9: GOOD})
+    one.finish()
+    assert dict(one.engine._drawn) == {"policy": 4}
 
 
 def test_cancelled_before_it_is_taken_in(room: Room) -> None:
