@@ -26,7 +26,7 @@ import mlx.nn as nn
 from legos.device.worker import CLOSE_S, InlineWorker, Worker, taken
 from legos.errors import DeviceError, EngineError, RequestError
 from legos.mlx.generate.capabilities import Capabilities
-from legos.mlx.generate.inbox import Message, deliver_all, refuse_all
+from legos.mlx.generate.inbox import Message, deliver_all, num_requests, refuse_all
 from legos.mlx.generate.request_check import RequestCheck
 from legos.mlx.generate.scheduler import Outcome, Scheduler
 from legos.mlx.generate.score import Score
@@ -104,7 +104,7 @@ class MlxEngine:
             raise EngineError("the engine was closed, or its thread has died")
         return {
             "requests_running": len(self._inside),
-            "requests_waiting": len(self._scheduler.waiting) + len(self._inbox),
+            "requests_waiting": len(self._scheduler.waiting) + num_requests(self._inbox),
             "requests_accepted_total": self._accepted,
             "requests_answered_total": self._answered,
             **self._scheduler.stats(),

@@ -11,11 +11,17 @@ from legos.mlx.generate.sequences import SequenceState
 from legos.protocols import Deliver
 from legos.records.request import Request, Result
 
-__all__ = ["Message", "deliver_all", "refuse_all"]
+__all__ = ["Message", "deliver_all", "num_requests", "refuse_all"]
 
 logger = logging.getLogger(__name__)
 Message = tuple[Deliver, Sequence[tuple[int, Request]] | frozenset[int]] | Score
 """Requests that come in, or the numbers of those to be cancelled; or a score."""
+
+
+def num_requests(inbox: deque[Message]) -> int:
+    """Number of requests that come in; callable on any thread."""
+    messages = (m for m in tuple(inbox) if not isinstance(m, Score))  # tuple() copies in one piece
+    return sum(len(some) for _, some in messages if not isinstance(some, frozenset))
 
 
 def refuse_all(inbox: deque[Message]) -> None:

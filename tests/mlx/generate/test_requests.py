@@ -82,6 +82,16 @@ def test_cancelled_before_it_is_taken_in(room: Room) -> None:
     assert len(one.answer(0).token_ids) == 6
 
 
+def test_each_request_that_no_step_has_taken_in_waits(room: Room) -> None:
+    one = room("llama")
+    one.submit(sharers(7))
+    one.cancel(1)
+    one.engine.score([((1,), [(2,)])], end_ids=())
+    assert one.engine.stats()["requests_waiting"] == 7
+    one.finish()
+    assert one.engine.stats()["requests_waiting"] == 0
+
+
 def test_cancelled_while_it_waits_for_room(room: Room) -> None:
     one = room("llama", max_rows=1)
     one.submit({0: GOOD, 1: Request(prompt_ids=(9,), max_tokens=4), 2: GOOD})
