@@ -172,7 +172,7 @@ class MlxEngine:
         """
         score = Score(
             prompts=prompts,
-            end_ids=tuple(end_ids),
+            end_ids=tuple(dict.fromkeys(end_ids)),  # their probabilities are added up
             adapter=adapter,
             by_token=by_token,
             shares=self.capabilities.shares_prefix,

@@ -185,6 +185,13 @@ def test_an_end_outside_the_vocabulary_is_refused(room: Room, end_ids: tuple[int
         scores.result(timeout=0)
 
 
+def test_an_end_that_is_given_twice_counts_once(room: Room) -> None:
+    one, prompts = room("llama"), some_prompts(1)
+    scores = one.engine.score(prompts, end_ids=(END, END))
+    one.finish()
+    check(scores.result(timeout=0), expected(one.tree, prompts))
+
+
 def test_a_cancelled_score_ends(room: Room) -> None:
     one = room("llama", prefill_tokens=512)
     scores = one.engine.score(some_prompts(300), end_ids=(END,))
