@@ -19,7 +19,7 @@ import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
 from legos.device.worker import answer
-from legos.errors import EngineError, RequestError
+from legos.errors import DeviceError, EngineError, RequestError
 from legos.mlx.generate.adapter_table import LiveAdapter
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.generate.sampling.sampler import NOT_NUMBERS
@@ -29,6 +29,7 @@ from legos.mlx.generate.shared_prefix import (
     continued,
     num_shared,
 )
+from legos.mlx.model.faults import clear_device, explained, is_fault
 from legos.mlx.model.forward import CausalModel
 from legos.records.batch import pad_rows, row_blocks
 from legos.records.request import Request
@@ -250,7 +251,10 @@ class ScoreQueue:
             with self._slots.rows([score.live.slot]):  # one slot works for any number of rows
                 score.advance(self._forward, max_tokens)
         except Exception as error:
-            answer(score.future, error)
+            fault = is_fault(error)
+            answer(score.future, DeviceError(explained(error)) if fault else error)
+            if fault:
+                clear_device()
         self._scores.popleft()
         if not score.future.done():
             self._scores.append(score)

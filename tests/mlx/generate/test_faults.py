@@ -6,6 +6,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from legos.errors import DeviceError
 from legos.mlx.generate import scheduler
 from legos.mlx.generate.sampling.sampler import Sampler
 from legos.records.request import Generated, Request
@@ -65,6 +66,21 @@ def test_a_device_that_keeps_failing_is_explained(
     assert "the GPU ran out of memory; lower training.memory_limit_gib" in str(one.error(0))
     monkeypatch.setattr(mx, "eval", evaluate)
     assert one.ask([short]) == room("llama").ask([short])
+
+
+def test_a_fault_ends_a_score_with_what_to_do(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ``DeviceError``, so that a run starts itself again in a new process."""
+    one, prompts = room("llama"), [((4,) * 20, [(5, 6)])]
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError(FAULT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one.engine._scheduler.scores._forward, "trunk", fail)
+        scores = one.engine.score(prompts, end_ids=(2,))
+        one.finish()
+    with pytest.raises(DeviceError, match="the GPU ran out of memory; lower training.memory_lim"):
+        scores.result(timeout=0)
 
 
 def test_the_display_interrupts_a_long_answer_many_times(
