@@ -31,7 +31,7 @@ from legos.mlx.generate.request_check import RequestCheck
 from legos.mlx.generate.scheduler import Outcome, Scheduler
 from legos.mlx.generate.score import Score
 from legos.mlx.generate.sequences import SequenceState
-from legos.mlx.model.faults import clear_device, explained, is_fault
+from legos.mlx.model.faults import clear_device, explained, is_fault, raise_fault
 from legos.protocols import Deliver
 from legos.records.limits import EngineLimits
 from legos.records.names import POLICY, adapter_name
@@ -130,7 +130,8 @@ class MlxEngine:
     def load_adapter(self, adapter: Adapter) -> "Future[AdapterInfo]":
         """Make an adapter live under its name between two steps.
 
-        The future raises ``AdapterError`` where the adapter does not fit; nothing is changed then.
+        The future raises ``AdapterError`` where the adapter does not fit, and ``DeviceError`` where
+        the device failed; nothing is changed then.
         """
         return self._worker.call(self._load, adapter)
 
@@ -202,7 +203,11 @@ class MlxEngine:
 
     def _load(self, adapter: Adapter) -> AdapterInfo:
         self._answer_after(self._scheduler.collect)
-        self._scheduler.adapters.load(adapter)
+        try:
+            self._scheduler.adapters.load(adapter)
+        except RuntimeError as error:
+            raise_fault(error)
+            raise
         self._scheduler.tidy(self._inside)
         self.swaps += 1
         return adapter.info

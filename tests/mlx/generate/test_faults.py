@@ -8,6 +8,7 @@ import pytest
 
 from legos.errors import DeviceError
 from legos.mlx.generate import scheduler
+from legos.mlx.generate.multi_lora import slots
 from legos.mlx.generate.sampling.sampler import Sampler
 from legos.records.request import Generated, Request
 
@@ -79,8 +80,22 @@ def test_a_fault_ends_a_score_with_what_to_do(room: Room, monkeypatch: pytest.Mo
         patch.setattr(one.engine._scheduler.scores._forward, "trunk", fail)
         scores = one.engine.score(prompts, end_ids=(2,))
         one.finish()
-    with pytest.raises(DeviceError, match="the GPU ran out of memory; lower training.memory_lim"):
+    with pytest.raises(DeviceError, match="the GPU ran out of memory; lower"):
         scores.result(timeout=0)
+
+
+def test_a_fault_ends_a_swap_with_what_to_do(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = room("llama")
+
+    def fail(_: mx.array) -> None:
+        raise RuntimeError(FAULT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(slots, "_on_host", fail)
+        swap = one.engine.load_adapter(one.adapter(1))
+    with pytest.raises(DeviceError, match="the GPU ran out of memory; lower"):
+        swap.result(timeout=0)
+    assert one.engine.versions() == {"policy": 0}
 
 
 def test_the_display_interrupts_a_long_answer_many_times(
