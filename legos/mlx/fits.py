@@ -63,12 +63,12 @@ def check_training(folder: Path, size: TrainingSize) -> str | None:
     held = f"{_gib(sizes.weights)} of weights, {_gib(plan.held_bytes - sizes.weights)} held"
     row = min(LEAST_ROW, context)
     if longest < row:
+        give = "" if size.checkpointing else "--training.gradient-checkpointing or "
         raise ModelError(
             f"{folder} cannot be trained here: a row of {row} tokens needs "
             f"{_gib(replace(plan, longest=row).peak_bytes(row))} ({held}), and {_gib(usable)} can "
-            "be used; give --training.gradient-checkpointing or a higher "
-            "training.memory_limit_gib, or take a copy of the model in 4 bits or a smaller model "
-            "(docs/run/mac.md lists what fits)"
+            f"be used; give {give}a higher training.memory_limit_gib, or take a copy of the model "
+            "in 4 bits or a smaller model (docs/run/mac.md lists what fits)"
         )
     usual = replace(plan, longest=min(USUAL_ROW, longest))
     tokens = usual.max_tokens(size.micro_batch_tokens or usual_tokens(sizes, size, usable))

@@ -67,8 +67,10 @@ def test_a_model_too_large_is_refused_with_what_would_fit(
     assert short.endswith("tokens fit, and longer ones are left out")
     with pytest.raises(ModelError, match=r"a row of 64 tokens needs .* 0\.30 GiB can be used"):
         fits.check_training(folder, TrainingSize(limit_bytes=int(0.3 * 2**30)))
-    with pytest.raises(ModelError, match="4 bits or a smaller model"):
+    with pytest.raises(ModelError, match=r"give --training\.gradient-checkpointing or a higher"):
         fits.check_training(folder, TrainingSize(limit_bytes=1 << 20))
+    with pytest.raises(ModelError, match=r"give a higher .* 4 bits or a smaller model"):
+        fits.check_training(folder, TrainingSize(limit_bytes=1 << 20, checkpointing=True))
 
 
 def test_larger_macs_take_longer_rows_and_four_bits_longer_ones() -> None:
