@@ -41,7 +41,25 @@ class RequestCheck:
         valid = self._valid
         if valid is None or not 0 <= request.seed < 1 << 64:
             return False
-        return replace(request, seed=valid.seed) == valid
+        if replace(request, seed=valid.seed) != valid:
+            return False
+        plain = request.filters is None and not request.num_alternatives
+        sure = plain and isinstance(request.max_tokens, int)
+        return sure or not any(_not_integers(request))  # 4.0 equals 4
+
+
+def _not_integers(request: Request) -> Iterator[str]:
+    """Which counts and token ids are no integers, though they compare as such."""
+    counts = [("max_tokens", request.max_tokens), ("num_alternatives", request.num_alternatives)]
+    filters = request.filters
+    if filters is not None:
+        counts.append(("top_k", filters.top_k))
+        for token, _ in filters.logit_bias:
+            if not hasattr(token, "__index__"):
+                yield f"logit_bias names token {token!r}; expected an int"
+    for name, count in counts:
+        if not isinstance(count, int):  # MLX takes no integers of NumPy
+            yield f"{name} is {count!r}; expected an int"
 
 
 def _complaints(request: Request, num_vocabulary: int, context: int) -> Iterator[str]:
@@ -66,6 +84,7 @@ def _complaints(request: Request, num_vocabulary: int, context: int) -> Iterator
     if request.restrict and request.grammar is not None:
         yield "both restrict=True and a grammar say what is legal; give one of them"
     yield from request.complaints()
+    yield from _not_integers(request)
     for token, _ in request.filters.logit_bias if request.filters else ():
         if token >= num_vocabulary:
             yield f"logit_bias names token {token}; the vocabulary has {num_vocabulary}"

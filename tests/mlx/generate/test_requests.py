@@ -15,6 +15,7 @@ from legos.errors import EngineError, RequestError
 from legos.mlx.generate.engine import MlxEngine
 from legos.records.choices import choice_tree
 from legos.records.limits import EngineLimits
+from legos.records.message import Filters
 from legos.records.request import Generated, Progress, Request, Result
 
 Room = Callable[..., Any]
@@ -41,6 +42,26 @@ GOOD = Request(prompt_ids=(1, 2, 3), max_tokens=4, seed=1)
         ),
         (Request(prompt_ids=("a",), max_tokens=1), "the request is broken"),  # pyright: ignore[reportArgumentType]
         (Request(prompt_ids=(1,), max_tokens=1, adapter=None), "the request is broken"),  # pyright: ignore[reportArgumentType]
+        (
+            Request(prompt_ids=(1, 2, 3), max_tokens=4.0, seed=2),  # pyright: ignore[reportArgumentType]
+            "max_tokens is 4.0; expected an int",
+        ),
+        (
+            Request(prompt_ids=(1,), max_tokens=np.int64(4)),  # pyright: ignore[reportArgumentType]
+            "max_tokens is np.int64(4); expected an int",
+        ),
+        (
+            Request(prompt_ids=(1,), max_tokens=4, num_alternatives=3.0),  # pyright: ignore[reportArgumentType]
+            "num_alternatives is 3.0; expected an int",
+        ),
+        (
+            Request(prompt_ids=(1,), max_tokens=4, filters=Filters(top_k=5.0)),  # pyright: ignore[reportArgumentType]
+            "top_k is 5.0; expected an int",
+        ),
+        (
+            Request(prompt_ids=(1,), max_tokens=4, filters=Filters(logit_bias=((5.0, 1.0),))),  # pyright: ignore[reportArgumentType]
+            "logit_bias names token 5.0; expected an int",
+        ),
         (
             Request(prompt_ids=(1, 2, 3), max_tokens=4, seed=1, stops=lambda _: bool(1 / 0)),
             "its stop test failed: ZeroDivisionError",
