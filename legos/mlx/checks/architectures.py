@@ -26,8 +26,8 @@ def try_architecture(name: str) -> dict[str, str]:
 
     Returns:
         ``architecture``, its name; ``trains``, ``checkpointing`` (of gradients) and ``serves``:
-        "yes", "no" where legos refuses it, "error", or "-" where it was not tried; ``reasons``, for
-        what is no or an error.
+        "yes", "no" where legos refuses it, or "error", left out where it was not tried; and
+        ``reasons``, for what is no or an error.
     """
     row = {"architecture": name}
     reasons: dict[str, None] = {}
