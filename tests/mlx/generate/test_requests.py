@@ -7,90 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from legos.device.worker import ThreadWorker
 from legos.errors import EngineError, RequestError
 from legos.mlx.generate.engine import MlxEngine
-from legos.records.choices import choice_tree
 from legos.records.limits import EngineLimits
-from legos.records.message import Filters
 from legos.records.request import Generated, Progress, Request, Result
 
 Room = Callable[..., Any]
 GOOD = Request(prompt_ids=(1, 2, 3), max_tokens=4, seed=1)
 
 
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        (Request(prompt_ids=(), max_tokens=1), "the prompt is empty"),
-        (Request(prompt_ids=(1, 358), max_tokens=1), "token 358; the vocabulary has 358"),
-        (Request(prompt_ids=(1, -5), max_tokens=1), "token -5"),
-        (Request(prompt_ids=(1,) * 1000, max_tokens=25), "exceed the context of 1024"),
-        (Request(prompt_ids=(1,), max_tokens=0), "max_tokens is 0"),
-        (Request(prompt_ids=(1,), max_tokens=1, adapter="v7"), "adapter 'v7' is not live"),
-        (Request(prompt_ids=(1,), max_tokens=1, temperature=-1.0), "temperature is -1.0"),
-        (Request(prompt_ids=(1,), max_tokens=1, temperature=np.nan), "temperature is nan"),
-        (Request(prompt_ids=(1,), max_tokens=1, seed=-1), "seed is -1"),
-        (Request(prompt_ids=(1,), max_tokens=1, seed=1 << 64), "seed is 18446744073709551616"),
-        (Request(prompt_ids=(1,), max_tokens=1, restrict=True), "restrict=True needs choices"),
-        (
-            Request(prompt_ids=(1,), max_tokens=1, choices=choice_tree([(1, 999)], end_ids=())),
-            "a choice holds token 999",
-        ),
-        (Request(prompt_ids=("a",), max_tokens=1), "the request is broken"),  # pyright: ignore[reportArgumentType]
-        (Request(prompt_ids=(1,), max_tokens=1, adapter=None), "the request is broken"),  # pyright: ignore[reportArgumentType]
-        (
-            Request(prompt_ids=(1, 2, 3), max_tokens=4.0, seed=2),  # pyright: ignore[reportArgumentType]
-            "max_tokens is 4.0; expected an int",
-        ),
-        (
-            Request(prompt_ids=(1,), max_tokens=np.int64(4)),  # pyright: ignore[reportArgumentType]
-            "max_tokens is np.int64(4); expected an int",
-        ),
-        (
-            Request(prompt_ids=(1,), max_tokens=4, num_alternatives=3.0),  # pyright: ignore[reportArgumentType]
-            "num_alternatives is 3.0; expected an int",
-        ),
-        (
-            Request(prompt_ids=(1,), max_tokens=4, filters=Filters(top_k=5.0)),  # pyright: ignore[reportArgumentType]
-            "top_k is 5.0; expected an int",
-        ),
-        (
-            Request(prompt_ids=(1,), max_tokens=4, filters=Filters(logit_bias=((5.0, 1.0),))),  # pyright: ignore[reportArgumentType]
-            "logit_bias names token 5.0; expected an int",
-        ),
-        (
-            Request(prompt_ids=(1, 2, 3), max_tokens=4, seed=1, stops=lambda _: bool(1 / 0)),
-            "its stop test failed: ZeroDivisionError",
-        ),
-    ],
-)
-def test_a_bad_request_fails_alone(room: Room, request_: Request, message: str) -> None:
-    one = room("llama")
-    one.submit({0: GOOD, 1: request_, 2: GOOD})
-    one.finish()
-    assert isinstance(one.error(1), RequestError)
-    assert message in str(one.error(1))
-    assert one.answer(0) == one.answer(2)
-    assert one.ask([GOOD])[0].token_ids == one.answer(0).token_ids
-
-
 def sharers(count: int, max_tokens: int = 6) -> dict[int, Request]:
     """Requests that stay in one row to the end."""
     request = Request(prompt_ids=(1, 2, 3), max_tokens=max_tokens, seed=1)
     return dict.fromkeys(range(count), request)
-
-
-def test_names_of_refused_requests_are_not_kept(room: Room) -> None:
-    """Whoever asks may make up as many as they like."""
-    one = room("llama")
-    one.submit({n: Request(prompt_ids=(1,), max_tokens=1, adapter=f"v{n}") for n in range(9)})
-    one.submit({9: GOOD})
-    one.finish()
-    assert dict(one.engine._drawn) == {"policy": 4}
 
 
 def test_cancelled_before_it_is_taken_in(room: Room) -> None:
@@ -303,19 +235,6 @@ def test_at_the_end_a_receiver_that_fails_harms_nobody_else(room: Room) -> None:
     one.engine.close()
     assert "the engine was closed" in str(one.error(0))
     assert one.worker.closed
-
-
-def test_scores_of_bad_prompts_are_refused(room: Room) -> None:
-    one = room("llama")
-    for prompts, message in (
-        ([((), [(1,)])], "the prompt is empty"),
-        ([((1,), [(1, 400)])], "token 400; the vocabulary has 358"),
-        ([((1,) * 1000, [(2,) * 30])], "exceed the context"),
-    ):
-        scores = one.engine.score(prompts, end_ids=(2,))
-        one.finish()
-        with pytest.raises(RequestError, match=message):
-            scores.result(timeout=0)
 
 
 def random_request(rng: random.Random) -> Request:
