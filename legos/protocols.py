@@ -146,6 +146,7 @@ class Matchmaker(Protocol):
 
     def record(self, episode: Episode) -> None:
         """Record a play whose group has ended; none of an evaluation, and no spawned play."""
+        return
 
     def state(self) -> dict[str, Any]:
         """The state that a resumed run needs (ratings, a pool), as JSON values; by default none."""
@@ -153,6 +154,7 @@ class Matchmaker(Protocol):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take back what ``state`` or ``seating`` returned."""
+        return
 
     def evaluation(self) -> "Matchmaker":
         """The matchmaker of evaluations; by default this one."""
@@ -320,6 +322,7 @@ class CreditAssigner(Protocol):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take back what ``state`` returned."""
+        return
 
 
 class Curriculum(Protocol):
@@ -338,12 +341,8 @@ class Curriculum(Protocol):
         ...
 
     def record(self, level: str, successes: Sequence[float]) -> None:
-        """Take note of the finished plays of a group that have this level, in training only.
-
-        Args:
-            level: their level.
-            successes: success of each play, 0 to 1; at least one.
-        """
+        """Take note of a group's finished plays of a level: of each, its success from 0 to 1."""
+        return
 
     def state(self) -> dict[str, Any]:
         """The state that a resumed run needs (each success), as JSON values; by default none."""
@@ -351,6 +350,7 @@ class Curriculum(Protocol):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take back what ``state`` returned."""
+        return
 
 
 class RewardModel(Protocol):
@@ -388,9 +388,11 @@ class Tracker(Protocol):
         self, episodes: Sequence[Episode], *, step: int, evaluation: bool, ratios: Ratios = None
     ) -> None:
         """Record the plays of a step or of an evaluation, before its metrics."""
+        return
 
     def alert(self, alarm: Alarm, *, step: int) -> None:
         """Record an alarm that a step has raised, before its metrics."""
+        return
 
     def close(self) -> None:
         """Write all pending data and close."""
