@@ -38,9 +38,20 @@ References = Callable[[Sequence[Sample]], "Future[list[Sample]]"]
 class StepSettings(Protocol):
     """What turns samples into an optimiser step; ``legos.TrainingConfig`` has it."""
 
-    min_samples_per_step: int  # of one step without a token budget
-    staleness_limit: int  # of a token, in optimiser steps
-    loss_normalisation: LossNormalisation  # what counts the same in the loss
+    @property
+    def min_samples_per_step(self) -> int:
+        """Of one step without a token budget."""
+        ...
+
+    @property
+    def staleness_limit(self) -> int:
+        """Of a token, in optimiser steps."""
+        ...
+
+    @property
+    def loss_normalisation(self) -> LossNormalisation:
+        """What counts the same in the loss."""
+        ...
 
     @property
     def skip_threshold(self) -> float:
