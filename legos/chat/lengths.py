@@ -25,7 +25,7 @@ def check_length(prompt: Prompt, tokenizer: ChatTokenizer, context: int) -> None
         RequestError: one is too long, or it is no prompt.
     """
     for message in messages_or_ids(prompt)[0]:
-        text = str(message.content)
+        text = message.content
         if message.role != "assistant" and exceeds(text, tokenizer, context):
             raise RequestError(
                 f"a {message.role} message of {len(text)} characters has more than {context} "
@@ -53,4 +53,4 @@ def is_long(prompt: Prompt) -> bool:
     Raises:
         RequestError: it is no prompt.
     """
-    return sum(len(str(message.content)) for message in messages_or_ids(prompt)[0]) > _LONG
+    return sum(len(message.content) for message in messages_or_ids(prompt)[0]) > _LONG

@@ -60,7 +60,7 @@ class GameGraph:
     @property
     def zero_sum(self) -> bool:
         """Whether there are two or more roles whose payoffs sum to 0 at every end."""
-        return len(self.roles) > 1 and bool(np.allclose(self.payoffs.sum(axis=1), 0.0, atol=1e-9))
+        return len(self.roles) > 1 and np.allclose(self.payoffs.sum(axis=1), 0.0, atol=1e-9)
 
     @property
     def duel(self) -> bool:
@@ -70,7 +70,7 @@ class GameGraph:
     @property
     def cooperative(self) -> bool:
         """Whether all roles have the same payoff at every end; one role alone always has."""
-        return bool(np.allclose(self.payoffs, self.payoffs[:, :1], atol=1e-9))
+        return np.allclose(self.payoffs, self.payoffs[:, :1], atol=1e-9)
 
     @property
     def perfect_information(self) -> bool:
@@ -202,7 +202,7 @@ class _Walk:
 
     def _check_outcomes(self, outcomes: Sequence[tuple[State, float]], source: str) -> None:
         for outcome in outcomes:
-            if not isinstance(outcome, tuple) or len(outcome) != PAIR:  # pyright: ignore[reportUnnecessaryIsInstance]
+            if not isinstance(outcome, tuple) or len(outcome) != PAIR:
                 raise ArenaError(
                     f"{source} of game {self.game.name!r} holds {shown(outcome)}; expected pairs "
                     "(state, probability)"
@@ -241,7 +241,7 @@ class _Walk:
         """The roles that move in a state."""
         roles = (turn,) if isinstance(turn, str) else turn
         names = self.game.roles
-        several = isinstance(roles, Sequence) and len(roles) > 0  # pyright: ignore[reportUnnecessaryIsInstance]
+        several = isinstance(roles, Sequence) and len(roles) > 0
         if not several or len(set(roles)) < len(roles) or not set(roles) <= set(names):
             raise ArenaError(
                 f"game {self.game.name!r}: turn({state!r}) is {turn!r}; expected one of {names},"

@@ -128,7 +128,7 @@ def problem_of(error: BaseException) -> Problem:
         case ClientDisconnect():
             problem = GoneError()
         case HTTPException():
-            problem = Problem(error.status_code, str(error.detail), headers=error.headers)
+            problem = Problem(error.status_code, error.detail, headers=error.headers)
         case AdapterError() | RequestError() if "not live" in message:
             problem = Problem(404, message, code="model_not_found", param="model")
         case RequestError() | RecordError() | ModelError() | AdapterError():

@@ -110,7 +110,7 @@ def test_two_evaluations_give_the_same_figures_and_touch_nothing_of_training() -
     assert first["plays"] == 64
     assert evaluated(arena, concurrency=1) == first
     assert arena.state() == state
-    answers = [int(question.sampling.seed % 1000) for question in arena.scripted.asked[:64]]
+    answers = [question.sampling.seed % 1000 for question in arena.scripted.asked[:64]]
     assert first["reward"]["answerer"] == pytest.approx(sum(answers) / 64)
 
 

@@ -68,7 +68,7 @@ def shares(page: TestClient, question: dict[str, Any], who: str) -> dict[str, An
 @pytest.mark.parametrize("run", ["nim", "kuhn"])
 def test_a_stored_play_is_repeated_turn_by_turn(page: TestClient, runs: Path, run: str) -> None:
     for episode in open_run(runs / run).episodes()[:6]:
-        number, turns = int(episode.number or 0), in_order(episode)
+        number, turns = episode.number or 0, in_order(episode)
         for index in range(1, len(turns)):
             seat, at = turns[index - 1]
             said = [{"role": seat.role, "text": seat.turns[at].said}]

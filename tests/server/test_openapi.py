@@ -62,7 +62,7 @@ def test_every_example_is_one_of_its_schema() -> None:
     while left:
         left += (found := left.pop()).__subclasses__()
         kinds[found.__name__] = found
-    examples = json.loads(Path(str(schema_file.__file__)).with_name("examples.json").read_text())
+    examples = json.loads(Path(schema_file.__file__).with_name("examples.json").read_text())
     assert examples
     for name, several in examples.items():
         for example in several:

@@ -253,7 +253,7 @@ def test_half_precision_is_widened_exactly() -> None:
     spec = safetensors.TensorSpec(
         dtype="bfloat16", shape=(2, 2), data_ptr=raw.ctypes.data, data_len=raw.nbytes
     )
-    arrays, _ = unpack_tensors(bytes(safetensors.serialize({"x": spec}, None)))
+    arrays, _ = unpack_tensors(safetensors.serialize({"x": spec}, None))
     np.testing.assert_array_equal(arrays["x"], numbers)
     with pytest.raises(AdapterError, match="tensor x has type I64"):
         unpack_tensors(save({"x": np.zeros(3, np.int64)}))
