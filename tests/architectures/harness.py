@@ -73,8 +73,9 @@ def check_architecture(name: str) -> ArchitectureReport:
     """
     if name in REFUSED:
         return ArchitectureReport(name=name, reasons=(f"refused: {REFUSED[name]}",))
+    printed = StringIO()
     try:
-        with redirect_stdout(StringIO()) as printed:
+        with redirect_stdout(printed):
             tree = small_model(name)
     except (Exception, SystemExit) as error:  # of mlx-lm's code for it, whatever it is
         reason = f"no small model can be built: {type(error).__name__}: {error}"

@@ -110,7 +110,7 @@ def test_a_hundred_episodes_of_a_server(serve: Callable[[str], str]) -> None:
     for episode in played(arena, 100):
         assert episode.error is None
         [rollout] = episode.rollouts
-        secret, total = episode.task.seed % 9, 0
+        secret, number, total = episode.task.seed % 9, -1, 0
         for turn, hint in zip(rollout.turns, ["0 to 8?", *[None] * 2], strict=False):
             assert hint in (None, turn.messages[-1].content)
             number = int(turn.completion.text)
