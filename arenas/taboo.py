@@ -159,7 +159,7 @@ class Taboo(Arena):
                 return self._rewards(1.0)
         else:
             guess = f"{said}\n{guess}"
-        guessed = (await t.ask("guesser", guess, choices=listed)).move == word
+        guessed: bool = (await t.ask("guesser", guess, choices=listed)).move == word
         t.metric(guessed=float(guessed))
         return self._rewards(-float(guessed) if self.opposed else float(guessed))
 

@@ -39,7 +39,7 @@ class Letters(Arena):
     @cached_property
     def judge(self) -> Any:
         """A process in the cluster, which all players share; Ray starts it again if it dies."""
-        import ray  # pyright: ignore - the extra ray
+        import ray
 
         options = {"get_if_exists": True, "max_restarts": -1, "max_task_retries": 3, "num_cpus": 0}
         return ray.remote(ShareOfB).options(name="share-of-b", **options).remote()

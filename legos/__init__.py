@@ -40,7 +40,7 @@ _MODULES = {  # module -> its public names; ``__init__.pyi`` lists them for type
     "wiring.trainer": "Trainer",
 }
 _HOMES = {name: f"legos.{module}" for module, names in _MODULES.items() for name in names.split()}
-__all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [*_HOMES]  # pyrefly: ignore[unresolvable-dunder-all]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from threadpoolctl import threadpool_limits  # pyright: ignore[reportMissingTypeStubs]
+from threadpoolctl import threadpool_limits
 
 from legos.errors import ModelError
 

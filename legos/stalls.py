@@ -166,7 +166,7 @@ class LoopWatch:
             self._loop.call_soon_threadsafe(self._answer, dog.every_s, time.monotonic())
         elif self._still_s >= self._stall_after_s and not self._stalled:
             self._stalled = True
-            frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - documented
+            frames = sys._current_frames()  # noqa: SLF001 - documented in sys
             self._write_stacks(self._still_s, frames.get(self._thread))
 
     def _answer(self, every_s: float, asked_at: float) -> None:
@@ -236,7 +236,7 @@ def waiting_frames(coroutine: Any) -> Iterator[FrameType]:
 
 def _thread_stacks() -> Iterator[str]:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - documented in sys
+    frames = sys._current_frames()  # noqa: SLF001 - documented in sys
     for ident, frame in frames.items():
         if ident != threading.get_ident():
             yield f"thread {names.get(ident, ident)}:\n"

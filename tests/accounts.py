@@ -16,7 +16,7 @@ def balanced_ledger(run: Path) -> dict[str, Any]:
 def checked_ledger(state: dict[str, Any]) -> dict[str, Any]:
     """The ledger of a checkpoint's state, after the same check."""
     saved = state["trainer"]["ledger"]
-    ledger = {**saved, "trained": sum(saved["trained_by"].values())}
+    ledger: dict[str, Any] = {**saved, "trained": sum(saved["trained_by"].values())}
     lost = sum(ledger["filtered"].values()) + sum(ledger["discarded"].values())
     spent = ledger["trained"] + lost + waiting_tokens(state)
     assert ledger["generated"] == spent

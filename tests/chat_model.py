@@ -75,7 +75,7 @@ def gguf_file() -> Path:
 
 
 def _write_float32(folder: Path) -> None:
-    from gguf import GGUFReader  # pyright: ignore[reportMissingImports]
+    from gguf import GGUFReader
 
     reader = GGUFReader(gguf_file())
     about = {name: field.contents() for name, field in reader.fields.items()}
@@ -139,7 +139,7 @@ def _write_tokenizer(folder: Path, about: Mapping[str, Any]) -> None:
 
 
 def _write_weights(folder: Path, about: Mapping[str, Any], tensors: Iterable[Any]) -> None:
-    from gguf import dequantize  # pyright: ignore[reportMissingImports]
+    from gguf import dequantize
     from safetensors.numpy import save_file
 
     heads = {

@@ -15,7 +15,7 @@ import blas  # noqa: F401
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
-from threadpoolctl import threadpool_limits  # pyright: ignore[reportMissingTypeStubs]
+from threadpoolctl import threadpool_limits
 from tiny_folders import write_tiny_model
 
 from legos.records.limits import EngineLimits
@@ -236,6 +236,7 @@ def room(tiny_models: Mapping[str, Path], decode_ahead: str) -> MakeRoom:
     """Makes engine rooms: ``room("llama", max_rows=4)``."""
 
     def make(model: str = "llama", **limits: Any) -> EngineRoom:
-        return EngineRoom(tiny_models[model], **{"decode_ahead": decode_ahead, **limits})
+        options: dict[str, Any] = {"decode_ahead": decode_ahead, **limits}
+        return EngineRoom(tiny_models[model], **options)
 
     return make

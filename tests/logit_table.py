@@ -171,7 +171,7 @@ class TableEngine(FakeEngine):
             row = self._row(request.adapter, (*request.prompt_ids, *tokens))
             found = log_softmax(np, row[list(node.legal)] / request.temperature)
             draw = np.random.default_rng([request.seed, len(tokens)])
-            index = int(draw.choice(len(found), p=np.exp(found)))
+            index = int(draw.choice(len(found), p=np.exp(found)))  # pyrefly: ignore[unnecessary-type-conversion]
             tokens.append(node.legal[index])
             logprobs.append(min(0.0, float(found[index])))
             legal.append(node.legal)

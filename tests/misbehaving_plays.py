@@ -188,7 +188,7 @@ class Coin(Game):
     """Counts those that are alive."""
 
     roles = ("player",)
-    living: ClassVar = WeakSet["Coin"]()
+    living: ClassVar["WeakSet[Coin]"] = WeakSet()
 
     def __init__(self) -> None:
         self.living.add(self)

@@ -156,7 +156,7 @@ class World:
                 opponents, Cast(self.arena), snapshots=league.snapshots, recent=league.recent
             )
         self.other = Solo(self.client, credit_assigner=GRPOCredit())
-        halves = {self.arena: 0.5, self.other: 0.5}
+        halves: dict[Arena, float] = {self.arena: 0.5, self.other: 0.5}
         played = Mix(halves, tokens_per_step=40) if mixed else self.arena
         self.backend = FakeBackend()
         self.evaluation = Evaluation()

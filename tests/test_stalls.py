@@ -131,8 +131,8 @@ def test_a_stopped_process_has_no_stall() -> None:
 def checks_of(dog: Watchdog, times: list[float]) -> None:
     """Let a watchdog check at given times."""
     ended = iter([*[False] * (len(times) - 1), True])
-    dog._ended.wait = lambda _: next(ended)  # pyright: ignore
-    dog._run()  # pyright: ignore
+    dog._ended.wait = lambda _: next(ended)  # pyrefly: ignore[bad-assignment]
+    dog._run()
 
 
 def test_a_turn_lasts_from_the_first_check_that_finds_it() -> None:

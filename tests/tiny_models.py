@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from model_files import model_config, random_weights, write_tokenizer
 from numpy.typing import NDArray
-from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariableType]
+from safetensors.numpy import save_file
 from tiny_folders import tiny_shape, write_tiny_model
 from vocabulary import BOS, END, PAD, TOKENS, token_id
 

@@ -19,7 +19,7 @@ class VirtualTime(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._now = 0.0
-        selector = cast(BaseSelector, self._selector)  # type: ignore[attr-defined]
+        selector = cast(BaseSelector, self._selector)  # pyrefly: ignore[missing-attribute]
         select = selector.select
 
         def jump(timeout: float | None = None) -> list[Any]:

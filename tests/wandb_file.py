@@ -33,7 +33,7 @@ class WandbFile:
         self.artifacts: list[tuple[str, list[str]]] = []
         self.alerts: list[tuple[str, str]] = []
         for data in _records(path.read_bytes()):
-            record: Any = messages.Record()  # pyright: ignore[reportAttributeAccessIssue]
+            record: Any = messages.Record()  # pyrefly: ignore[missing-attribute]
             record.ParseFromString(data)
             self._add(record)
 

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, cast
@@ -72,7 +72,9 @@ class OpenEnv(World):
         properties: Mapping[str, Any] = self.action.get("properties", {})
         required = self.action.get("required") or [f for f in properties if f != "metadata"]
         self._field: str | None = required[0] if len(required) == 1 else None
-        self._read = READ.get(properties.get(self._field or "", {}).get("type", ""), str)
+        self._read: Callable[[str], Any] = READ.get(
+            properties.get(self._field or "", {}).get("type", ""), str
+        )
 
     def held_out(self, rng: random.Random) -> Sequence[Task]:
         """Plays with the seeds that ``tasks`` leaves out."""

@@ -41,7 +41,8 @@ class Chat(null.NullHarness):
     async def launch(self, *session: Any) -> Any:
         """Ask the model until it calls no tool; the arguments are those of ``Harness.launch``."""
         ctx, _, _, endpoint, secret, urls, data = session
-        system, prompt = self.resolve_prompt(data)
+        prompts: tuple[Any, Any] = self.resolve_prompt(data)
+        system, prompt = prompts
         messages = [{"role": "system", "content": system}] if system else []
         if isinstance(prompt, str):
             messages.append({"role": "user", "content": prompt})

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from latex2mathml.converter import convert  # pyright: ignore[reportMissingImports]
+from latex2mathml.converter import convert
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(Path(__file__).parent))
@@ -125,7 +125,7 @@ def gather() -> set[str]:
 def in_navigation() -> set[str]:
     """The pages of the navigation."""
     entries = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["project"]["nav"]
-    groups = [page for entry in entries if isinstance(entry, dict) for page in entry.values()]
+    groups = [page for entry in entries if isinstance(entry, dict) for page in entry.values()]  # pyrefly: ignore[unknown-variable-type]
     return {entry for entry in entries if isinstance(entry, str)}.union(*groups)
 
 

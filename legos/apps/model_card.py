@@ -3,7 +3,7 @@
 import platform
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -134,7 +134,7 @@ def _evaluation(
     return head + _table(("metric", "before", "after"), rows)
 
 
-def _table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [table_line(cell.replace("|", "\\|") for cell in row) for row in rows]
     return table_head(titles) + "".join(lines)
 

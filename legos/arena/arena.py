@@ -128,7 +128,7 @@ class Arena(Playable):
             return thing
         kind = thing if isinstance(thing, type) else type(thing)
         if issubclass(kind, Game):
-            arena: Arena = GameArena(thing, seat.client)  # pyright: ignore[reportArgumentType]
+            arena: Arena = GameArena(thing, seat.client)  # pyrefly: ignore[bad-argument-type]
         elif issubclass(kind, Arena):
             arena = kind(seat.client)
         else:
@@ -231,12 +231,11 @@ class GameArena(Arena):
         """An infinite sequence of random start states."""
         listed = self.game.starts()
         own_start = type(self.game).start is not Game.start
-        if listed is None or own_start:
-            while True:
-                seed = rng.getrandbits(63)
-                start = self.game.start(random.Random(seed))
-                name = f"{self.name}/{seed if listed is None else repr(start)}"
-                yield Task(id=name, seed=seed, data=start)
+        while listed is None or own_start:
+            seed = rng.getrandbits(63)
+            start = self.game.start(random.Random(seed))
+            name = f"{self.name}/{seed if listed is None else repr(start)}"
+            yield Task(id=name, seed=seed, data=start)
         starts = [(f"{self.name}/{start!r}", start) for start, _ in listed]
         bounds = list(accumulate(weight for _, weight in listed))
         while True:

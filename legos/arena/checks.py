@@ -163,7 +163,7 @@ def _check_task(task: object, source: str, levels: Sequence[str]) -> None:
         raise ArenaError(
             f"{source} yielded {shown(task)}; expected a Task, such as Task(id='sum/1', data=...)"
         )
-    if not isinstance(task.id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(task.id, str):
         raise ArenaError(f"{source} yielded a Task whose id is {shown(task.id)}; expected text")
     if levels and task.level not in levels:
         raise ArenaError(

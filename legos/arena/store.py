@@ -39,7 +39,7 @@ class Store(MutableMapping[str, Any]):
 
     def __setitem__(self, key: str, value: Any) -> None:
         """Keep a value; raises ``ArenaError`` if it cannot be stored as JSON."""
-        if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(key, str):
             raise ArenaError(f"store {self._name!r} got the key {brief(key)}; expected text")
         try:
             stored = json.loads(json.dumps(value, allow_nan=False))

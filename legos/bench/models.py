@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import (
-    load_file,  # pyright: ignore[reportUnknownVariableType]
-    save_file,  # pyright: ignore[reportUnknownVariableType]
+    load_file,
+    save_file,
 )
 
 from legos.builtin import builtin_path

@@ -57,7 +57,7 @@ class Neutraliser:
         if isinstance(value, Mapping):
             fields = cast("Mapping[str, Any]", value)
             return {self.text(key): self.value(one) for key, one in fields.items()}
-        if isinstance(value, list | tuple):
+        if isinstance(value, (list, tuple)):
             return [self.value(one) for one in cast("Sequence[Any]", value)]
         return value
 

@@ -283,7 +283,7 @@ class ChatTokenizer:
                 chat, add_generation_prompt=True, tokenize=False, **options
             )
         except Exception as error:  # templates raise their own errors through the renderer
-            roles = ", ".join(message["role"] for message in chat)
+            roles: str = ", ".join(message["role"] for message in chat)
             if roles.startswith("system, user"):
                 text = f"{chat[0]['content']}\n\n{chat[1]['content']}"
                 with suppress(ModelError):

@@ -90,7 +90,7 @@ def _options(prefix: str, group: type[Settings], *names: str) -> Any:
         name: _option(f"{prefix}{name.replace('_', '-')}", group.model_fields[name])
         for name in names or group.model_fields
     }
-    return TypedDict(f"{group.__name__}Options", fields, total=False)  # pyright: ignore
+    return TypedDict(f"{group.__name__}Options", fields, total=False)  # pyrefly: ignore[not-callable]
 
 
 def _option(name: str, field: FieldInfo) -> Any:
@@ -100,7 +100,7 @@ def _option(name: str, field: FieldInfo) -> Any:
     converter = _whole_number if int in kinds else None
     negative = (f"--no-{name}", f"--{name.replace('.', '.no-')}") if bool in kinds else ""
     parameter = Parameter(help=_help(field), converter=converter, negative=negative)
-    return Annotated[field.annotation, parameter]
+    return Annotated[field.annotation, parameter]  # pyrefly: ignore[not-a-type]
 
 
 def _help(field: FieldInfo) -> str:

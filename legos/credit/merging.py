@@ -77,7 +77,7 @@ def _sample_of_turns(
     advantages: tuple[float, ...] = ()
     legal: tuple[tuple[int, ...], ...] = ()
     truncated = False
-    for completion, advantage in run:
+    for completion, advantage in run:  # pyrefly: ignore[non-convergent-recursion]
         start, count = len(completion.prompt_ids), len(completion.token_ids)
         positions += (start,) if count == 1 else tuple(range(start, start + count))
         logprobs += completion.logprobs

@@ -50,7 +50,7 @@ class OverlongPenalty(CreditAssigner):
         self._penalty = partial(overlong_penalty, limit=limit, margin=margin)
 
     @property
-    def singletons(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def singletons(self) -> int:  # pyrefly: ignore[bad-override]
         """Number of singletons of the wrapped rule so far."""
         return self._credit.singletons
 

@@ -107,7 +107,7 @@ class PayoffTable:
         cell = self._cells.get((mine, theirs), {})
         if role is not None:
             return Tally(*cell.get(role, ()))
-        return Tally(*map(sum, zip(*cell.values(), strict=True)))
+        return Tally(*(sum(column, 0.0) for column in zip(*cell.values(), strict=True)))
 
     def gain(self, mine: str, theirs: str) -> tuple[float, float]:
         """Number of plays of a member against another, and the sum of its gains in them.
@@ -248,7 +248,8 @@ def exact_payoffs(tree: GameTree, policies: Mapping[str, Policy]) -> PayoffTable
     mine_NR = graph.payoffs[end]
     theirs_NR = (mine_NR.sum(axis=1, keepdims=True) - mine_NR) / (len(graph.roles) - 1)
     close_NR = np.isclose(mine_NR, theirs_NR, rtol=0.0, atol=SAME)
-    won_NR, lost_NR = (mine_NR > theirs_NR) & ~close_NR, (mine_NR < theirs_NR) & ~close_NR
+    won_NR: Any = (mine_NR > theirs_NR) & ~close_NR
+    lost_NR: Any = (mine_NR < theirs_NR) & ~close_NR
     counts = np.stack([won_NR, close_NR, lost_NR, mine_NR, mine_NR**2])  # [5, ends, R]
     flat = {member: tree.everywhere(policy) for member, policy in policies.items()}
     table = PayoffTable(exact=True)

@@ -248,7 +248,7 @@ def _check_connected(members: Sequence[str], plays: FloatArray) -> None:
         size = int(group.sum())
         group |= (plays[group] > 0).any(axis=0)
     if not group.all():
-        known = [name for name, inside in zip(members, group, strict=True) if inside]
+        known = [members[index] for index in np.flatnonzero(group).tolist()]
         apart = [name for name in members if name not in known]
         raise ArenaError(
             f"{', '.join(apart)} never met {', '.join(known)}, nor anybody who did, so ratings "

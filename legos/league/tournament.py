@@ -116,7 +116,7 @@ async def _policy(cast: Cast, tree: GameTree, who: str) -> Policy:
         return uniform_policy(tree)
     if who == OPTIMAL:
         return cast.best
-    scorer: Scorer = cast.arena.client  # pyright: ignore[reportAssignmentType]
+    scorer: Scorer = cast.arena.client  # pyrefly: ignore[bad-assignment]
     live = cast.live.get((who, cast.arena.policies[0]), who)
     adapters = dict.fromkeys(cast.arena.roles, live)
     return (await scored_policy(tree, cast.arena, scorer, adapters))[0]

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -190,7 +190,8 @@ def _marks(
             array[row, :length] = values[:length]
         padded[3, row, :length] = 1.0
     current, behaviour, advantage, mask = padded
-    clipped = masked = np.zeros(shape[1:], np.bool_)
+    clipped: Any = np.zeros(shape[1:], np.bool_)
+    masked: Any = clipped
     if spec.scope != "group" and padded.size:  # losses of whole groups clip no token
         anchor = behaviour if objective.anchor == "behaviour" else current
         tokens = ChosenTokens(np, objective.clip_range, current, current, anchor, advantage, mask)

@@ -99,7 +99,7 @@ def required_credit(arena: Arena) -> CreditAssigner:
             f"arena {arena.name!r} has no credit assigner; "
             f"make it with {type(arena).__name__}(client, credit_assigner=DrGRPOCredit())"
         )
-    if not isinstance(credit, CreditAssigner):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(credit, CreditAssigner):
         raise ArenaError(
             f"the credit rule of arena {arena.name!r} is {credit!r:.80}; expected one such as "
             "GRPOCredit(), or of a subclass of legos.protocols.CreditAssigner"

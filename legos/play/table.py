@@ -62,8 +62,8 @@ class Table(PlayState):
         self._children_seeds = 0
         self._slot = self.slot = slot
         self._spawn = spawn
-        self._depth = 0 if parent is None else parent._depth + 1
-        self._tree = Counter[str]() if parent is None else parent._tree  # plays below the first
+        self._depth = 0 if parent is None else parent._depth + 1  # noqa: SLF001
+        self._tree = Counter[str]() if parent is None else parent._tree  # noqa: SLF001 - plays below the first
         self._context = context
         self._judged = JudgeTally()
 
@@ -150,7 +150,7 @@ class Table(PlayState):
         Raises:
             Forfeit: an answer is not legal; if several are not, for the role asked first.
         """
-        if not isinstance(prompts, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(prompts, Mapping):
             raise ArenaError(f"ask_all got {shown(prompts)}; expected role -> prompt")
 
         async def outcome(role: str, prompt: str | Sequence[int]) -> Reply | Exception:

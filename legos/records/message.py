@@ -270,6 +270,6 @@ def messages_or_ids(prompt: Prompt) -> tuple[tuple[Message, ...], tuple[int, ...
     for item in items:
         if not isinstance(item, Message):
             raise RequestError(f"the prompt holds {item!r:.80}; {expected}")
-        if not isinstance(item.content, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(item.content, str):
             raise RequestError(f"a message of the prompt holds {item.content!r:.80}; expected text")
     return items, ()

@@ -88,7 +88,7 @@ class ReferenceServers:
 
     def _lacks(self, sample: Sample) -> bool:
         known = sample.reference_logprobs is not None
-        largest = max(map(max, filter(None, (sample.token_ids, *sample.legal))))
+        largest: int = max(map(max, filter(None, (sample.token_ids, *sample.legal))))
         return not known and largest < self._num_vocabulary
 
     async def _scores(

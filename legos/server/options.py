@@ -61,4 +61,4 @@ class ServerOptions:
                 "LEGOS_API_KEY, or listen on 127.0.0.1"
             )
         hosts = (*LOOPBACK, "[::1]") if local else ()
-        return cls(api_key=api_key, allowed_hosts=hosts, **options)  # pyright: ignore[reportArgumentType]
+        return cls(api_key=api_key, allowed_hosts=hosts, **options)  # pyrefly: ignore[bad-argument-type]

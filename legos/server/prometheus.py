@@ -32,8 +32,10 @@ class Metrics:
         self._registry = registry = CollectorRegistry()
         counter = partial(Counter, registry=registry)
         histogram = partial(Histogram, buckets=_SECONDS, registry=registry)
-        self.requests = counter("legos_requests", "Requests answered.", ["route", "status"])
-        self.hung_up = counter(
+        self.requests: Counter = counter(
+            "legos_requests", "Requests answered.", ["route", "status"]
+        )
+        self.hung_up: Counter = counter(
             "legos_hung_up", "Requests whose client left before the answer.", ["route"]
         )
         self.latency_s = histogram("legos_request_seconds", "From request to answer.", ["route"])
@@ -43,7 +45,9 @@ class Metrics:
         self.running = Gauge(
             "legos_completions_running", "Completions asked for.", registry=registry
         )
-        self.refused = counter("legos_refused", "Requests refused because of a limit.", ["limit"])
+        self.refused: Counter = counter(
+            "legos_refused", "Requests refused because of a limit.", ["limit"]
+        )
         self.loop_lag_s = histogram("legos_loop_lag_seconds", "By which the event loop was late.")
         registry.register(_EngineNumbers(engine))
 

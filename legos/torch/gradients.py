@@ -192,7 +192,7 @@ class TorchGradients:
             raise Stopped
 
     def _plan(self, rows: StepRows) -> Sequence[Pass]:
-        flash = self._model.whole.config._attn_implementation == "flash_attention_2"
+        flash: bool = self._model.whole.config._attn_implementation == "flash_attention_2"  # noqa: SLF001
         most = self._tokens.value
         if self._ranks is not None:
             most = min(most, -(-sum(map(len, rows.tokens)) // self._ranks.size))

@@ -165,7 +165,7 @@ class ExperimentTracker(Tracker):
         version = self._logged["versions"].get(f"{step}")
         if name not in values or version is None:
             return
-        value = values[name] if larger else -values[name]
+        value: float = values[name] if larger else -values[name]
         if self._logged["best"] is None or value > self._logged["best"]:
             self._logged["best"] = value
             self._keep_adapter(version, "best", "latest")

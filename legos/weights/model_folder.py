@@ -103,7 +103,7 @@ def quantised_by(config: Mapping[str, Any]) -> str | None:
 
 
 def _download(name: str) -> Path:
-    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
+    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     patterns = ["*.json", "*.jinja", "*.txt", "*.model", "model*.safetensors", "tokenizer*"]

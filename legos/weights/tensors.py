@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save  # pyright: ignore[reportUnknownVariableType]
+from safetensors.numpy import save
 
 from legos.errors import AdapterError
 

@@ -92,7 +92,7 @@ class Trainer(PolicyTrainer):
         """
         check_loaded(model)
         config = TrainingConfig() if config is None else config
-        if not isinstance(config, TrainingConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(config, TrainingConfig):
             raise ConfigError(f"config is {shown(config)}; expected TrainingConfig(...)")
         if start is not None:
             with both_named(start, str(model.folder)):

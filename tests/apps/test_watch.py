@@ -243,7 +243,7 @@ def test_turns_have_the_times_of_question_and_answer(run: RunFolder) -> None:
 
     for arena in ("countdown", "nim"):
         client = ScriptedClient([])
-        client.complete = slow  # type: ignore[method-assign]
+        client.complete = slow
         made = make_arena(arena, client)
         before = time.time()
         plays = play_all(made, plays_from(made, 1, 1), asyncio.Semaphore(1))

@@ -177,7 +177,7 @@ def test_questions(arguments: Any, options: Any, message: str) -> None:
 def test_a_reply_as_a_prompt() -> None:
     async def play(t: Table) -> Any:
         reply = await t.ask("ann", "?")
-        await t.ask("bob", reply)  # type: ignore[arg-type]
+        await t.ask("bob", reply)  # pyrefly: ignore[bad-argument-type]
 
     assert "the prompt for 'bob' is a Reply; pass its text: reply.answer" in refusal(Duel(play))
 
@@ -191,14 +191,14 @@ def test_choices_may_come_from_a_generator() -> None:
 
 def test_several_questions_need_a_mapping() -> None:
     async def play(t: Table) -> Any:
-        await t.ask_all(["ann", "bob"])  # type: ignore[arg-type]
+        await t.ask_all(["ann", "bob"])  # pyrefly: ignore[bad-argument-type]
 
     assert "ask_all got ['ann', 'bob'], a list; expected role -> prompt" in refusal(Duel(play))
 
 
 def test_a_text_to_show_that_is_none() -> None:
     async def play(t: Table) -> Any:
-        t.tell(3, to="ann")  # type: ignore[arg-type]
+        t.tell(3, to="ann")  # pyrefly: ignore[bad-argument-type]
 
     assert "the text for 'ann' is 3, an int; expected text" in refusal(Duel(play))
 
@@ -224,7 +224,7 @@ def test_an_await_that_is_forgotten_where_nothing_is_read(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def play(t: Table) -> Any:
-        t.ask("ann", "?")  # type: ignore[unused-coroutine]
+        t.ask("ann", "?")  # pyrefly: ignore[unused-coroutine]
         return {"ann": 1.0, "bob": 0.0}
 
     step(Duel(play))
@@ -319,8 +319,8 @@ def test_a_constructor_that_forgets_its_base() -> None:
         (int, "'a' was not understood: invalid literal for int()"),
         (lambda answer: {"b": 1}[answer], "'a' was not understood: KeyError: 'a'"),
         (lambda answer: answer.split()[1], "IndexError: list index out of range"),
-        (lambda answer: re.match("b", answer)[0], "TypeError: 'NoneType' object is not"),  # type: ignore[index]
-        (lambda answer: re.match("b", answer).group(), "AttributeError: 'NoneType' object has no"),  # type: ignore[union-attr]
+        (lambda answer: re.match("b", answer)[0], "TypeError: 'NoneType' object is not"),  # pyrefly: ignore[unsupported-operation]
+        (lambda answer: re.match("b", answer).group(), "AttributeError: 'NoneType' object has no"),  # pyrefly: ignore[missing-attribute]
         (lambda answer: 1 / 0, "ZeroDivisionError: division by zero"),
     ],
 )
@@ -333,7 +333,7 @@ def test_what_parse_raises_over_an_answer_is_an_illegal_move(parse: Any, reason:
 
 def test_what_parse_raises_otherwise_fails_the_play() -> None:
     def parse(answer: str) -> Any:
-        return undefined  # type: ignore[name-defined]  # noqa: F821
+        return undefined  # pyrefly: ignore[unknown-name]  # noqa: F821
 
     assert "NameError: name 'undefined' is not defined" in refusal(
         Duel(asking("ann", "?", parse=parse))

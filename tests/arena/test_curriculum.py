@@ -141,7 +141,7 @@ def test_what_it_did_is_a_metric_and_evaluations_have_every_level() -> None:
     shares = {name: metrics[f"curriculum/success/{name}"] for name in LEVELS}
     assert shares == {"easy": 1.0, "medium": 0.0, "hard": 0.0}
     before = arena.state()
-    evaluation = ArenaEvaluation(arena, ScriptedClient([]), plays=12)  # type: ignore[arg-type]
+    evaluation = ArenaEvaluation(arena, ScriptedClient([]), plays=12)  # pyrefly: ignore[bad-argument-type]
     figures = flat_metrics(asyncio.run(evaluation.metrics()))
     assert {name: figures[f"eval/success_{name}"] for name in LEVELS} == shares
     assert arena.state() == before
@@ -173,14 +173,14 @@ def test_levels_that_do_not_fit(
 ) -> None:
     arena = Steps()
     arena.levels = levels
-    arena.tasks = lambda rng: [Task(id=f"{level}", level=level) for level in yielded]  # type: ignore[method-assign]
+    arena.tasks = lambda rng: [Task(id=f"{level}", level=level) for level in yielded]
     with pytest.raises(ArenaError, match=message):
         step(arena)
 
 
 def test_a_level_that_never_comes_ends_the_run() -> None:
     arena = Steps()
-    arena.tasks = lambda rng: (Task(id=f"{n}", level="hard") for n in itertools.count())  # type: ignore[method-assign]
+    arena.tasks = lambda rng: (Task(id=f"{n}", level="hard") for n in itertools.count())
     with pytest.raises(ArenaError, match="no task of level 'easy' among 100000 tasks"):
         step(arena)
 

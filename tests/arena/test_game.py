@@ -39,7 +39,7 @@ class Renamed(Guess):
 
 
 class Endless(Guess):
-    def starts(self) -> None:
+    def starts(self) -> None:  # pyrefly: ignore[bad-override]
         return None
 
 
@@ -113,4 +113,4 @@ def test_rules_that_are_not_written_are_refused() -> None:
         roles = ("only",)
 
     with pytest.raises(TypeError, match="abstract"):
-        Half()  # pyright: ignore[reportAbstractUsage]
+        Half()  # pyrefly: ignore[bad-instantiation]

@@ -127,7 +127,7 @@ def test_success_is_a_share(success: Any) -> None:
 
 
 def test_a_credit_rule_cannot_give_advantages_that_no_loss_can_hold() -> None:
-    class Huge(type(GRPOCredit())):
+    class Huge(type(GRPOCredit())):  # pyrefly: ignore[invalid-inheritance]
         def assign(self, episodes: Any) -> Any:
             return [{"player": [10**400 if e.task.id == "wild" else 1e200]} for e in episodes]
 

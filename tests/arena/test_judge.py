@@ -151,7 +151,7 @@ def test_the_last_choice_in_brackets_counts(answer: str, score: float | None) ->
 def test_what_is_no_text_is_refused() -> None:
     class Wrong(Duel):
         async def play(self, t: Table) -> Any:
-            await t.judge("judge", "?", await t.ask("writer", "?"), "b")  # type: ignore[arg-type]
+            await t.judge("judge", "?", await t.ask("writer", "?"), "b")  # pyrefly: ignore[bad-argument-type]
 
     with pytest.raises(ArenaError, match=r"what 'judge' is to judge is a Reply; pass its text"):
         step(Wrong(longer))

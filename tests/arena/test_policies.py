@@ -80,7 +80,7 @@ def test_a_seat_of_an_adapter_that_is_not_trained_is_refused() -> None:
 
 def test_policies_are_names() -> None:
     pair = Pair(both)
-    pair.policies = "one"  # pyright: ignore[reportAttributeAccessIssue]
+    pair.policies = "one"  # pyrefly: ignore[bad-assignment]
     with pytest.raises(ArenaError, match=r"policies of arena 'pair' is the text 'one'; write \("):
         step(pair)
 

@@ -96,7 +96,7 @@ def test_the_oldest_keys_go_first() -> None:
 
 def test_a_limit_also_holds_for_what_is_there() -> None:
     stores = Stores()
-    stores.get("s", None).update(dict.fromkeys("abcd", 1))
+    stores.get("s", None).update(dict.fromkeys([*"abcd"], 1))
     assert list(stores.get("s", 2)) == ["c", "d"]
 
 
@@ -119,6 +119,6 @@ def test_what_is_no_json_is_refused(value: Any) -> None:
 
 def test_bad_keys_and_limits() -> None:
     with pytest.raises(ArenaError, match="store 's' got the key 3; expected text"):
-        Store("s")[3] = 1  # type: ignore[index]
+        Store("s")[3] = 1  # pyrefly: ignore[unsupported-operation]
     with pytest.raises(ArenaError, match="limit of store 's' is 0; expected at least 1"):
         Stores().get("s", 0)

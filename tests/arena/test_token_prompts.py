@@ -150,7 +150,7 @@ def test_a_resumed_run_keeps_the_seeds_of_groups_of_several_sizes(tmp_path: Path
     def made() -> Asks:
         arena = Asks(Seen(lambda _: "yes"))
         arena.tasks_per_step = 4
-        arena.tasks = lambda rng: [Task(id=f"{n}", group_size=n or None) for n in range(4)]  # type: ignore[method-assign]
+        arena.tasks = lambda rng: [Task(id=f"{n}", group_size=n or None) for n in range(4)]
         return arena
 
     whole, resumed = made(), made()
@@ -168,6 +168,6 @@ def test_a_resumed_run_keeps_the_seeds_of_groups_of_several_sizes(tmp_path: Path
 @pytest.mark.parametrize("size", [0, 2.0])
 def test_a_group_size_that_is_none(size: Any) -> None:
     arena = Asks(Seen(lambda _: "yes"), credit_assigner=GRPOCredit())
-    arena.tasks = lambda rng: [Task(id="one", group_size=size)]  # type: ignore[method-assign]
+    arena.tasks = lambda rng: [Task(id="one", group_size=size)]
     with pytest.raises(ArenaError, match=f"group_size={size}, .* expected a whole number"):
         step(arena)

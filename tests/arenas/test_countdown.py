@@ -56,7 +56,7 @@ def test_countdown_rewards() -> None:
             return said[kind].format(*numbers)
 
         arena = Countdown(ScriptedClient(answer), size=2, credit_assigner=GRPOCredit())
-        arena.tasks = lambda rng: [next(iter(adding(rng)))]  # type: ignore[method-assign]
+        arena.tasks = lambda rng: [next(iter(adding(rng)))]
         arena.tasks_per_step = arena.group_size = 1
         return asyncio.run(arena.step()).episodes[0].rewards["player"]
 

@@ -53,7 +53,8 @@ def shares(board: str, optimal: str) -> tuple[Fraction, Fraction]:
     if optimal == ("x" if board.count("x") == board.count("o") else "o"):
         children = [child for child in children if value(child) == value(board)]
     found = [shares(child, optimal) for child in children]
-    return tuple(sum(column, Fraction(0)) / len(found) for column in zip(*found, strict=True))  # type: ignore[return-value]
+    x, o = (sum(column, Fraction(0)) / len(found) for column in zip(*found, strict=True))
+    return x, o
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "canonical"])

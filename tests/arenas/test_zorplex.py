@@ -3,6 +3,7 @@
 import asyncio
 import random
 from itertools import islice
+from typing import Any
 
 import pytest
 from scripted_play import played
@@ -106,6 +107,6 @@ def test_puzzles_can_be_solved_with_the_calls_they_need(level: str) -> None:
         ({"turns": 0}, "at least 1 reply"),
     ],
 )
-def test_bad_options(options: dict[str, object], message: str) -> None:
+def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Zorplex(**options)  # type: ignore[arg-type]
+        Zorplex(**options)

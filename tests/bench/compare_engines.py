@@ -14,7 +14,7 @@ import json
 from itertools import product
 from pathlib import Path
 
-from compare_losses import GAMES, summary, train
+from compare_losses import GAMES, summary, train  # pyrefly: ignore[missing-import]
 
 ENGINES = {  # name -> device of the trainer, and the server that generates
     "mlx + own engine": ("mlx", None),

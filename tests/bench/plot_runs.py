@@ -14,7 +14,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
-from plot_losses import COLOUR, GREY, STYLE
+from plot_losses import COLOUR, GREY, STYLE  # pyrefly: ignore[missing-import]
 
 MEAN_OF = 5  # steps
 

@@ -38,7 +38,7 @@ class Nodes:
     def running(cls) -> "Iterator[Nodes]":
         """A cluster of two nodes."""
         os.environ |= {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_worker_niceness": "0"}
-        from ray.cluster_utils import Cluster  # pyright: ignore
+        from ray.cluster_utils import Cluster
 
         cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": CPUS})
         try:

@@ -98,7 +98,7 @@ TOOLS: Mapping[str, tuple[Schema | None, Sequence[Any]]] = {  # name -> schema, 
 }
 
 
-@pytest.mark.parametrize("names", [list(TOOLS), list(reversed(TOOLS))], ids=["", "reversed"])
+@pytest.mark.parametrize("names", [[*TOOLS], [*TOOLS][::-1]], ids=["", "reversed"])
 def test_each_tool_is_called_with_its_own_arguments_and_no_others(names: list[str]) -> None:
     schema = call_schema([tool(name, TOOLS[name][0]) for name in names])
     valid = [(name, arguments) for name in names for arguments in TOOLS[name][1]]

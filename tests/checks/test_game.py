@@ -84,7 +84,7 @@ class Unlisted(Nim):
     def start(self, rng: random.Random) -> tuple[int, int]:
         return rng.randint(1, 21), 0
 
-    def starts(self) -> None:  # type: ignore[override]
+    def starts(self) -> None:  # pyrefly: ignore[bad-override]
         return None
 
 

@@ -24,8 +24,8 @@ from legos.records.request import Generated, Request
 class Engine(FakeEngine):
     """Counts submissions, and may fail at one."""
 
-    def __init__(self, *args: object, **options: object) -> None:
-        super().__init__(*args, **options)  # pyright: ignore[reportArgumentType]
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.submissions: list[list[int]] = []
         self.broken = False
 
@@ -181,7 +181,7 @@ def test_an_error_reaches_the_asker(tokenizer: ChatTokenizer, error: Exception) 
             r"the prompt holds \{'role': 'user', .*; expected mess",
         ),
         ([1.5], "the prompt holds 1.5; expected messages"),
-        ([Message("user", 3)], "a message of the prompt holds 3; expected text"),  # pyright: ignore[reportArgumentType]
+        ([Message("user", 3)], "a message of the prompt holds 3; expected text"),  # pyrefly: ignore[bad-argument-type]
     ],
 )
 def test_a_prompt_that_is_none_is_refused(
@@ -360,7 +360,7 @@ def test_scores_are_asked_as_whole_answers(tokenizer: ChatTokenizer) -> None:
     asked: list[object] = []
 
     class Scorer(Engine):
-        def score(self, prompts: Sequence, **options: Any):  # noqa: ANN202
+        def score(self, prompts: Sequence, **options: Any):  # pyrefly: ignore[unannotated-return]  # noqa: ANN202
             asked.append((prompts, options["end_ids"], options["adapter"]))
             return super().score(prompts, **options)
 

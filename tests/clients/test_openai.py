@@ -128,7 +128,11 @@ def test_filtered_completions_are_marked() -> None:
     assert body["response_format"]["json_schema"]["schema"] == {"type": "object"}
 
 
-FURTHER = {"top_k": 1, "min_p": 0.5, "repetition_penalty": 1.5}  # OpenAI's interface lacks them
+FURTHER: dict[str, Any] = {
+    "top_k": 1,
+    "min_p": 0.5,
+    "repetition_penalty": 1.5,
+}  # OpenAI's interface lacks them
 
 
 def server_of(owner: str) -> ScriptedServer:

@@ -70,8 +70,9 @@ def test_a_reference_is_refused_where_nothing_pulls_to_it() -> None:
 def test_what_a_server_of_the_reference_does_not_compute_is_refused(
     given: dict[str, Any], message: str
 ) -> None:
+    settings: dict[str, Any] = {"kl_coef": 0.1, "kl_server": ("http://far:8000",), **given}
     with pytest.raises(ConfigError, match=message):
-        TrainingConfig(**{"kl_coef": 0.1, "kl_server": ("http://far:8000",), **given})
+        TrainingConfig(**settings)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_a_zero_of_rae_is_no_reason_to_leave_a_group_out() -> None:
 
 def test_a_credit_rule_is_known_by_its_name() -> None:
     with pytest.raises(ConfigError, match=r"credit is 'hierarchial'.*did you mean 'hierarchical'"):
-        PlayConfig(credit="hierarchial")  # pyright: ignore[reportArgumentType]
+        PlayConfig(credit="hierarchial")
     for credit in ("rae", "reinforce_pp", "same_view", "gae"):
         assert RunConfig(play=PlayConfig(group_size=1, credit=credit)).play.credit == credit
     with pytest.raises(ConfigError, match=r"play\.group_size is 1 but play\.credit 'maxrl'"):

@@ -1,5 +1,7 @@
 """The schema: its defaults, what it derives from the mode, and what it refuses."""
 
+from typing import Any
+
 import pytest
 
 from legos.config.resolve import knobs
@@ -43,8 +45,8 @@ def test_sequence_mode_has_clip_ranges_and_a_threshold_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("mode", ["token", "sequence"])
-def test_clip_range_given_holds_on_both_sides_until_the_upper_is_given(mode: str) -> None:
-    one = TrainingConfig(importance_sampling=mode, clip_range=0.1)  # pyright: ignore
+def test_clip_range_given_holds_on_both_sides_until_the_upper_is_given(mode: Any) -> None:
+    one = TrainingConfig(importance_sampling=mode, clip_range=0.1)
     assert clip_range(one) == (0.1, 0.1)
     two = one.replace(clip_range_high=0.28)
     assert clip_range(two) == (0.1, 0.28)
@@ -57,7 +59,7 @@ def test_clip_range_high_alone_leaves_the_lower_side() -> None:
 
 def test_unknown_setting_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="learning_rte does not exist; did you mean 'learning_r"):
-        TrainingConfig(learning_rte=1e-3)  # pyright: ignore[reportCallIssue]
+        TrainingConfig(learning_rte=1e-3)  # pyrefly: ignore[unexpected-keyword]
 
 
 @pytest.mark.parametrize(
@@ -72,9 +74,9 @@ def test_unknown_setting_names_the_nearest() -> None:
         ({"importance_sampling": "word"}, r"expected 'token' or 'sequence'"),
     ],
 )
-def test_bad_value_is_named_with_what_was_expected(values: dict[str, object], message: str) -> None:
+def test_bad_value_is_named_with_what_was_expected(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        TrainingConfig(**values)  # pyright: ignore[reportArgumentType]
+        TrainingConfig(**values)
 
 
 def test_several_bad_values_are_all_named() -> None:

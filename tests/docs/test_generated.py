@@ -15,7 +15,7 @@ from legos.config.resolve import knobs
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "site"))
 
-import generated  # noqa: E402 # pyright: ignore[reportMissingImports]
+import generated  # noqa: E402
 
 
 def described_metrics() -> list[re.Pattern[str]]:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace as replace_adapter
 from itertools import permutations
+from typing import Any
 
 import pytest
 from made_snapshots import adapter, take
@@ -22,9 +23,9 @@ from legos.records.message import Completion
 DRAWS = 4000
 
 
-def arena_with(shares: Mapping[str, float], **options: object) -> tuple[GameArena, LeagueSeats]:
+def arena_with(shares: Mapping[str, float], **options: Any) -> tuple[GameArena, LeagueSeats]:
     arena = GameArena(Kuhn(), ScriptedClient([]), seed=3)
-    league = LeagueSeats(shares, Cast(arena), **options)  # pyright: ignore[reportArgumentType]
+    league = LeagueSeats(shares, Cast(arena), **options)
     arena.matchmaker = league
     return arena, league
 

@@ -52,7 +52,7 @@ def tournament(
         p = score[one, two]
         draw = draws[one, two] * 2 * min(p, 1 - p)
         drawn = rng.multinomial(plays[one, two], [p - draw / 2, draw, 1 - p - draw / 2])
-        results[f"m{one}", f"m{two}"] = tuple(map(float, drawn))  # type: ignore[assignment]
+        results[f"m{one}", f"m{two}"] = tuple(map(float, drawn))  # pyrefly: ignore[unsupported-operation]
     return table_of(results)
 
 
@@ -176,7 +176,7 @@ def test_expected_points_equal_those_that_were_made(seed: int) -> None:
     rng = np.random.default_rng(seed)
     wins = rng.integers(1, 30, size=(5, 5))
     pairs = [(one, two) for one in range(5) for two in range(one)]
-    names = "abcde"
+    names = [*"abcde"]
     results = {
         (names[one], names[two]): (float(wins[one, two]), 0.0, float(wins[two, one]))
         for one, two in pairs

@@ -83,10 +83,10 @@ def test_almost_no_token_is_too_old(games: tuple[type, ...], pass_s: float) -> N
     seen: list[tuple[int, int]] = []
     trained = Counter[str]()
 
-    async def after(metrics: object, batches: object) -> None:
+    async def after(metrics: Any, batches: Any) -> None:
         ledger = trainer.ledger
         seen.append((ledger.generated, ledger.filtered["stale"]))
-        for batch in batches:  # pyright: ignore[reportGeneralTypeIssues]
+        for batch in batches:
             trained[batch.arena] += sum(len(sample.positions) for sample in batch.samples)
 
     loop = training_loop(

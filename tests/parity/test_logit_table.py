@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,8 +28,13 @@ RATE = 0.5 / STEP
 
 def choice(token: int, advantage: float, **changes: object) -> Sample:
     """After tokens 1 and 2, one of 3, 4 and 5."""
-    given = {"legal": ((3, 4, 5),), "restricted": True, "logprobs": -np.log(3), **changes}
-    return make_sample((1, 2, token), advantages=advantage, **given)  # pyright: ignore[reportArgumentType]
+    given: dict[str, Any] = {
+        "legal": ((3, 4, 5),),
+        "restricted": True,
+        "logprobs": -np.log(3),
+        **changes,
+    }
+    return make_sample((1, 2, token), advantages=advantage, **given)
 
 
 def test_a_step_is_the_policy_gradient_by_hand() -> None:

@@ -265,7 +265,7 @@ def test_what_a_step_needs() -> None:
     with pytest.raises(ArenaError, match=r"has no client; make it with Arena\(client\)"):
         Arena().seats(Task(id="t"))
     with pytest.raises(ArenaError, match=r"client of arena 'arena' is <.*trainer\.client\(\)"):
-        Arena(lambda: None)  # type: ignore[arg-type]
+        Arena(lambda: None)  # pyrefly: ignore[bad-argument-type]
     solo = Solo(one_question)
     with pytest.raises(ArenaError, match="concurrency is 0; expected at least 1 play at once"):
         step(solo, concurrency=0)
@@ -275,7 +275,7 @@ def test_what_a_step_needs() -> None:
     with pytest.raises(ArenaError, match="has no tasks"):
         step(Solo(one_question, num_tasks=0))
     strings = Solo(one_question)
-    strings.tasks = lambda rng: ["sea"]  # pyright: ignore[reportAttributeAccessIssue]
+    strings.tasks = lambda rng: ["sea"]  # pyrefly: ignore[bad-assignment]
     with pytest.raises(ArenaError, match=r"yielded 'sea', a str; expected a Task, such as"):
         step(strings)
 

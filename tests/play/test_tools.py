@@ -67,9 +67,10 @@ class Ask(Arena):
 def asked(*answers: str, **options: Any) -> tuple[Any, Episode, list[Asked]]:
     """The reply to one question that is answered with these texts, its episode, the requests."""
     replies: list[Any] = []
+    given: dict[str, Any] = {"tools": [add, look_up], **options}
 
     async def play(t: Table) -> None:
-        replies.append(await t.ask("player", "sum?", **{"tools": [add, look_up], **options}))
+        replies.append(await t.ask("player", "sum?", **given))
 
     client = ScriptedClient(answers)
     [episode] = Ask(play, client).go()
@@ -187,7 +188,7 @@ def test_errors_of_a_tool() -> None:
         return 1 / 0
 
     def broken() -> str:
-        return undefined  # type: ignore[name-defined]  # noqa: F821
+        return undefined  # pyrefly: ignore[unknown-name]  # noqa: F821
 
     def outside() -> str:
         raise EndpointError("no server answers")

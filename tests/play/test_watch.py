@@ -178,7 +178,7 @@ def test_time_in_which_the_engine_works_on_an_answer_is_not_the_plays(
         asked.cancel()
 
     arena = Slow(long_answer, play_timeout_s=0.4, report_after_s=0.4)
-    arena.client.engine = engine  # type: ignore[union-attr]
+    arena.client.engine = engine  # pyrefly: ignore[missing-attribute]
     with caplog.at_level(logging.WARNING):
         batch = step(arena)
     assert [e.failure for e in batch.episodes] == [None] * 4
@@ -190,7 +190,7 @@ def test_time_in_which_the_engine_works_on_an_answer_is_not_the_plays(
 )
 def test_an_engine_that_stands_still_does_not_stop_the_clock(engine: Counted) -> None:
     arena = Slow(unanswered, play_timeout_s=0.4)
-    arena.client.engine = engine  # type: ignore[union-attr]
+    arena.client.engine = engine  # pyrefly: ignore[missing-attribute]
     batch = step(arena)
     assert [e.failure for e in batch.episodes] == [None, None, "timed_out", "timed_out"]
 

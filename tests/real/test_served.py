@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from launched import announced
@@ -12,7 +13,7 @@ from real.conftest import ModelFolder
 pytestmark = pytest.mark.real
 
 LEGOS = (sys.executable, "-m", "legos")
-QUESTION = {"role": "user", "content": "Name three colours, and say a word about each. 🎨"}
+QUESTION: Any = {"role": "user", "content": "Name three colours, and say a word about each. 🎨"}
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +32,9 @@ def client(address: str) -> OpenAI:
 
 
 def test_the_streamed_text_is_the_whole_text(client: OpenAI) -> None:
-    options = {"model": "policy", "max_tokens": 48, "seed": 3, "temperature": 1.0}
-    whole = client.chat.completions.create(messages=[QUESTION], **options)  # pyright: ignore
-    stream = client.chat.completions.create(messages=[QUESTION], stream=True, **options)  # pyright: ignore
+    options: dict[str, Any] = {"model": "policy", "max_tokens": 48, "seed": 3, "temperature": 1.0}
+    whole = client.chat.completions.create(messages=[QUESTION], **options)
+    stream = client.chat.completions.create(messages=[QUESTION], stream=True, **options)
     chunks = list(stream)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole.choices[0].message.content

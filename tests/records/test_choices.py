@@ -16,7 +16,9 @@ ENDS = (90, 91)
 
 def answers(node: ChoiceNode, ends: tuple[int, ...]) -> set[tuple[int, ...]]:
     """Every whole answer below a node, walked through its legal tokens alone."""
-    found = {()} if node.whole and (not node.children or set(ends) <= set(node.legal)) else set()
+    found: set[tuple[int, ...]] = (
+        {()} if node.whole and (not node.children or set(ends) <= set(node.legal)) else set()
+    )
     for token in node.legal:
         if token in node.children:
             found |= {(token, *rest) for rest in answers(node.children[token], ends)}

@@ -85,8 +85,8 @@ def test_filters_know_whether_they_look_back() -> None:
     assert Filters(frequency_penalty=0.1).penalised
 
 
-def completion(**fields: object) -> Completion:
-    values = {
+def completion(**fields: Any) -> Completion:
+    values: dict[str, Any] = {
         "prompt_ids": (1,),
         "token_ids": (2, 3),
         "logprobs": (-1.0, -2.0),
@@ -94,7 +94,7 @@ def completion(**fields: object) -> Completion:
         "text": "ab",
         "finish_reason": "stop",
     }
-    return Completion(**(values | fields))  # pyright: ignore[reportArgumentType]
+    return Completion(**(values | fields))
 
 
 @pytest.mark.parametrize(

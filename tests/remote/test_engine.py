@@ -162,7 +162,7 @@ def test_a_server_that_is_taken_away_again_and_again_ends_the_run(both: Both) ->
         async def load_nothing(_: object) -> None:
             """Load nothing, as if another run were faster."""
 
-        server._load = load_nothing  # pyright: ignore[reportAttributeAccessIssue]
+        server._load = load_nothing  # pyrefly: ignore[bad-assignment]
         request = Request(prompt_ids=(1, 2), max_tokens=1, adapter="taken")
         with pytest.raises(EngineError, match=r"lost its adapters 10 times.* not 3\)"):
             await server.answer([request])

@@ -21,7 +21,8 @@ EVALUATED = evaluated_name(POLICY)
 
 
 def beside(path: Path, **settings: Any) -> World:
-    return World(path, **{"deterministic": False, **settings})
+    given: dict[str, Any] = {"deterministic": False, **settings}
+    return World(path, **given)
 
 
 def evaluated(world: World) -> list[object]:

@@ -65,7 +65,7 @@ def test_a_play_with_values_of_other_types_costs_no_resume(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     sample = make_sample()
-    odd = replace(make_episode({"player": 1.0}), notes=(3,))  # pyright: ignore[reportArgumentType]
+    odd = replace(make_episode({"player": 1.0}), notes=(3,))
     batch = Group(samples=(sample,), episodes=(odd,), tokens_generated=len(sample.positions))
     [again] = groups_from_json(groups_to_json([batch], plays_kept=1.0))
     assert again.samples == batch.samples

@@ -35,7 +35,7 @@ class Talk(Arena):
     """Two questions, with texts that are told before them, and a question to another seat."""
 
     roles = ("ann", "bob")
-    system: ClassVar = {"ann": "You are Ann."}
+    system: ClassVar = {"ann": "You are Ann."}  # pyrefly: ignore[bad-override]
     tasks_per_step = 1
     group_size = 1
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import pytest
@@ -31,14 +32,14 @@ class Served:
     app: FastAPI
     url: str
     loop: asyncio.AbstractEventLoop
-    stop: Callable[[], None]
+    stop: Callable[[], object]
 
     @property
     def service(self) -> Service:
         return service_of(self.app)
 
-    def http(self, **options: object) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=30, trust_env=False, **options)  # pyright: ignore[reportArgumentType]
+    def http(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=30, trust_env=False, **options)
 
 
 @contextmanager
@@ -52,7 +53,7 @@ def serving(app: FastAPI, *, drain_s: float = 5.0) -> Iterator[Served]:
         end = asyncio.Event()
         loop = asyncio.get_running_loop()
         async with serve_app(app, bind("127.0.0.1", 0), drain_s=drain_s) as url:
-            told.append(Served(app, url, loop, lambda: loop.call_soon_threadsafe(end.set) and None))
+            told.append(Served(app, url, loop, lambda: loop.call_soon_threadsafe(end.set)))
             started.set()
             await end.wait()
 
@@ -120,7 +121,7 @@ def fake(tokenizer: ChatTokenizer) -> MakeServer:
         drain_s: float = 5.0,
         tools: ToolFormat = PLAIN_TOOLS,
         own: ChatTokenizer | None = None,
-        **options: object,
+        **options: Any,
     ) -> AbstractContextManager[Served]:
         words = own or tokenizer
         service = Service(
@@ -131,7 +132,7 @@ def fake(tokenizer: ChatTokenizer) -> MakeServer:
             context=1024,
             tools=tools,
             lora_scale=2.0,
-            options=ServerOptions(**options),  # pyright: ignore[reportArgumentType]
+            options=ServerOptions(**options),
         )
         return serving(make_app(service), drain_s=drain_s)
 

@@ -57,7 +57,7 @@ def test_the_official_client_shows_it(fake: Any) -> None:
         OpenAI(
             base_url=f"{server.url}/v1",
             api_key="k",
-            http_client=http,  # pyright: ignore[reportArgumentType]
+            http_client=http,
             max_retries=0,
         ) as client,
         pytest.raises(openai.BadRequestError, match=r"the body is no JSON: .* line 1 column 9"),

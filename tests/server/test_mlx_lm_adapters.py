@@ -31,7 +31,8 @@ from legos.wiring.model import apply_lora, load_model
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 IDS = list(range(3, 15))
-SCALE = lora.CONFIG_DEFAULTS["lora_parameters"]["scale"]
+DEFAULTS: Any = lora.CONFIG_DEFAULTS
+SCALE = DEFAULTS["lora_parameters"]["scale"]
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_folders import write_tiny_model
@@ -12,12 +13,12 @@ from tiny_folders import write_tiny_model
 WIDE = 10_000_000  # of the middle of an MLP: 7 GiB of weights, none of them on disk
 
 
-def serve(folder: Path, **options: object) -> subprocess.Popen[str]:
+def serve(folder: Path, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "legos", "serve", "--port", "0", "--model", str(folder)],
         stderr=subprocess.PIPE,
         text=True,
-        **options,  # pyright: ignore[reportCallIssue, reportArgumentType]
+        **options,
     )
 
 

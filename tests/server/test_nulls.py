@@ -6,6 +6,7 @@ import pytest
 from fakes import FakeEngine
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_params
+from pydantic import ValidationError
 
 from legos.server.bodies import Body
 from legos.server.endpoints.chat_body import ChatBody
@@ -97,8 +98,8 @@ def test_every_body_takes_null_for_what_has_a_default() -> None:
         required = {n for n, field in body.model_fields.items() if field.is_required()}
         try:
             body.model_validate(dict.fromkeys(optional))
-        except ValueError as error:  # only what is required is missing
-            problems: list[Any] = error.errors()  # pyright: ignore[reportAttributeAccessIssue]
+        except ValidationError as error:  # only what is required is missing
+            problems: list[Any] = error.errors()
             for problem in problems:
                 alone = not problem["loc"]  # a model's own check, such as "give one of"
                 assert alone or problem["loc"][0] in required, (body, problem)

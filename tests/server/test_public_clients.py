@@ -75,11 +75,11 @@ def test_openai(url: str) -> None:
         said = "".join(p.choices[0].delta.content or "" for p in found if p.choices)
         assert said == whole.choices[0].message.content
 
-        parsed = client.chat.completions.parse(**{**ask, "max_tokens": 400}, response_format=Move)
+        parsed = client.chat.completions.parse(**(ask | {"max_tokens": 400}), response_format=Move)
         assert parsed.choices[0].message.parsed
 
         forced = client.chat.completions.create(
-            **{**ask, "max_tokens": 400}, tools=[TOOL], tool_choice="required"
+            **(ask | {"max_tokens": 400}), tools=[TOOL], tool_choice="required"
         )
         message = forced.choices[0].message
         call = (message.tool_calls or [])[0]
@@ -91,11 +91,11 @@ def test_openai(url: str) -> None:
             {"role": "tool", "content": result, "tool_call_id": call.id},
         ]
         again = client.chat.completions.create(
-            **{**ask, "messages": history}, tools=[TOOL], tool_choice="auto"
+            **(ask | {"messages": history}), tools=[TOOL], tool_choice="auto"
         )
         assert again.choices[0].finish_reason in ("stop", "length")
         with client.chat.completions.stream(
-            **{**ask, "max_tokens": 400}, tools=[TOOL], tool_choice="required"
+            **(ask | {"max_tokens": 400}), tools=[TOOL], tool_choice="required"
         ) as stream:
             streamed = stream.get_final_completion().choices[0].message.tool_calls or ()
         assert [one.function.arguments for one in streamed] == [call.function.arguments]
@@ -127,7 +127,7 @@ def test_litellm(url: str) -> None:
         message.model_dump(),
         {"role": "tool", "content": result, "tool_call_id": call.id, "name": "move"},
     ]
-    again = litellm.completion(**{**ask, "messages": history}, tools=[TOOL], max_tokens=8)
+    again = litellm.completion(**(ask | {"messages": history}), tools=[TOOL], max_tokens=8)
     assert again.choices[0].finish_reason in ("stop", "length")
     streamed = litellm.stream_chunk_builder(list(litellm.completion(**ask, **tools, stream=True)))
     (same,) = streamed.choices[0].message.tool_calls

@@ -234,7 +234,12 @@ async def nothing(program: Program) -> None:
 
 
 async def garbage(program: Program) -> None:
-    for body in ({}, {"messages": [user("a")], "temprature": 1}, {"messages": "a"}):
+    bodies: list[dict[str, Any]] = [
+        {},
+        {"messages": [user("a")], "temprature": 1},
+        {"messages": "a"},
+    ]
+    for body in bodies:
         assert (await program.post(**body)).status_code == 400
 
 

@@ -334,4 +334,4 @@ def test_names_of_arenas_are_no_markup() -> None:
         tracker = ConsoleTracker(num_steps=2, console=console, arenas=["[red]one[/]", "two"])
         tracker.log({"batches/[red]one[/]/reward_mean": 0.5}, step=1)
         tracker.close()
-        assert "[red]one[/] reward" in console.file.getvalue()  # type: ignore[attr-defined]
+        assert "[red]one[/] reward" in console.file.getvalue()  # pyrefly: ignore[missing-attribute]

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 from time import perf_counter, thread_time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,14 +21,14 @@ class Timed(ExperimentTracker):
 
     seconds = 0.0
 
-    def log(self, *args: object, **named: object) -> None:
+    def log(self, *args: Any, **named: Any) -> None:
         started = thread_time()
-        super().log(*args, **named)  # pyright: ignore[reportArgumentType]
+        super().log(*args, **named)
         self.seconds += thread_time() - started
 
-    def plays(self, *args: object, **named: object) -> None:
+    def plays(self, *args: Any, **named: Any) -> None:
         started = thread_time()
-        super().plays(*args, **named)  # pyright: ignore[reportArgumentType]
+        super().plays(*args, **named)
         self.seconds += thread_time() - started
 
 

@@ -84,7 +84,12 @@ def trained(base: Path, tmp_path: Path) -> Callable[..., Any]:
         from peft import LoraConfig, get_peft_model
         from transformers import AutoModelForCausalLM
 
-        given = {"r": 4, "target_modules": TARGETS, "task_type": "CAUSAL_LM", **settings}
+        given: dict[str, Any] = {
+            "r": 4,
+            "target_modules": TARGETS,
+            "task_type": "CAUSAL_LM",
+            **settings,
+        }
         torch.manual_seed(0)
         with warnings.catch_warnings(action="ignore"):
             model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)

@@ -77,7 +77,8 @@ class Outside(Arena):
         self._answers[number] = answer
         async with t.endpoint("player") as endpoint:
             line = f"{number} {endpoint.base_url} {endpoint.api_key}\n"
-            self._agent.stdin.write(line.encode())  # pyright: ignore[reportOptionalMemberAccess]
+            assert self._agent.stdin is not None
+            self._agent.stdin.write(line.encode())
             said = await answer
         self.rewards.append(sum(text == "'5'" for text in said) / len(said))
         return {"player": self.rewards[-1]}

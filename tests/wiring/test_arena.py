@@ -68,7 +68,7 @@ def test_a_credit_rule_of_a_file_is_used(tmp_path: Path) -> None:
     file.write_text(RULE)
     client = ScriptedClient(lambda asked: asked.sampling.choices[0])
     arena = make_arena("nim", client, play=PlayConfig(credit=f"{file}:Equal", group_size=2))
-    assert not arena.credit_assigner.needs_step  # pyright: ignore[reportOptionalMemberAccess]
+    assert not arena.credit_assigner.needs_step  # pyrefly: ignore[missing-attribute]
     batch = asyncio.run(arena.step())
     assert {a for sample in batch.samples for a in sample.advantages} == {1.0}
     with pytest.raises(ConfigError, match="has no 'Other'"):
@@ -78,6 +78,6 @@ def test_a_credit_rule_of_a_file_is_used(tmp_path: Path) -> None:
 def test_a_credit_rule_must_be_one(tmp_path: Path) -> None:
     client = ScriptedClient(lambda asked: asked.sampling.choices[0])
     arena = make_arena("nim", client)
-    arena.credit_assigner = object()  # pyright: ignore[reportAttributeAccessIssue]
+    arena.credit_assigner = object()  # pyrefly: ignore[bad-assignment]
     with pytest.raises(ArenaError, match=r"or of a subclass of .*CreditAssigner"):
         asyncio.run(arena.step())

@@ -154,10 +154,10 @@ def test_the_slots_of_a_server_count_every_opponent(tmp_path: Path) -> None:
 
 def test_evaluations_have_the_policy_in_every_seat() -> None:
     arena = made("tictactoe", opponents={"random": 1.0})
-    evaluation = ArenaEvaluation(arena, ScriptedClient([]))  # pyright: ignore[reportArgumentType]
+    evaluation = ArenaEvaluation(arena, ScriptedClient([]))  # pyrefly: ignore[bad-argument-type]
     assert isinstance(arena.matchmaker, LeagueSeats)
     [(task, seed)] = plays_from(arena, 0, 1)
     assert {seat.name for seat in arena.seated(task, seed).values()} == {"policy", "random"}
-    evaluated = evaluation._arena  # pyright: ignore[reportPrivateUsage]
+    evaluated = evaluation._arena
     assert {seat.name for seat in evaluated.seated(task, seed).values()} == {"policy"}
     assert LeagueConfig().snapshots == arena.matchmaker.pool.size

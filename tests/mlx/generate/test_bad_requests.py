@@ -33,26 +33,26 @@ GOOD = Request(prompt_ids=(1, 2, 3), max_tokens=4, seed=1)
             Request(prompt_ids=(1,), max_tokens=1, choices=choice_tree([(1, 999)], end_ids=())),
             "a choice holds token 999",
         ),
-        (Request(prompt_ids=("a",), max_tokens=1), "the request is broken"),  # pyright: ignore[reportArgumentType]
-        (Request(prompt_ids=(1,), max_tokens=1, adapter=None), "the request is broken"),  # pyright: ignore[reportArgumentType]
+        (Request(prompt_ids=("a",), max_tokens=1), "the request is broken"),  # pyrefly: ignore[bad-argument-type]
+        (Request(prompt_ids=(1,), max_tokens=1, adapter=None), "the request is broken"),  # pyrefly: ignore[bad-argument-type]
         (
-            Request(prompt_ids=(1, 2, 3), max_tokens=4.0, seed=2),  # pyright: ignore[reportArgumentType]
+            Request(prompt_ids=(1, 2, 3), max_tokens=4.0, seed=2),  # pyrefly: ignore[bad-argument-type]
             "max_tokens is 4.0; expected an int",
         ),
         (
-            Request(prompt_ids=(1,), max_tokens=np.int64(4)),  # pyright: ignore[reportArgumentType]
+            Request(prompt_ids=(1,), max_tokens=np.int64(4)),  # pyrefly: ignore[bad-argument-type]
             "max_tokens is np.int64(4); expected an int",
         ),
         (
-            Request(prompt_ids=(1,), max_tokens=4, num_alternatives=3.0),  # pyright: ignore[reportArgumentType]
+            Request(prompt_ids=(1,), max_tokens=4, num_alternatives=3.0),  # pyrefly: ignore[bad-argument-type]
             "num_alternatives is 3.0; expected an int",
         ),
         (
-            Request(prompt_ids=(1,), max_tokens=4, filters=Filters(top_k=5.0)),  # pyright: ignore[reportArgumentType]
+            Request(prompt_ids=(1,), max_tokens=4, filters=Filters(top_k=5.0)),  # pyrefly: ignore[bad-argument-type]
             "top_k is 5.0; expected an int",
         ),
         (
-            Request(prompt_ids=(1,), max_tokens=4, filters=Filters(logit_bias=((5.0, 1.0),))),  # pyright: ignore[reportArgumentType]
+            Request(prompt_ids=(1,), max_tokens=4, filters=Filters(logit_bias=((5.0, 1.0),))),  # pyrefly: ignore[bad-argument-type]
             "logit_bias names token 5.0; expected an int",
         ),
         (

@@ -65,7 +65,7 @@ def test_rows_hold_their_own_tokens(data: st.DataObject) -> None:
     rng = random.Random(data.draw(st.integers(0, 10**6)))
     limit = data.draw(st.sampled_from((None, 60)))
     space_of = None if limit is None else (lambda slots: limit // slots)
-    cache = BatchCache(CacheWriter(), max_slots=4, space_of=space_of)  # pyright: ignore[reportArgumentType]
+    cache = BatchCache(CacheWriter(), max_slots=4, space_of=space_of)  # pyrefly: ignore[bad-argument-type]
     rows: dict[int, list[int]] = {}
     for _ in range(data.draw(st.integers(1, 6))):
         new = [
@@ -101,7 +101,7 @@ def test_rows_hold_their_own_tokens(data: st.DataObject) -> None:
 
 def test_a_slot_is_written_in_place() -> None:
     """A pass allocates less than one buffer of a layer, also after rows were moved."""
-    cache = BatchCache(CacheWriter())  # pyright: ignore[reportArgumentType]
+    cache = BatchCache(CacheWriter())  # pyrefly: ignore[bad-argument-type]
     block = cache.begin([[]] * 4, 5000, coming=9)
     cache.prefill(block, [0] * 4, 5000, [5000] * 4)
     write(block.layers, [[1] * 5000] * 4, [5000] * 4)
@@ -120,7 +120,7 @@ def test_a_slot_is_written_in_place() -> None:
 
 
 def test_numbers_that_are_none_do_not_stay_in_a_slot() -> None:
-    cache = BatchCache(CacheWriter())  # pyright: ignore[reportArgumentType]
+    cache = BatchCache(CacheWriter())  # pyrefly: ignore[bad-argument-type]
     block = cache.begin([[], []], 3)
     cache.prefill(block, [0, 0], 3, [3, 3])
     write(block.layers, [[1, 2, 3]] * 2, [3, 3])

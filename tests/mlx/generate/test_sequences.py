@@ -117,7 +117,8 @@ class OnlyState:
 
 
 def ask(**fields: Any) -> Request:
-    return Request(**({"prompt_ids": (5, 6, 7), "max_tokens": 6} | fields))
+    given: dict[str, Any] = {"prompt_ids": (5, 6, 7), "max_tokens": 6, **fields}
+    return Request(**given)
 
 
 MIXED = [

@@ -38,8 +38,9 @@ def prompt(seed: int, length: int = PROMPT) -> tuple[int, ...]:
 
 
 def samples(ids: tuple[int, ...], first: int, count: int = SAMPLES, **also: Any) -> dict[int, Any]:
+    given: dict[str, Any] = {"max_tokens": 24, **also}
     return {
-        number: Request(prompt_ids=ids, seed=number, **{"max_tokens": 24, **also})
+        number: Request(prompt_ids=ids, seed=number, **given)
         for number in range(first, first + count)
     }
 

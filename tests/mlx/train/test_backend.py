@@ -69,10 +69,11 @@ def step_on(
     threshold: float = 1.0,
     **objective: Any,
 ) -> Stepped:
+    objective.setdefault("loss", "reinforce")
     return optimiser_step(
         backend,
         [sample],
-        Objective(**{"loss": "reinforce", **objective}),
+        Objective(**objective),
         weights=weights,
         update=Update(learning_rate=1e-2, **(update or {})),
         clip_skip_threshold=threshold,
@@ -267,8 +268,9 @@ def failing_at(
         if not late:
             raise RuntimeError(FAULT)
         pending.append(FAULT)
-        for _, array in tree_flatten(arrays):
-            array[...] = mx.zeros_like(array) / 0  # pyright: ignore
+        flat: Any = tree_flatten(arrays)
+        for _, array in flat:
+            array[...] = mx.zeros_like(array) / 0
         evaluate(*arrays)
 
     monkeypatch.setattr(mx, "eval", fail)

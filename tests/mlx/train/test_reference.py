@@ -232,10 +232,11 @@ def step(
 ) -> Stepped:
     tokens = (5, 6, 7, 8, 9, 10, 11)
     sample = make_sample(tokens, positions=range(3, 7), logprobs=logprobs, advantages=1.0)
+    settings: dict[str, Any] = {"kl_coef": 0.1, "loss": "reinforce", **objective}
     return optimiser_step(
         backend,
         [sample],
-        Objective(**{"kl_coef": 0.1, "loss": "reinforce", **objective}),
+        Objective(**settings),
         update=Update(learning_rate=1e-2, kl_refresh_steps=kl_refresh_steps),
         clip_skip_threshold=threshold,
     )

@@ -12,7 +12,7 @@ def cluster() -> Generator[Any]:
     """Two nodes, each with processes of its own; this process is connected."""
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # as legos sets it before it imports Ray
     ray: Any = pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster  # pyright: ignore
+    from ray.cluster_utils import Cluster
 
     made: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
     made.add_node(num_cpus=2)

@@ -13,12 +13,12 @@ from legos.cli.process import main
 from legos.errors import ConfigError
 from legos.fakes import ScriptedClient
 from legos.play.step import play_all
-from legos.records.episode import Episode
+from legos.records.episode import Episode, Task
 from legos.remote.ray.kit import check_kit, kit_digest
 from legos.remote.ray.record import pack_episodes, unpack_episodes
 
 
-def played(number: int) -> tuple[list[Episode], list[tuple[object, int]]]:
+def played(number: int) -> tuple[list[Episode], list[tuple[Task, int]]]:
     arena = make_arena("nim", ScriptedClient(lambda asked: asked.sampling.choices[0]))
     arena.tasks_per_step = number
     plays = arena.cursor.next_group("round").plays
@@ -28,7 +28,7 @@ def played(number: int) -> tuple[list[Episode], list[tuple[object, int]]]:
 def test_a_record_gives_back_every_field_of_the_plays_and_the_tasks_of_the_group() -> None:
     episodes, plays = played(8)
     spawned = replace(episodes[0], children=(replace(episodes[1], error="no", failure="failed"),))
-    back = unpack_episodes(pack_episodes([spawned, *episodes[1:]]), plays)  # pyright: ignore
+    back = unpack_episodes(pack_episodes([spawned, *episodes[1:]]), plays)
     assert back[1:] == episodes[1:]
     assert back[0].children[0].rollouts == episodes[1].rollouts
     assert back[0].children[0].failure == "failed"

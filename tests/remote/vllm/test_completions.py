@@ -139,11 +139,12 @@ def test_a_completion_is_cut_where_its_choice_is_complete(
 def test_raw_log_probabilities_are_refused_at_another_temperature() -> None:
     request = Request(prompt_ids=(1,), max_tokens=1, raw_logprobs=True)
     assert generated_of(drawn(5), request, version=1).raw_logprobs == (-5.0,)
-    for changed in (
+    changes: list[dict[str, Any]] = [
         {"raw_logprobs": True, "temperature": 0.5},
         {"num_alternatives": 2, "temperature": 0.0},
         {"raw_logprobs": True, "choices": TREE, "restrict": True},
-    ):
+    ]
+    for changed in changes:
         with pytest.raises(RequestError, match="need two numbers for each token"):
             query_of(Request(prompt_ids=(1,), max_tokens=1, **changed))
     query_of(Request(prompt_ids=(1,), max_tokens=1, temperature=0.5))

@@ -67,7 +67,10 @@ def test_a_league_plays_and_is_resumed(
     met = {name for step in steps for name in step if name.startswith("league/plays_")}
     of = "league/plays_"
     assert met == {f"{of}{name}" for name in ("past", "base", "random", "wide")}
-    assert steps[-1]["league/elo_low"] < steps[-1]["league/elo_high"]  # pyright: ignore
+    low, high = steps[-1]["league/elo_low"], steps[-1]["league/elo_high"]
+    assert low is not None
+    assert high is not None
+    assert low < high
     balanced_ledger(RUN)
     models = httpx.get(f"{server.url}/v1/models", trust_env=False).json()["data"]
     assert len(models) == 1  # the base model: nothing of the run is left

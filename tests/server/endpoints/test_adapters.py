@@ -44,9 +44,8 @@ def other(model: ModelHandle, engine: LocalEngine) -> Any:
 
 def adapter_of(model: ModelHandle, arrays: Mapping[str, Any], **fields: Any) -> Adapter:
     assert model.lora is not None
-    return Adapter(
-        **{"name": "policy", "version": 3, "shape": model.lora, "arrays": arrays, **fields}
-    )
+    given: dict[str, Any] = {"name": "policy", "version": 3, "shape": model.lora, "arrays": arrays}
+    return Adapter(**(given | fields))
 
 
 def post_json(http: httpx.Client, data: bytes, **fields: object) -> httpx.Response:

@@ -23,9 +23,8 @@ def client(served: Any) -> Iterator[OpenAI]:
 
 
 def ask(client: OpenAI, **fields: Any) -> Any:
-    return client.chat.completions.create(
-        **{"model": "policy", "messages": CHAT, "max_tokens": 1, **fields}
-    )
+    given: dict[str, Any] = {"model": "policy", "messages": CHAT, "max_tokens": 1, **fields}
+    return client.chat.completions.create(**given)
 
 
 def test_an_answer_holds_its_tokens_and_their_probabilities(

@@ -63,9 +63,8 @@ def saying(tokenizer: ChatTokenizer, *texts: str) -> FakeEngine:
 
 def ask(url: str, **fields: Any) -> Any:
     with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        answer = client.chat.completions.create(
-            **{"model": "base", "messages": CHAT, "tools": [WEATHER], **fields}
-        )
+        given: dict[str, Any] = {"model": "base", "messages": CHAT, "tools": [WEATHER], **fields}
+        answer = client.chat.completions.create(**given)
         return list(answer) if fields.get("stream") else answer
 
 
@@ -132,7 +131,7 @@ def test_a_template_with_tools_renders_them_and_its_form_is_found(taught: Path, 
     handle.close()
     assert (form.start, form.end) == ("<tool_call>", "</tool_call>")
     engine = saying(own, CALL)
-    history = [
+    history: list[Any] = [
         *CHAT,
         {
             "role": "assistant",

@@ -18,9 +18,8 @@ def client(served: Any) -> Iterator[OpenAI]:
 
 
 def ask(client: OpenAI, prompt: Any, **fields: Any) -> Any:
-    return client.completions.create(
-        **{"model": "policy", "prompt": prompt, "max_tokens": 3, "seed": 2, **fields}
-    )
+    given: dict[str, Any] = {"model": "policy", "prompt": prompt, "max_tokens": 3, "seed": 2}
+    return client.completions.create(**(given | fields))
 
 
 def test_a_text_and_its_tokens_are_the_same_prompt(

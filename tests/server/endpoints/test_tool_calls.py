@@ -47,7 +47,7 @@ def client_of(url: str) -> OpenAI:
 
 
 def ask(client: OpenAI, **fields: Any) -> Any:
-    given = {"model": "base", "messages": CHAT, "tools": TOOLS, **fields}
+    given: dict[str, Any] = {"model": "base", "messages": CHAT, "tools": TOOLS, **fields}
     answer: Any = client.chat.completions.create(**given)
     return list(answer) if fields.get("stream") else answer.choices[0]
 

@@ -113,7 +113,8 @@ class _Chunked:
         for chunk, (for_head, for_hidden) in zip(self._chunks, cotangents, strict=True):
             surrogate = surrogate + mx.sum(hidden[chunk.positions] * for_hidden)
             products = tree_map(lambda array, cotangent: mx.sum(array * cotangent), outer, for_head)
-            surrogate = sum((product for _, product in tree_flatten(products)), surrogate)
+            flat: Any = tree_flatten(products)
+            surrogate = sum((product for _, product in flat), surrogate)
         return surrogate, value, sums, reported[:, self._number, 0]
 
     def _by_token(
