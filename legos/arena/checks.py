@@ -81,7 +81,7 @@ def _check_numbers(arena: Playable, name: str) -> None:
         right = isinstance(value, int) and value >= least
         _check(right, f"{field} of {name} is {brief(value)}", f"a whole number, at least {least}")
     if (most := arena.max_tokens) is not None:
-        right = isinstance(most, int) and most >= 1  # pyright: ignore[reportUnnecessaryIsInstance]
+        right = isinstance(most, int) and most >= 1
         expected = "a whole number, at least 1, or None"
         _check(right, f"max_tokens of {name} is {brief(most)}", expected)
     for field, or_none in (("report_after_s", ""), ("play_timeout_s", ", or None")):

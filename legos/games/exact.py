@@ -10,6 +10,7 @@ from functools import cached_property
 from math import isclose, isfinite
 
 import numpy as np
+from numpy.typing import NDArray
 
 from legos.arena.game import Game
 from legos.errors import ArenaError
@@ -211,7 +212,8 @@ def outcome_shares(game: GameTree, mine: Policy, theirs: Policy) -> Outcome:
     for role in range(len(graph.roles)):
         come = reach(graph, np.where(graph.role_of_slot == role, mine_P, theirs_P))[end]
         payoff = graph.payoffs[end, role]
-        won, lost = payoff > SAME, payoff < -SAME
+        won: NDArray[np.bool_] = payoff > SAME
+        lost: NDArray[np.bool_] = payoff < -SAME
         shares += [come[won].sum(), come[~won & ~lost].sum(), come[lost].sum()]
     win, draw, loss = (shares / len(graph.roles)).tolist()
     return Outcome(win=win, draw=draw, loss=loss)

@@ -46,7 +46,7 @@ class Slot:
                     self._held = True
         finally:
             self.paused -= 1
-            if self._closed or self._waits:  # meanwhile
+            if self._closed or self._waits > 0:  # meanwhile
                 self._give_back()
 
     @asynccontextmanager

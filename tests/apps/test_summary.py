@@ -10,8 +10,8 @@ from legos.apps.summary import comparison
 
 @pytest.mark.parametrize("title", ["games[v2]/race.py:Race", "games[/v2]/race.py:Race"])
 def test_brackets_in_the_name_of_an_arena_are_shown(title: str) -> None:
-    shown = Console(file=StringIO(), width=200)
+    text = StringIO()
+    shown = Console(file=text, width=200)
     shown.print(comparison({}, {"eval": {"long[x]_metric_of_an_arena": 1}}, title))
-    text = shown.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
-    assert title in text
-    assert "long[x] metric of an arena" in text
+    assert title in text.getvalue()
+    assert "long[x] metric of an arena" in text.getvalue()

@@ -234,7 +234,7 @@ def test_bad_held_out_tasks_are_refused(file: Path) -> None:
 
 def test_held_out_tasks_that_are_async_are_refused(file: Path) -> None:
     class Later(Sums):
-        async def held_out(self, rng: random.Random) -> Any:
+        async def held_out(self, rng: random.Random) -> Any:  # pyrefly: ignore[bad-override]
             return []
 
     arena = Later(file, 0.1)

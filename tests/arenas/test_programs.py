@@ -109,7 +109,7 @@ def test_what_cannot_be_a_reward_is_refused(trainer: Trainer) -> None:
         assert early.status_code == 400
         assert "no request of this episode was answered" in early.text
         await server.post("chat/completions", episode["api_key"], **CHAT)
-        for body, why in (
+        bodies: tuple[tuple[Any, str], ...] = (
             ({}, "give one of reward, rewards and error"),
             ({"reward": 1, "error": "x"}, "give one of reward, rewards and error"),
             ({"rewards": {"writer": 1}}, "writer"),
@@ -118,7 +118,8 @@ def test_what_cannot_be_a_reward_is_refused(trainer: Trainer) -> None:
             ({"reward": 1e200}, "expected a finite number from -1e+06 to 1e+06"),
             ({"rewards": {"player": -1e7}}, "expected a finite number from -1e+06 to 1e+06"),
             ({"reward": 10**400}, "reward"),
-        ):
+        )
+        for body, why in bodies:
             answer = await server.reward(episode, **body)
             assert (answer.status_code, why in answer.text) == (400, True), answer.text
         assert (await server.reward({"id": "other"}, reward=1)).status_code == 404
