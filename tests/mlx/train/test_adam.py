@@ -1,8 +1,12 @@
 """The update of an array with Adam: its numbers, and how few kernels it starts."""
 
+import os
+from collections.abc import Iterator
+
 import mlx.core as mx
 import mlx.optimizers as optim
 import numpy as np
+import pytest
 from graphs import operations
 
 from legos.device.adam import EPSILON, make_update
@@ -22,6 +26,16 @@ def test_updates_are_those_of_mlx() -> None:
         np.testing.assert_allclose(np.array(array), np.array(expected), atol=1e-6)
 
 
+@pytest.fixture
+def compiling() -> Iterator[None]:
+    """MLX compiles, also where this is switched off for all tests."""
+    mx.enable_compile()
+    yield
+    if "MLX_DISABLE_COMPILE" in os.environ:
+        mx.disable_compile()
+
+
+@pytest.mark.usefixtures("compiling")
 def test_an_update_starts_three_kernels_at_most() -> None:
     """A step updates hundreds of arrays, and on a GPU each kernel takes time to start."""
     one, scalar = mx.ones((2, 3)), mx.array(1.0)
