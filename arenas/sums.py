@@ -27,7 +27,8 @@ class Sums(Arena):
     """Say what two numbers make, such as 17 + 25.
 
     Levels: ``sum1`` (numbers of one digit), ``sum2`` (of two), ``difference2``, ``product1`` and
-    ``product2``; a run has those up to ``hardest``. A tenth of the questions is held out.
+    ``product2``; a run has those up to ``hardest``. A tenth of the questions is held out, each in
+    both orders of its numbers.
 
     Rewards: 1 if the last number of the answer is right, and 0.2 if the answer ends before its
     token limit. Credit compares the answers to one question. The number that shows learning is
@@ -89,6 +90,6 @@ class Sums(Arena):
             chosen = level or rng.choice(self.levels)
             sign, digits = LEVELS[chosen]
             left, right = (rng.randrange(10**digits) for _ in range(2))
-            data = (left, sign, right)
-            task = Task(id=f"{left} {sign} {right}", data=data, level=chosen)
-            yield task, not hold_out([task], 0.1)[0]
+            task = Task(id=f"{left} {sign} {right}", data=(left, sign, right), level=chosen)
+            unordered = Task(id=task.id, data=(sign, *sorted((left, right))))
+            yield task, not hold_out([unordered], 0.1)[0]
