@@ -1,8 +1,5 @@
 """The update of an array with Adam: its numbers, and how few kernels it starts."""
 
-import os
-from collections.abc import Iterator
-
 import mlx.core as mx
 import mlx.optimizers as optim
 import numpy as np
@@ -24,15 +21,6 @@ def test_updates_are_those_of_mlx() -> None:
         array, *moments = update(array, gradient, tuple(moments), scalars)
         expected = theirs.apply_gradients({"a": 0.5 * gradient}, {"a": expected})["a"]
         np.testing.assert_allclose(np.array(array), np.array(expected), atol=1e-6)
-
-
-@pytest.fixture
-def compiling() -> Iterator[None]:
-    """MLX compiles, also where this is switched off for all tests."""
-    mx.enable_compile()
-    yield
-    if "MLX_DISABLE_COMPILE" in os.environ:
-        mx.disable_compile()
 
 
 @pytest.mark.usefixtures("compiling")

@@ -45,6 +45,7 @@ SETTINGS = pytest.mark.parametrize(
 
 
 @SETTINGS
+@pytest.mark.usefixtures("compiling")
 def test_a_draw_starts_few_kernels(parameters: list[SamplingParams], most: int) -> None:
     assert kernels(*drawn(*parameters, dtype=mx.float32)) <= most
     assert kernels(*drawn(*parameters)) <= most + 1  # the type of the largest logits changes
