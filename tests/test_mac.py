@@ -100,6 +100,7 @@ def test_a_wheel_for_a_newer_macos_26_is_named(
     assert found == bool(caplog.text) == warned
 
 
+@pytest.mark.slow
 def test_the_refusal_comes_before_mlx_is_imported(tmp_path: Path) -> None:
     code = (
         "import platform, sys\n"

@@ -179,6 +179,7 @@ class Slow(Nim):
 """
 
 
+@pytest.mark.slow
 def test_a_run_says_which_line_of_an_arena_blocks_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

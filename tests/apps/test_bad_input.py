@@ -223,6 +223,7 @@ def test_completions_longer_than_the_context(refused: Callable[..., str], tmp_pa
     assert "give a smaller number" in told
 
 
+@pytest.mark.slow
 def test_a_hub_name_without_a_network(tmp_path: Path) -> None:
     """In a process of its own, because the hub's library reads its settings once."""
     done = subprocess.run(

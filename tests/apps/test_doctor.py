@@ -70,6 +70,7 @@ def test_every_check_passes_here(model: str, tiny_models: Mapping[str, Path]) ->
     assert "\npass  parity " in report.text()
 
 
+@pytest.mark.slow
 def test_an_engine_with_other_weights_than_the_trainer_is_found(
     tiny_models: Mapping[str, Path],
     monkeypatch: pytest.MonkeyPatch,
@@ -124,6 +125,7 @@ def test_a_check_that_raises_fails_alone(
     assert "1 of 2 pass" in report.text()
 
 
+@pytest.mark.slow
 def test_gradients_that_differ_are_found(
     tiny_models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +141,7 @@ def test_a_model_that_cannot_be_loaded_is_a_finding(capsys: pytest.CaptureFixtur
     assert "no model folder '/nowhere'" in told
 
 
+@pytest.mark.slow
 def test_a_step_that_changes_its_gradients_is_found(
     tiny_models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

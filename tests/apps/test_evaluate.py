@@ -123,6 +123,7 @@ def test_the_figures_of_nim_are_those_of_the_run(
     assert start["exploitability"] != figures["exploitability"]
 
 
+@pytest.mark.slow
 def test_an_evaluation_next_to_training_shows_the_adapter_of_its_step(
     tmp_path: Path, evaluated: Callable[..., dict[str, Any]]
 ) -> None:
@@ -136,6 +137,7 @@ def test_an_evaluation_next_to_training_shows_the_adapter_of_its_step(
         assert line["eval/exploitability"] != logged(run, step + 1)["eval/exploitability"]
 
 
+@pytest.mark.slow
 def test_a_figure_that_kuhn_does_not_define_is_null(
     tmp_path: Path, evaluated: Callable[..., dict[str, Any]]
 ) -> None:
@@ -184,6 +186,7 @@ def test_an_arena_of_ones_own_is_evaluated_by_the_same_plays(
     assert kept[0, True] == kept[2, True] == 21
 
 
+@pytest.mark.slow
 def test_options_of_the_arena_and_of_the_evaluation_take_the_place_of_the_runs(
     guessed: Path, evaluated: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -150,6 +150,7 @@ def test_a_forgotten_await(refusal: Callable[..., str]) -> None:
     assert "plays of the newest; is `await` missing before t.ask(...)?" in told
 
 
+@pytest.mark.slow
 def test_answers_that_are_never_legal(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -216,6 +217,7 @@ def test_games(methods: str, attributes: str, message: str, refusal: Callable[..
     assert not Path("run").exists()
 
 
+@pytest.mark.slow
 def test_a_play_that_never_returns(caplog: pytest.LogCaptureFixture) -> None:
     play = """
     async def play(self, t):

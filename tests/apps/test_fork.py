@@ -64,6 +64,7 @@ def test_a_fork_that_changes_nothing_goes_the_way_of_its_parent(
     assert "clip_skip_threshold = 0.3  # default" in text
 
 
+@pytest.mark.slow
 def test_changed_options_hold_from_the_fork_on_and_a_resume_keeps_them(
     parent: Path, tmp_path: Path
 ) -> None:
@@ -79,6 +80,7 @@ def test_changed_options_hold_from_the_fork_on_and_a_resume_keeps_them(
     assert [line["step"] for line in read_steps(child / "metrics.jsonl")] == [5, 6]
 
 
+@pytest.mark.slow
 def test_another_base_of_the_same_shape_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,6 +161,7 @@ def test_what_cannot_be_forked_is_refused_by_name(
     assert not (tmp_path / "child").exists()
 
 
+@pytest.mark.slow
 def test_a_run_by_its_name_and_its_best_checkpoint(
     parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,7 @@ def test_a_row_of_another_form_is_named(row: Any, message: str, tmp_path: Path) 
         Imitation(data=written(tmp_path, row))
 
 
+@pytest.mark.slow
 def test_the_best_plays_of_a_run_are_imitated_token_by_token(tmp_path: Path) -> None:
     run = tmp_path / "nim"
     kept = ("--loop.plays-kept", "1", "--loop.evaluate-every", "0")

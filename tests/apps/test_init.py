@@ -81,6 +81,7 @@ def test_what_no_project_is_written_for(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_shell_completes_commands(tmp_path: Path) -> None:
     install = (*PYTHON, "legos", "--install-completion", "--shell", "bash")
     told = finished(("env", f"HOME={tmp_path}", *install))

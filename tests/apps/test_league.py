@@ -169,6 +169,7 @@ def test_an_opponent_stays_within_its_play_while_weights_change() -> None:
         assert league.playing == set()
 
 
+@pytest.mark.slow
 def test_a_snapshot_is_asked_of_a_run_that_trains_and_a_policy_it_lacks_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,6 +187,7 @@ def test_a_snapshot_is_asked_of_a_run_that_trains_and_a_policy_it_lacks_is_named
     assert "it has no policy 'exploiter', which this run trains; train the policies that" in said
 
 
+@pytest.mark.slow
 def test_a_person_who_has_played_the_policy_is_rated_among_its_opponents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

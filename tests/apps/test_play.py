@@ -216,6 +216,7 @@ def test_input_that_cannot_be_read_fails_the_play(tmp_path: Path) -> None:
     assert "UnicodeDecodeError" in told[-1]
 
 
+@pytest.mark.slow
 def test_a_person_who_thinks_can_be_interrupted() -> None:
     command = [sys.executable, "-m", "legos", "play", "nim", "--against", "optimal"]
     with subprocess.Popen(

@@ -134,6 +134,7 @@ def test_a_later_evaluation_has_the_adapters_of_both(
     assert {name: found[name] for name in rewards} == rewards
 
 
+@pytest.mark.slow
 def test_policies_flow_next_to_each_other_with_lag(arena: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     limit = ("--training.staleness-limit", "2", "--loop.step-concurrency", "2")
@@ -148,6 +149,7 @@ def test_policies_flow_next_to_each_other_with_lag(arena: str, tmp_path: Path) -
     assert (run / "adapters" / "solver" / "v2").is_dir()  # of the evaluation after step 2
 
 
+@pytest.mark.slow
 def test_members_of_a_tournament_have_an_adapter_for_each_policy(
     run: Path, arena: str, told: Told
 ) -> None:

@@ -96,6 +96,7 @@ def tree(tmp_path: Path) -> str:
     return f"{file}:Tree"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -192,6 +193,7 @@ def test_the_adapter_that_a_run_starts_from_stays_its_reference(tmp_path: Path) 
     assert timeless(forked / "metrics.jsonl") == after
 
 
+@pytest.mark.slow
 def test_a_resumed_run_with_lag_keeps_its_bounds(tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     train(whole, "--training.staleness-limit", "2", "--loop.step-concurrency", "3")
@@ -207,6 +209,7 @@ def test_a_resumed_run_with_lag_keeps_its_bounds(tmp_path: Path) -> None:
     assert (lines[3]["tokens_generated"] or 0) >= ledger["generated"]
 
 
+@pytest.mark.slow
 def test_a_finished_run_says_so_and_stays_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -238,6 +241,7 @@ def test_more_steps_go_on_and_are_remembered(tmp_path: Path) -> None:
     assert (run / "adapters" / "v4").is_dir()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_may_be_moved(tmp_path: Path) -> None:
     train(tmp_path / "run", steps=2)
     (tmp_path / "run").rename(tmp_path / "moved")
@@ -246,6 +250,7 @@ def test_a_resumed_run_may_be_moved(tmp_path: Path) -> None:
     assert (tmp_path / "moved" / "adapters" / "v3").is_dir()
 
 
+@pytest.mark.slow
 def test_a_run_to_resume_is_found_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,6 +261,7 @@ def test_a_run_to_resume_is_found_by_its_name(
     assert not Path("mine").exists()
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_named_once_and_the_one_before_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -270,6 +276,7 @@ def test_a_damaged_checkpoint_is_named_once_and_the_one_before_taken(
     assert newest_whole(run / "checkpoints").name == "step-000006"
 
 
+@pytest.mark.slow
 def test_damaged_and_missing_lines_cost_no_resume(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -323,6 +330,7 @@ def test_a_resume_that_does_not_fit_changes_nothing(
     assert files(run) == before
 
 
+@pytest.mark.slow
 def test_a_folder_without_a_whole_checkpoint_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -132,6 +132,7 @@ def test_a_run_that_cannot_be_read_does_not_hide_the_others(
     assert "no run in" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_one_run_is_shown_with_all_that_it_keeps(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

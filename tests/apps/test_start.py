@@ -45,6 +45,7 @@ def test_a_run_starts_where_another_ended(parent: Path, form: str, tmp_path: Pat
     assert lines[1]["kl_divergence"] == pytest.approx(0.0, abs=1e-5)  # to the start, not the model
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_shape_without_the_first_adapter(
     parent: Path, tmp_path: Path
 ) -> None:

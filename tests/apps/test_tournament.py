@@ -76,6 +76,7 @@ def test_a_game_is_computed_and_the_optimum_is_the_strongest(told: Told) -> None
     assert newest["random"]["win"] == pytest.approx(exact["win"])
 
 
+@pytest.mark.slow
 def test_plays_agree_with_the_exact_figures_and_repeat(told: Told) -> None:
     members = ("nim", "random", "optimal")
     exact = told("tournament", *members)["matrix"]["nim"]["random"]
@@ -91,6 +92,7 @@ def test_plays_agree_with_the_exact_figures_and_repeat(told: Told) -> None:
     assert once["ratings"]["nim"]["plays"] == 800
 
 
+@pytest.mark.slow
 def test_opponents_of_training_have_no_say(told: Told, tmp_path: Path) -> None:
     run = str(tmp_path / "league")
     shares = ("self=0.5", "random=0.25", "exploiter=0.25")

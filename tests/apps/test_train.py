@@ -89,6 +89,7 @@ def check_lines(run: Path, steps: int) -> None:
     assert min(line["loop/engine_idle_share"] or 0.0 for line in lines) < 1.0
 
 
+@pytest.mark.slow
 def test_runs_without_a_name_are_numbered(
     empty_place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,6 +164,7 @@ def test_the_books_are_those_of_the_engine(options: list[str], trainers: list[Tr
     assert "too_long" not in ledger["filtered"]
 
 
+@pytest.mark.slow
 def test_tokens_of_a_rival_that_is_not_trained_are_not_in_the_books(
     trainers: list[Trainer],
 ) -> None:
@@ -211,6 +213,7 @@ def test_a_limit_below_the_forecast_is_refused_before_the_model_is_loaded(
     assert not Path("run").exists()
 
 
+@pytest.mark.slow
 def test_a_limit_below_what_is_held_ends_the_run_with_what_to_set(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +239,7 @@ def test_a_limit_below_what_is_held_ends_the_run_with_what_to_set(
         assert line["tokens_generated"] == sum(line[f"tokens_{use}"] or 0 for use in USES)
 
 
+@pytest.mark.slow
 def test_what_was_being_sampled_at_a_stop_is_booked(
     trainers: list[Trainer], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,6 +36,7 @@ def test_gradients_that_differ_by_a_hundredth_are_found(factor: float, monkeypat
     assert bool(wrong) == bool(report.errors) == (factor != 1.0)
 
 
+@pytest.mark.slow
 def test_prefixes_of_former_weights_are_found(monkeypatch: Patch) -> None:
     find = PrefixCache.find
 

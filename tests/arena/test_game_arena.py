@@ -197,6 +197,7 @@ def test_roles_that_move_at_once_are_asked_before_any_has_answered() -> None:
     assert seen[2][:-1] == seen[0] + "24"
 
 
+@pytest.mark.slow
 def test_chance_in_play_follows_from_the_seed_of_the_play() -> None:
     arena = GameArena(Auction, ScriptedClient(last_move))
     rewards = [play(arena, ("", True), seed).rewards["ann"] for seed in range(200)]

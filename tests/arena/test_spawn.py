@@ -290,6 +290,7 @@ def told(episode: Episode) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_plays_are_the_same_whatever_the_concurrency_and_the_timing() -> None:
     played: list[Any] = []
     for concurrency in (1, 2, 5, 100):

@@ -43,6 +43,7 @@ def test_the_table_of_losses_holds_means_over_seeds(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.nightly
 def test_a_picture_of_losses_is_drawn(tmp_path: Path) -> None:
     write_losses(tmp_path / "losses.jsonl")

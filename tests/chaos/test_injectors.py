@@ -93,6 +93,7 @@ def _short(sleep: Any, seconds: float) -> None:
     sleep(min(seconds, 0.05))
 
 
+@pytest.mark.slow
 def test_a_stopped_process_stands_still_and_a_killed_one_is_gone() -> None:
     with sleeping() as process:
         world: Any = SimpleNamespace(trainer=process, tools=lambda: [process.pid])

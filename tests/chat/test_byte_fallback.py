@@ -67,6 +67,7 @@ def test_bytes_that_are_whole_characters_are_read(ids: tuple[int, ...]) -> None:
         assert TOKENIZER.decode(ids) == expected
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(tokens, stops)
 def test_a_stop_text_ends_the_completion_at_once(ids: tuple[int, ...], stop: list[str]) -> None:
@@ -79,6 +80,7 @@ def test_a_stop_text_ends_the_completion_at_once(ids: tuple[int, ...], stop: lis
             break
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(tokens, st.lists(st.integers(1, 3), min_size=60, max_size=60), st.booleans())
 def test_a_stream_is_the_final_text(ids: tuple[int, ...], sizes: list[int], cut: bool) -> None:

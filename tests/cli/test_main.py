@@ -79,6 +79,7 @@ def train_help(option: str, *, columns: int) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_help_of_train_is_short_and_begins_with_examples() -> None:
     told = train_help("--help", columns=80)
     assert len(told.splitlines()) < 60
@@ -120,6 +121,7 @@ def processor_seconds(code: str) -> float:
     return min(taken)
 
 
+@pytest.mark.slow
 def test_help_is_fast_and_loads_no_device_library() -> None:
     code = (
         "import sys; from legos.cli.process import main; main(['train', '--help']);"

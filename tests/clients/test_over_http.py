@@ -121,6 +121,7 @@ def close(a: Sequence[float], b: Sequence[float]) -> bool:
     return np.allclose(a, b, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_hundred_at_once_are_what_the_engine_says(
     url: str, model: ModelHandle, engine: LocalEngine
 ) -> None:

@@ -203,6 +203,7 @@ def test_planted_strengths_come_back() -> None:
     np.testing.assert_allclose(elo, ELO * strengths, atol=15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num", "most", "all_pairs", "draws", "anchor"),
     [
@@ -232,6 +233,7 @@ def test_intervals_cover_planted_strengths(
     assert np.mean(inside) == pytest.approx(0.95, abs=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.nightly
 def test_intervals_cover_planted_strengths_where_three_sit() -> None:
     """In half of a pair's plays one member has one of three seats, in the others the other does."""

@@ -80,6 +80,7 @@ def exact(game: Any, members: Sequence[str]) -> Results:
     return asyncio.run(exact_results(cast, cast.tree, members))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("game", [Kuhn(), Goofspiel(cards=3)])
 def test_played_results_are_the_exact_ones_within_the_error_of_sampling(game: Any) -> None:
     sampled = played(GameArena(game, ScriptedClient([])), [BOTS], plays=4000).table

@@ -56,6 +56,7 @@ async def taken(batcher: Batcher, *, version: int = 0) -> Counter[str]:
 HALVES = {"a": 0.5, "b": 0.5}
 
 
+@pytest.mark.slow
 @given(
     share=st.floats(0.1, 0.9),
     sizes=st.tuples(st.integers(1, 40), st.integers(1, 250)),

@@ -144,6 +144,7 @@ def test_a_question_of_a_text_arena_is_answered_and_scored(page: TestClient, run
     assert greedy[0]["tokens"] <= 4
 
 
+@pytest.mark.slow
 def test_what_cannot_be_asked_is_named(page: TestClient, runs: Path) -> None:
     def refused(path: str, **body: Any) -> tuple[int, str]:
         response = page.post(f"/api/{path}", json=body)

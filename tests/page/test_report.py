@@ -141,6 +141,7 @@ def test_a_run_that_goes_on_and_one_that_has_only_begun(runs: Path) -> None:
     assert other["missing"][1:3] == ["the run has no steps yet", "the run was not evaluated"]
 
 
+@pytest.mark.slow
 def test_long_plays_are_cut_so_that_the_file_stays_small(runs: Path) -> None:
     folder = made_run(runs / "one", steps=4)
     for step in (1, 4):

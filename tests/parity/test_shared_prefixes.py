@@ -182,6 +182,7 @@ OBJECTIVES: Mapping[str, Objective] = {
 ROUNDING = {"ppo": 1e-6, "exact": 1e-6, "regularised": 5e-6, "gspo": 5e-6, "gmpo": 5e-6}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "objective"),
     [
@@ -230,10 +231,12 @@ def test_every_architecture_is_trained_exactly(tmp_path: Path, architecture: Any
     check_exact(tree, shares=ARCHITECTURES[architecture])
 
 
+@pytest.mark.slow
 def test_four_bits_are_trained_exactly(tmp_path: Path) -> None:
     check_exact(trained_tree(write_any_model(tmp_path / "model", bits=4)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text"])
 def test_long_rows_are_trained_exactly_in_pieces(tmp_path: Path, architecture: Any) -> None:
     rng = np.random.default_rng(0)

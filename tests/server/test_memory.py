@@ -39,6 +39,7 @@ class _Node:
         self.itself = self
 
 
+@pytest.mark.slow
 def test_old_garbage_is_released_too() -> None:
     """The errors of a refused body hold it in cycles, which grow old while others are answered."""
     node = _Node()

@@ -173,6 +173,7 @@ def test_a_model_uses_it_as_it_is(written: Path, folder: Path, expected: np.ndar
         close(logprobs_of(backend, [sample])[0], chosen(expected))
 
 
+@pytest.mark.slow
 def test_a_run_evaluates_it_and_starts_with_it_as_reference(
     written: Path,
     folder: Path,

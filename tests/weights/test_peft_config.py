@@ -110,6 +110,7 @@ def values() -> st.SearchStrategy[Any]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.nightly
 @given(
     st.dictionaries(

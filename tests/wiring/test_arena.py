@@ -63,6 +63,7 @@ class Equal(CreditAssigner):
 """
 
 
+@pytest.mark.slow
 def test_a_credit_rule_of_a_file_is_used(tmp_path: Path) -> None:
     file = tmp_path / "rules.py"
     file.write_text(RULE)

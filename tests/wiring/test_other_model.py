@@ -57,6 +57,7 @@ def both(folders: list[Path]) -> str:
     return rf"was model 'first' \({first}\) and has come back as model 'other' \({other}\)"
 
 
+@pytest.mark.slow
 def test_a_run_ends_when_its_server_comes_back_with_another_model(folders: list[Path]) -> None:
     async def swap(*_: object) -> None:
         address.apps.reverse()
@@ -115,6 +116,7 @@ def test_a_reference_server_that_hangs_ends_the_run(
             reference_servers(config, model, api_key=None)
 
 
+@pytest.mark.slow
 def test_reference_servers_with_two_other_models_are_refused(
     folders: list[Path], tmp_path: Path
 ) -> None:

@@ -288,6 +288,7 @@ def test_a_row_of_no_numbers_fails_alone_and_once(room: Room) -> None:
     assert one.engine.stats()["prefix_entries"] <= 1  # the prompt's, and none of the bad row
 
 
+@pytest.mark.slow
 def test_the_same_acts_repeat_bit_for_bit(room: Room) -> None:
     answers: list[list[Generated]] = []
     for _ in range(2):

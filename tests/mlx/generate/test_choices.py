@@ -121,6 +121,7 @@ def test_offered_choices_that_do_not_bind_are_followed_as_far_as_they_go(
         assert answer.legal == expected
 
 
+@pytest.mark.slow
 def test_one_prompt_with_many_settings_draws_each_from_its_own(room: Callable[..., Any]) -> None:
     """Sequences of one row may differ in temperature and in what they may say."""
     one = room("qwen3")

@@ -61,6 +61,7 @@ def check_same(found: Sequence[Generated], expected: Sequence[Generated]) -> Non
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_a_batch_is_sampled_as_its_requests_alone(room: Callable[..., Any], model: str) -> None:
     requests = random_requests(random.Random(1), 28)

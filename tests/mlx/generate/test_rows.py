@@ -129,6 +129,7 @@ def test_rows_are_admitted_by_what_they_are_expected_to_hold(
     assert sum(rows) / len(rows) >= 2.5 * 4
 
 
+@pytest.mark.slow
 def test_rows_that_outgrow_the_memory_wait_and_change_no_draw(
     room: Callable[..., EngineRoom],
 ) -> None:

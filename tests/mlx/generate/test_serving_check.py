@@ -74,6 +74,7 @@ def test_a_kernel_that_lacks_the_type_is_named() -> None:
         probed("qwen3_moe", dtype=mx.bfloat16)
 
 
+@pytest.mark.slow
 @pytest.mark.nightly
 def test_the_check_needs_little_memory_beside_weights_in_16_bits() -> None:
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 16, "head_dim": 64}

@@ -145,6 +145,7 @@ def peak_bytes(sizes: Sizes, size: TrainingSize, rows: int, length: int) -> int:
     return sizes.weights + held_bytes(sizes, size) + largest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "fields", "dtype", "step"), COMBINATIONS)
 def test_a_forecast_of_training_is_close_to_the_measured_peak(
     architecture: str, fields: Any, dtype: Any, step: Step, capsys: pytest.CaptureFixture[str]

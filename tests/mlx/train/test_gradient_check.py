@@ -120,6 +120,7 @@ def test_a_wrapped_text_model_has_a_head_of_its_own(architecture: str) -> None:
     assert check_gradients(tree, forward, checkpointing=False) == (architecture != "qwen3_5")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "checkpointing"),
     [

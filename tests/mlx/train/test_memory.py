@@ -79,6 +79,7 @@ def test_carried_prefixes_keep_no_activations_of_layers_without_lora(tmp_path: P
     assert peaks[0] < peaks[1]
 
 
+@pytest.mark.slow
 def test_logits_that_cannot_be_sampled_take_memory_too(tmp_path: Path) -> None:
     """A padded head computes them all the same."""
     folder = write_any_model(tmp_path / "model", vocab=100_000)
@@ -91,6 +92,7 @@ def test_logits_that_cannot_be_sampled_take_memory_too(tmp_path: Path) -> None:
     assert peaks[1] <= 1.1 * peaks[0]
 
 
+@pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize(("checkpointing", "room"), [(False, 50 << 20), (True, 30 << 20)])
 def test_copies_of_a_long_prompt_for_many_short_answers_stay_below_the_ceiling(

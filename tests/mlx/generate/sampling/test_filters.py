@@ -342,6 +342,7 @@ def test_raw_log_probabilities_are_the_models_own(xp: Any) -> None:
     assert found == pytest.approx(right[[0, 2]], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_draws_come_from_the_cut_distribution() -> None:
     logits = np.log(np.array([[0.4, 0.05, 0.3, 0.05, 0.2]], np.float32))
     params = SamplingParams(1.0, None, Filters(top_p=0.85, logit_bias=((4, math.log(2.0)),)))

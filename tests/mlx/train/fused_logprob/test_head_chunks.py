@@ -32,6 +32,7 @@ def test_chunks_of_the_head_follow_device_and_memory(
     assert positions == 64 or copies <= ceiling / 64
 
 
+@pytest.mark.slow
 def test_a_gpu_reads_the_head_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted on a CPU that takes itself for one: calls of the head in a pass of 200 positions."""
     tree = small_model("llama", vocab_size=65_536)
