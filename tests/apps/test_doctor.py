@@ -169,7 +169,7 @@ def test_a_random_model_is_checked_without_a_download() -> None:
     assert report.model == "a random model of 5 million parameters"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_architectures_are_loaded_as_a_run_loads_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

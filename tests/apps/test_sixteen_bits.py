@@ -58,7 +58,7 @@ def last_step(tmp_path: Path, model: Path, *options: str) -> Mapping[str, Any]:
     return [line for line in lines if "mismatch_k3" in line][-1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_on_the_cpu_sampler_and_trainer_agree(
     models: Mapping[str, Path], kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

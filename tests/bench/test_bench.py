@@ -88,7 +88,7 @@ def test_no_ratio_is_explained_that_is_not_measured(name: str) -> None:
     assert {stem for stem in stems if source.count(stem) < 2} == set()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_bench_is_a_script() -> None:
     shown = finished((sys.executable, "-c", EACH_HELP, FOLDER, *BENCHES))
     assert shown.count("--seconds") == len(BENCHES)
@@ -105,7 +105,7 @@ def test_the_bench_of_arenas_measures_every_ratio() -> None:
     assert (evaluation["decisions"], evaluation["score_calls"]) == (41, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_all_decisions_of_tictactoe_are_scored_in_one_call() -> None:
     found = exact_evaluation("tictactoe")
     assert (found["decisions"], found["score_calls"]) == (4520, 1)

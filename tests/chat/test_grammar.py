@@ -162,7 +162,7 @@ def test_a_token_that_is_not_allowed_is_an_error_that_stays() -> None:
         state.allowed()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 3.0])
 def test_a_model_under_a_grammar_always_says_what_satisfies_the_schema(
     room: Room, temperature: float

@@ -16,7 +16,7 @@ from legos.mlx.train.step_gradients import StepGradients
 Patch = pytest.MonkeyPatch
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [*CHECKS])
 def test_a_sound_device_passes(name: str) -> None:
     assert exceeded(name) == []

@@ -224,7 +224,7 @@ ARCHITECTURES: Mapping[str, bool] = {  # and whether prefixes can be shared
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_architecture_is_trained_exactly(tmp_path: Path, architecture: Any) -> None:
     tree = trained_tree(write_any_model(tmp_path / "model", architecture=architecture))

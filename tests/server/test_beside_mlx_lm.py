@@ -58,6 +58,7 @@ def test_what_is_taken(
     assert found == statuses
 
 
+@pytest.mark.nightly
 def test_several_answers(urls: Mapping[str, str]) -> None:
     asked = chat("What else?") | {"n": 3}
     answers = {n: post(url, "/v1/chat/completions", asked).json() for n, url in urls.items()}
@@ -71,6 +72,7 @@ def test_metrics_and_adapters(urls: Mapping[str, str]) -> None:
         assert statuses == {"legos": 200, "mlx_lm": 404}
 
 
+@pytest.mark.nightly
 def test_an_empty_prompt_harms_nobody_else(folder: str, urls: Mapping[str, str]) -> None:
     empty = {"prompt": "", "max_tokens": 2}
     assert post(urls["legos"], "/v1/completions", empty).status_code == 400

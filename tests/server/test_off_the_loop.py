@@ -175,7 +175,7 @@ CASES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", CASES)
 def test_large_inputs_are_not_handled_on_the_loop(
     fake: Any, monkeypatch: pytest.MonkeyPatch, name: str

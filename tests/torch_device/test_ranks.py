@@ -93,7 +93,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
                 assert np.linalg.norm(others[name] - array) <= 1e-4 * np.linalg.norm(array) + 1e-7
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_another_model_on_one_process_ends_all_with_its_name(tmp_path: Path) -> None:
     models = [write_any_model(tmp_path / name, architecture=name) for name in ("llama", "qwen3")]
     done = launched(tmp_path / "two", *models)

@@ -31,7 +31,7 @@ def requests_of_random_lengths(count: int, *, prompt: int, answer: int) -> dict[
     }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("prompt", [16, 128])
 def test_rows_that_end_are_refilled_in_place(room: Callable[..., EngineRoom], prompt: int) -> None:
     """From the first answer to the last prompt, as in a run, which always has prompts.

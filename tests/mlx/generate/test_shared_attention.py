@@ -139,7 +139,7 @@ def test_draws_are_those_of_copies(
         assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_long_prompt_after_many_short_ones_stays_within_the_limit(room: Room) -> None:
     """Prefixes move together before the buffers of all of them get longer."""
     limit = room().engine.capabilities.cache_bytes(1, 3200, 40)

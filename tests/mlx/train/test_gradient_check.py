@@ -120,15 +120,10 @@ def test_a_wrapped_text_model_has_a_head_of_its_own(architecture: str) -> None:
     assert check_gradients(tree, forward, checkpointing=False) == (architecture != "qwen3_5")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("architecture", "checkpointing"),
-    [
-        ("qwen3", True),
-        pytest.param("qwen3", False, marks=pytest.mark.nightly),
-        pytest.param("llama", True, marks=pytest.mark.nightly),
-        pytest.param("llama", False, marks=pytest.mark.nightly),
-    ],
+    [("qwen3", True), ("qwen3", False), ("llama", True), ("llama", False)],
 )
 def test_the_checks_need_little_memory_beside_weights_in_16_bits(
     architecture: str, checkpointing: bool

@@ -79,7 +79,7 @@ def test_carried_prefixes_keep_no_activations_of_layers_without_lora(tmp_path: P
     assert peaks[0] < peaks[1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_logits_that_cannot_be_sampled_take_memory_too(tmp_path: Path) -> None:
     """A padded head computes them all the same."""
     folder = write_any_model(tmp_path / "model", vocab=100_000)

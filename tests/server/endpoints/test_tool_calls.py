@@ -72,7 +72,7 @@ def test_any_text_may_be_the_arguments_of_a_former_call(
     assert (first == none) is (arguments in ("", " ", "null", "{}"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "arguments", ["", ', "arguments": null', ', "arguments": ""', ', "arguments": [1]']
 )

@@ -224,7 +224,7 @@ def test_log_probabilities_are_exact_where_the_vocabulary_is_large(way: str) -> 
     assert found == pytest.approx(exact[[0, 1], tokens], abs=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @WAYS
 @pytest.mark.parametrize("vocabulary", [1, 2, 127, 128, 129, 300, 1024])
 def test_the_whole_vocabulary_is_drawn_from(way: str, vocabulary: int) -> None:

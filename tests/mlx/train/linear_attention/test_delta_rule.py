@@ -136,7 +136,7 @@ def test_the_state_after_a_first_part_continues_a_row(vectors: bool) -> None:
     assert all(mx.allclose(one, other, rtol=1e-4, atol=1e-5).item() for one, other in pairs)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_layer_takes_a_quarter_of_the_memory_at_256_tokens() -> None:
     assert memory_vs_loop(256) <= 1 / 4
 
