@@ -62,7 +62,9 @@ def _sampled(seat: StoredSeat, turn: StoredTurn) -> str:
         facts.append(f"version {' and '.join(map(str, versions))}")
     settings, new = seat.sampling | turn.sampling, len(turn.prompt_ids)
     facts.append(f"after {turn.prompt_ids_kept + new} of the prompt, {new} of them new")
-    facts.append(f"temperature {settings['temperature']:g}, at most {settings['max_tokens']}")
+    most = settings["max_tokens"]
+    limit = "" if most is None else f", at most {most}"
+    facts.append(f"temperature {settings['temperature']:g}{limit}")
     return f"({'; '.join(facts)})"
 
 

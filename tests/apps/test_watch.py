@@ -173,7 +173,7 @@ def test_a_replay_shows_what_was_told_and_how_answers_were_sampled(run: RunFolde
     second = (*first, answer, Message("user", "It stops."), Message("user", "Two?"))
     again = replace(said, text="2", prompt_ids=(1, 2, 3, 4, 5, 6), versions=(8, 8))
     turns = [
-        Turn(messages=first, completion=said),
+        Turn(messages=first, completion=said, sampling=Sampling(max_tokens=None)),
         Turn(messages=second, completion=again, order=1, sampling=Sampling(max_tokens=9)),
     ]
     play = replace(episode(1), rollouts=(rollout("ann", *turns),))
@@ -183,7 +183,7 @@ def test_a_replay_shows_what_was_told_and_how_answers_were_sampled(run: RunFolde
     assert told_so[1:3] == [
         "    (system) You are Ann.\n    (told) It rains.\n    A lot.\n    One?\nann> 1\n"
         "    (2 tokens, log-probability -0.75; version 7 and 8; after 3 of the prompt, 3 of them "
-        "new; temperature 1, at most 256)",
+        "new; temperature 1)",
         "    (told) It stops.\n    Two?\nann> 2\n"
         "    (2 tokens, log-probability -0.75; version 8; after 6 of the prompt, 1 of them new; "
         "temperature 1, at most 9)",
