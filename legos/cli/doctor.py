@@ -9,7 +9,7 @@ __all__ = ["doctor"]
 def doctor(
     *architectures: str,
     self_test: Flag = False,
-    model: str = "small",
+    model: str | None = None,
     models: Flag = False,
     json: Flag = False,
 ) -> int:
@@ -18,8 +18,8 @@ def doctor(
     Args:
         architectures: With --models, the architectures to check, such as llama or gemma3n.
         self_test: Run the checks, which take some seconds; exit code 1 if one fails.
-        model: Model for the checks: a folder, a name on the hub, "builtin", or "small" (random
-            weights).
+        model: Model for --self-test: a folder, a name on the hub, "builtin", or "small" (random
+            weights), which is the default.
         models: Load a small random model of every architecture of mlx-lm, or of the given ones,
             as a run does, which takes a second for each, and print what legos can do with it; exit
             code 1 if one fails without a refusal.
@@ -27,6 +27,8 @@ def doctor(
     """
     from legos.apps.doctor import examine, try_architectures
 
+    if model is not None and not self_test:
+        raise ConfigError(f"--model {model} is for the checks; give --self-test too")
     if models:
         rows = try_architectures(architectures, show=(lambda _: None) if json else show)
         if json:
@@ -34,7 +36,7 @@ def doctor(
         return 1 if any("error" in row.values() for row in rows) else 0
     if architectures:
         raise ConfigError(f"{architectures[0]!r} is not expected here, only after --models")
-    report = examine(self_test=self_test, model=model)
+    report = examine(self_test=self_test, model=model or "small")
     show(report.as_dict() if json else report.facts, json=json)
     if not json:
         show(report.text())

@@ -201,3 +201,10 @@ def test_an_unknown_architecture_is_refused(capsys: pytest.CaptureFixture[str]) 
     assert said.out == ""
     assert main(["doctor", "llama"]) == 2
     assert "only after --models" in capsys.readouterr().err
+
+
+def test_a_model_without_the_checks_it_is_for_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["doctor", "--model", "builtin"]) == 2
+    assert "--model builtin is for the checks; give --self-test too" in capsys.readouterr().err
