@@ -195,6 +195,7 @@ class MlxModel:
 
         Raises:
             ModelError: the model has LoRA already.
+            AdapterError: the model has no module that the shape names.
         """
         if self.lora is not None:
             raise ModelError("the model has LoRA already; load it again for another shape")
