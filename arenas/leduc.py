@@ -59,6 +59,7 @@ class Leduc(Game):
         "training.kl_estimator": "exact",
         "training.learning_rate_end_fraction": 0.2,
         "training.min_samples_per_step": 256,
+        "training.staleness_limit": 0,
     }
 
     def starts(self) -> Sequence[tuple[State, float]]:
