@@ -33,7 +33,7 @@ def correct(
     Sources: truncation, Ionides 2008; IcePop, arXiv:2510.18855.
     """
     rho = xp.exp(log_rho * mask)
-    keep: Any = mask > 0
+    keep = mask > 0
     if icepop is not None:
         keep = keep & (rho >= 1.0 / icepop) & (rho <= icepop)
     weight = xp.clip(rho, None, TRUNCATION_CAP) if weighted else xp.ones_like(mask)

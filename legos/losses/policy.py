@@ -102,8 +102,8 @@ def _clipped_surrogate(t: ChosenTokens, log_x: Any) -> tuple[Any, Any]:
     """PPO's loss for the log-ratios [S, A] of tokens or of samples."""
     xp, advantage, (low, high) = t.xp, t.advantage, t.clip_range
     ratio, upper, lower = xp.exp(log_x), 1.0 + high, 1.0 - low
-    loss: Any = -xp.minimum(ratio * advantage, xp.clip(ratio, lower, upper) * advantage)
-    cut: Any = ((advantage > 0) & (ratio > upper)) | ((advantage < 0) & (ratio < lower))
+    loss = -xp.minimum(ratio * advantage, xp.clip(ratio, lower, upper) * advantage)
+    cut = ((advantage > 0) & (ratio > upper)) | ((advantage < 0) & (ratio < lower))
     bound = -DUAL_CLIP * advantage
     cut = cut | ((advantage < 0) & (loss > bound))
     return xp.where(advantage < 0, xp.minimum(loss, bound), loss), cut
@@ -151,7 +151,7 @@ def _dppo_kl(t: ChosenTokens) -> tuple[Any, Any]:
 def _kept_surrogate(t: ChosenTokens, up: Any, down: Any) -> tuple[Any, Any]:
     """DPPO's loss; ``up`` and ``down`` are [S, A] True where a probability has moved too far."""
     xp, advantage = t.xp, t.advantage
-    cut: Any = ((advantage > 0) & up) | ((advantage < 0) & down)
+    cut = ((advantage > 0) & up) | ((advantage < 0) & down)
     ratio = xp.clip(xp.exp(t.frozen_log_x), None, MAX_DPPO_RATIO)
     surrogate = ratio * xp.exp(log_ratio(xp, t.logprob, t.frozen)) * advantage
     return -xp.where(cut, 0.0, surrogate), cut
@@ -172,9 +172,9 @@ def _gmpo(t: ChosenTokens) -> tuple[Any, Any]:
     frozen = t.frozen_log_x
     inside = xp.where(advantage >= 0, xp.clip(frozen, None, high), frozen)
     inside = xp.where(advantage <= 0, xp.clip(inside, -low, None), inside)
-    cut: Any = inside != frozen
+    cut = inside != frozen
     moved = xp.where(cut, 0.0, t.log_x - frozen)
-    loss: Any = -advantage * xp.exp(sequence_log_ratio(xp, inside, t.mask) + moved)
+    loss = -advantage * xp.exp(sequence_log_ratio(xp, inside, t.mask) + moved)
     return loss, cut & (advantage != 0)
 
 

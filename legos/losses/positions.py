@@ -90,11 +90,11 @@ def entropy(xp: Any, position_logprob: Any, legal_logprob: Any, positions: Posit
         return -xp.sum(xp.exp(position_logprob) * position_logprob, axis=1)
     weights = xp.where(positions.has_legal[:, None], legal_logprob, 0.0)
     log_p = weights - logsumexp(xp, weights)
-    over_legal: Any = -xp.sum(xp.where(positions.is_legal, xp.exp(log_p) * log_p, 0.0), axis=1)
+    over_legal = -xp.sum(xp.where(positions.is_legal, xp.exp(log_p) * log_p, 0.0), axis=1)
     if positions.all_legal:
         return over_legal
     log_q = xp.where(positions.has_legal[:, None], 0.0, position_logprob)
-    over_all: Any = -xp.sum(xp.exp(log_q) * log_q, axis=1)
+    over_all = -xp.sum(xp.exp(log_q) * log_q, axis=1)
     return xp.where(positions.has_legal, over_legal, over_all)
 
 
