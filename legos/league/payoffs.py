@@ -247,10 +247,9 @@ def exact_payoffs(tree: GameTree, policies: Mapping[str, Policy]) -> PayoffTable
     end = np.setdiff1d(np.arange(len(graph.start)), graph.parent)
     mine_NR = graph.payoffs[end]
     theirs_NR = (mine_NR.sum(axis=1, keepdims=True) - mine_NR) / (len(graph.roles) - 1)
-    close_NR = np.isclose(mine_NR, theirs_NR, rtol=0.0, atol=SAME)
-    won_NR: Any = (mine_NR > theirs_NR) & ~close_NR
-    lost_NR: Any = (mine_NR < theirs_NR) & ~close_NR
-    counts = np.stack([won_NR, close_NR, lost_NR, mine_NR, mine_NR**2])  # [5, ends, R]
+    gap_NR = mine_NR - theirs_NR
+    results = [gap_NR > SAME, np.abs(gap_NR) <= SAME, gap_NR < -SAME]  # as ``result`` says
+    counts = np.stack([*results, mine_NR, mine_NR**2])  # [5, ends, R]
     flat = {member: tree.everywhere(policy) for member, policy in policies.items()}
     table = PayoffTable(exact=True)
     for mine, mine_P in flat.items():
