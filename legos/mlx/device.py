@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.model.forward import all_logits
 from legos.mlx.model.fuse import logits_under, set_adapter, weights_dtype, write_checked
 from legos.mlx.model.load import REFUSED, base_arrays, load_tree, num_token_ids
-from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, other_lora
+from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape
 from legos.mlx.model.machine import bound_memory, choose_device, device_facts
 from legos.mlx.model.tools import tool_format
 from legos.mlx.train.processes import MlxProcesses, process_group
@@ -175,15 +175,9 @@ class MlxModel:
             AdapterError: the adapter does not fit the model's LoRA.
         """
         check_token_ids(input_ids, self.num_vocabulary)
-        if adapter is not None:
-            return self.worker.call(logits_under, self.tree, adapter, list(input_ids)).result()
-        own = not self._without_lora
-
-        def logits() -> NDArray[np.float32]:
-            with nullcontext() if own else other_lora(self.tree, None):
-                return all_logits(self.tree, list(input_ids))
-
-        return self.worker.call(logits).result()
+        if adapter is None and not self._without_lora:
+            return self.worker.call(all_logits, self.tree, list(input_ids)).result()
+        return self.worker.call(logits_under, self.tree, adapter, list(input_ids)).result()
 
     def lora_shape(self, *, rank: int, alpha: float, num_layers: int, head: bool) -> LoraShape:
         """See ``legos.mlx.model.lora.lora_shape``."""

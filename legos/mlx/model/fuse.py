@@ -48,14 +48,17 @@ def set_adapter(model: nn.Module, adapter: Adapter) -> None:
 
 
 def logits_under(
-    model: nn.Module, adapter: Adapter, input_ids: Sequence[int]
+    model: nn.Module, adapter: Adapter | None, input_ids: Sequence[int]
 ) -> NDArray[np.float32]:
-    """[T, V] next-token logits under an adapter; the tree keeps its own LoRA arrays.
+    """[T, V] next-token logits under an adapter, or none; the tree keeps its own LoRA arrays.
 
     Raises:
         AdapterError: the arrays do not fit.
     """
-    with other_lora(model, Lora(arrays=_fitting(model, adapter), scale=adapter.shape.scale)):
+    lora = None
+    if adapter is not None:
+        lora = Lora(arrays=_fitting(model, adapter), scale=adapter.shape.scale)
+    with other_lora(model, lora):
         return all_logits(model, input_ids)
 
 
