@@ -31,7 +31,7 @@ from legos.mlx.generate.request_check import RequestCheck
 from legos.mlx.generate.scheduler import Outcome, Scheduler
 from legos.mlx.generate.score import Score
 from legos.mlx.generate.sequences import SequenceState
-from legos.mlx.model.faults import clear_device, explained, is_fault, raise_fault
+from legos.mlx.model.faults import clear_device, explained, faults_raised, is_fault
 from legos.protocols import Deliver
 from legos.records.limits import EngineLimits
 from legos.records.names import POLICY, adapter_name
@@ -203,11 +203,8 @@ class MlxEngine:
 
     def _load(self, adapter: Adapter) -> AdapterInfo:
         self._answer_after(self._scheduler.collect)
-        try:
+        with faults_raised():
             self._scheduler.adapters.load(adapter)
-        except RuntimeError as error:
-            raise_fault(error)
-            raise
         self._scheduler.tidy(self._inside)
         self.swaps += 1
         return adapter.info

@@ -19,7 +19,7 @@ import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
 from legos.device.worker import answer
-from legos.errors import DeviceError, EngineError, RequestError
+from legos.errors import EngineError, RequestError
 from legos.mlx.generate.adapter_table import LiveAdapter
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.generate.sampling.sampler import NOT_NUMBERS
@@ -29,7 +29,7 @@ from legos.mlx.generate.shared_prefix import (
     continued,
     num_shared,
 )
-from legos.mlx.model.faults import clear_device, explained, is_fault
+from legos.mlx.model.faults import faults_raised
 from legos.mlx.model.forward import CausalModel
 from legos.records.batch import pad_rows, row_blocks
 from legos.records.request import Request
@@ -248,13 +248,11 @@ class ScoreQueue:
             return
         score = self._scores[0]
         try:
-            with self._slots.rows([score.live.slot]):  # one slot works for any number of rows
+            # One slot works for any number of rows.
+            with faults_raised(), self._slots.rows([score.live.slot]):
                 score.advance(self._forward, max_tokens)
         except Exception as error:
-            fault = is_fault(error)
-            answer(score.future, DeviceError(explained(error)) if fault else error)
-            if fault:
-                clear_device()
+            answer(score.future, error)
         self._scores.popleft()
         if not score.future.done():
             self._scores.append(score)

@@ -7,15 +7,15 @@ return before anything is built on it.
 
 import logging
 import re
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import mlx.core as mx
 
 from legos.errors import DeviceError, LegosError
 
-__all__ = ["clear_device", "explained", "is_fault", "raise_fault", "recovered"]
+__all__ = ["clear_device", "explained", "faults_raised", "is_fault", "raise_fault", "recovered"]
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -52,6 +52,16 @@ def raise_fault(error: BaseException) -> None:
     if is_fault(error):
         clear_device()
         raise DeviceError(explained(error)) from error
+
+
+@contextmanager
+def faults_raised() -> Generator[None]:
+    """Within the block, an error of the device is a ``DeviceError``; others stay what they are."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise_fault(error)
+        raise
 
 
 def explained(error: BaseException) -> str:
