@@ -1,7 +1,8 @@
 """Turn the end of a play into its episode: rewards, a regular early end, or a failure."""
 
 from asyncio import CancelledError
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 from legos.arena.checks import checked_rewards
@@ -22,7 +23,7 @@ from legos.errors import (
 from legos.play.play_state import PlayState
 from legos.records.episode import Episode, Failure
 
-__all__ = ["episode_after", "episode_of", "failure_of", "rewards_of"]
+__all__ = ["episode_after", "episode_of", "failing_alone", "failure_of", "rewards_of"]
 
 
 def rewards_of(play: PlayState, returned: Any, source: str) -> dict[str, float]:
@@ -81,6 +82,17 @@ def failure_of(raised: BaseException, source: str) -> Exception:
         raise raised
     failure = RuntimeError(f"{source} raised {type(raised).__name__}: {text_of(raised)}")
     return failure.with_traceback(raised.__traceback__)
+
+
+@contextmanager
+def failing_alone(source: str) -> Generator[None]:
+    """Within the block, sys.exit() and panics are errors, as ``failure_of`` makes them."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        raise failure_of(error, source) from error
 
 
 def episode_after(raised: Exception, play: PlayState) -> Episode:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from legos.arena.checks import check_text, checked_choices
 from legos.arena.game import Game, State
 from legos.errors import PlayCancelledError
-from legos.play.outcome import failure_of
+from legos.play.outcome import failing_alone
 from legos.play.play_state import SeatState
 from legos.protocols import BatchClient, Seat
 from legos.records.message import Completion, Message, Prompt, Sampling
@@ -64,12 +64,8 @@ class Ask:
 
         async def answer() -> Completion:
             sampling, client = replace(self._sampling, seed=seed), self.seat.client
-            try:
+            with failing_alone(f"the client of {self.seat.role!r}"):
                 return await client.complete(self._prompt, sampling, adapter=self.seat.adapter)
-            except (Exception, asyncio.CancelledError, KeyboardInterrupt):
-                raise
-            except BaseException as error:
-                raise failure_of(error, f"the client of {self.seat.role!r}") from error
 
         def finish(task: "asyncio.Task[Completion]") -> None:
             if task.cancelled():

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from legos.arena.arena import Arena
 from legos.errors import ArenaError, EngineError, PlayCancelledError, PlayTimeoutError
-from legos.play.outcome import failure_of
+from legos.play.outcome import failing_alone
 from legos.play.play_state import PlayState
 from legos.protocols import Engine
 from legos.stalls import LoopWatch, Watchdog, waiting_frames
@@ -231,12 +231,8 @@ def _where(task: "asyncio.Task[Any]", arena: Arena) -> str:
 
 async def _awaited(played: Awaitable[T]) -> T:
     """A coroutine around a play; unlike the play, it ends when it is closed."""
-    try:
+    with failing_alone("play()"):
         return await played
-    except (Exception, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        raise failure_of(error, "play()") from error
 
 
 async def _cancelled(task: "asyncio.Task[Any]") -> None:
