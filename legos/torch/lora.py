@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from legos.errors import AdapterError
 from legos.weights.adapter import LoraShape
+from legos.weights.fits import check_modules
 from legos.weights.reference import Lora
 
 __all__ = [
@@ -59,9 +59,9 @@ def insert_lora(model: nn.Module, layers: Iterable[nn.Module], shape: LoraShape)
     """
     full = {module: name for name, module in model.named_modules()}
     roots = [dict(root.named_modules()) for root in (*layers, model)]
-    for name in shape.modules:
-        if not any(isinstance(inside.get(name), nn.Linear) for inside in roots):
-            raise AdapterError(f"the model has no linear module {name}, which LoRA should adapt")
+    check_modules(
+        shape, {n for inside in roots for n, m in inside.items() if isinstance(m, nn.Linear)}
+    )
     found: dict[str, LoraLinear] = {}
     for inside in roots:
         for name in shape.modules:

@@ -1,6 +1,6 @@
 """Check that an adapter's arrays fit a model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from legos.errors import AdapterError
 from legos.weights.adapter import LoraShape
 
-__all__ = ["check_finite", "check_shapes", "linear_shape"]
+__all__ = ["check_finite", "check_modules", "check_shapes", "linear_shape"]
 
 
 def check_shapes(
@@ -36,6 +36,21 @@ def check_shapes(
                 f"adapter {name!r}: {key} has shape {have}, expected {want}; it needs this model, "
                 "and the rank with which it was trained (--training.lora-rank)"
             )
+
+
+def check_modules(shape: LoraShape, known: Container[str]) -> None:
+    """Refuse a shape that names a module which a model lacks.
+
+    Args:
+        shape: the shape of LoRA that is to be added.
+        known: names of the modules that can have it.
+
+    Raises:
+        AdapterError: a module is not known; the message names the first.
+    """
+    for name in shape.modules:
+        if name not in known:
+            raise AdapterError(f"the model has no linear module {name}, which LoRA should adapt")
 
 
 def linear_shape(

@@ -11,11 +11,10 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.tuner.lora import LoRALinear, LoRASwitchLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
-from legos.errors import AdapterError
 from legos.mlx.model.forward import output_head
 from legos.mlx.model.retyped import become
 from legos.weights.adapter import LoraShape
-from legos.weights.fits import linear_shape
+from legos.weights.fits import check_modules, linear_shape
 from legos.weights.reference import Lora
 
 __all__ = [
@@ -68,10 +67,7 @@ def add_lora(model: nn.Module, shape: LoraShape, *, seed: int) -> None:
         AdapterError: a module of the shape is not found; the model is as before.
     """
     layers = list(model.layers or ())[-shape.num_layers :]
-    known = {name for part in (*layers, model) for name, _ in part.named_modules()}
-    for name in shape.modules:
-        if name not in known:
-            raise AdapterError(f"the model has no linear module {name}, which LoRA should adapt")
+    check_modules(shape, {name for part in (*layers, model) for name, _ in part.named_modules()})
     mx.random.seed(seed)
     rank, scale = shape.rank, shape.scale
     config = {"rank": rank, "scale": scale, "dropout": 0.0, "keys": list(shape.modules)}
