@@ -76,14 +76,16 @@ def _check(right: bool, what: str, expected: str) -> None:
 
 def _check_numbers(arena: Playable, name: str) -> None:
     """Check the counts, times and rewards among the attributes."""
-    for field, least in (("tasks_per_step", 1), ("group_size", 1), ("retries", 0)):
+    for field, least, or_none in (
+        ("tasks_per_step", 1, ""),
+        ("group_size", 1, ""),
+        ("retries", 0, ""),
+        ("max_tokens", 1, ", or None"),
+    ):
         value: object = getattr(arena, field)
-        right = isinstance(value, int) and value >= least
-        _check(right, f"{field} of {name} is {brief(value)}", f"a whole number, at least {least}")
-    if (most := arena.max_tokens) is not None:
-        right = isinstance(most, int) and most >= 1
-        expected = "a whole number, at least 1, or None"
-        _check(right, f"max_tokens of {name} is {brief(most)}", expected)
+        right = (isinstance(value, int) and value >= least) or (value is None and bool(or_none))
+        expected = f"a whole number, at least {least}{or_none}"
+        _check(right, f"{field} of {name} is {brief(value)}", expected)
     for field, or_none in (("report_after_s", ""), ("play_timeout_s", ", or None")):
         value = getattr(arena, field)
         right = number(value) > 0 or (value is None and bool(or_none))
