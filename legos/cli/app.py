@@ -61,9 +61,12 @@ _NO_KEY = (
     "into a file and give --api-key-file FILE, or set LEGOS_API_KEY"
 )
 _USUAL = {  # option of a word without one
-    **dict.fromkeys(("chat", "serve"), "--adapter"),
-    **dict.fromkeys(("eval", "play"), "--against"),
-    **dict.fromkeys(("bench", "imitate"), "--model"),
+    "bench": "--model",
+    "chat": "--adapter",
+    "eval": "--against",
+    "imitate": "--model",
+    "play": "--against",
+    "serve": "--adapter",
     "train": "--arena",
 }
 

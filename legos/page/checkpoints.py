@@ -78,15 +78,13 @@ class Checkpoints:
     async def _load(self, folder: Path, written_at: int) -> str:
         """Make an adapter live; returns its name in the engine."""
         name = f"page-{hash((folder, written_at)):x}"
-        engine, known = self._client.engine, self._live.pop(name, False)
-        if known:
-            self._live[name] = True
-        else:
+        engine = self._client.engine
+        if not self._live.pop(name, False):
             adapter = await asyncio.to_thread(read_adapter, folder)
             adapter.check_base(self.model)
             self._live[name] = False  # it may arrive although nobody waits for it any more
             await asyncio.wrap_future(engine.load_adapter(replace(adapter, name=name)))
-            self._live[name] = True
+        self._live[name] = True
         unused = [each for each in self._live if not self._users[each] and each != name]
         for each in unused[: max(0, len(self._live) - _MOST_LIVE)]:
             del self._live[each]
