@@ -71,9 +71,9 @@ def legal_shares(legal: Sequence[str], scores: Sequence[float]) -> tuple[dict[st
     """
     most = max(scores)  # taken off first: a long move may be too unlikely for a float
     odds = [math.exp(score - most) if most > -math.inf else 1.0 for score in scores]
-    total, legal_P = sum(odds), sum(map(math.exp, scores))
+    total, mass = sum(odds), sum(map(math.exp, scores))
     shares = {move: one / total for move, one in zip(legal, odds, strict=True)}
-    return shares, max(0.0, 1.0 - legal_P)
+    return shares, max(0.0, 1.0 - mass)
 
 
 def _question(arena: Arena, point: DecisionPoint) -> list[Message]:
