@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -51,12 +51,13 @@ def _read(folder: Path) -> Any:
     from transformers import AutoTokenizer, PretrainedConfig  # slow to import
 
     auto: Any = AutoTokenizer
-    load = auto.from_pretrained
+    # Left out, `trust_remote_code` asks the user whether code of the folder shall run.
+    load = partial(auto.from_pretrained, folder, local_files_only=True, trust_remote_code=False)
     try:
-        return load(folder, local_files_only=True)
+        return load()
     except Exception as error:
         try:
-            found = load(folder, local_files_only=True, config=PretrainedConfig())
+            found = load(config=PretrainedConfig())
         except Exception:
             raise error from None  # the tokenizer's own files are wrong, as the first error says
         logger.info("the tokenizer in %s is read without config.json: %s", folder, error)

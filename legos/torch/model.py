@@ -172,6 +172,7 @@ def load_model(folder: Path, device: torch.device, ranks: Ranks | None = None) -
             dtype="auto",
             attn_implementation=attention,
             local_files_only=True,
+            trust_remote_code=False,  # left out, the user is asked whether code of the folder runs
             output_loading_info=True,
             **({"device_map": {"": device}} if four_bits else {}),
         )

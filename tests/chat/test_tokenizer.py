@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -267,3 +268,26 @@ def test_an_end_token_that_is_no_id_is_named(tmp_path: Path, end: object) -> Non
     (copy_with(tmp_path) / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
     with pytest.raises(ModelError, match=r"generation_config\.json: eos_token_id is "):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "names"),
+    [
+        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["own.Own", None]}}),
+        ("config.json", {"auto_map": {"AutoConfig": "own.Own"}, "model_type": "own"}),
+    ],
+)
+def test_no_code_of_the_folder_is_run_whatever_is_answered(
+    file: str, names: Mapping[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_with(tmp_path, tokenizer_class=None)
+    config = json.loads((tmp_path / file).read_text()) | names
+    (tmp_path / file).write_text(json.dumps(config))
+    ran = tmp_path / "ran"
+    (tmp_path / "own.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    asked: list[object] = []
+    monkeypatch.setattr("builtins.input", lambda *text: asked.append(text) or "y")
+    with suppress(ModelError):  # where the code would be needed
+        load_tokenizer(tmp_path)
+    assert not asked
+    assert not ran.exists()

@@ -162,14 +162,20 @@ def test_a_weight_that_is_not_finite_is_reported() -> None:
         ({"quantization": {"bits": 4, "group_size": 64}}, "quantised for MLX.*--device mlx"),
         ({"num_experts": 8}, "mixture of experts.*--device mlx"),
         ({"model_type": "unheard_of"}, "cannot be loaded with torch"),
+        (
+            {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}},
+            "cannot be loaded with torch.*custom code",
+        ),
     ],
 )
 def test_models_that_torch_cannot_train_are_refused(
-    tmp_path: Path, changes: dict[str, Any], message: str
+    tmp_path: Path, changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_any_model(tmp_path)
     config = json.loads((folder / "config.json").read_text()) | changes
     (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text("raise AssertionError('code of the folder was run')\n")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
     with pytest.raises(ModelError, match=message):
         load(folder)
 
