@@ -18,6 +18,7 @@ ENOUGH = 50.0  # plays from which shares of them say something
 ALL_DRAWS, ONE_SEAT = 0.95, 0.8
 LONGER, LESS_ENTROPY = 2.0, 0.1  # times those of the best snapshot
 AGREED = 0.5  # of the largest reward
+PAST = "--play.opponents hard=0.5 --play.opponents self=0.5"
 
 
 class Standing(Struct, frozen=True, kw_only=True):
@@ -121,15 +122,14 @@ def guard_alarms(found: Standing, collapse_elo: float, prefix: str) -> Iterator[
     if best and found.fall >= collapse_elo:
         text = (
             f"the rating is {found.fall:.0f} Elo below that of {best}, and their intervals are "
-            "apart; lower learning_rate, raise ema_kl_coef, or meet more of the past "
-            "(--play.opponents past=0.5)"
+            f"apart; lower learning_rate, raise ema_kl_coef, or meet more of the past ({PAST})"
         )
         yield alarm("fall", text, "error")
     if found.forgotten:
         yield alarm(
             "forgotten",
             f"the policy loses to {', '.join(found.forgotten)}, which an earlier snapshot beat; "
-            "meet more of the past (--play.opponents hard=0.5)",
+            f"meet more of the past ({PAST})",
         )
     if found.collusion >= AGREED:
         yield alarm(

@@ -1,10 +1,12 @@
 """Guards of a league: each is reported where it is planted, and silent on a healthy table."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
 from made_snapshots import adapter, take
 
+from legos.config.play import PlayConfig
 from legos.league.guards import Standing, guard_alarms, standing
 from legos.league.payoffs import PayoffTable
 from legos.league.pool import Pool
@@ -84,6 +86,17 @@ def test_what_was_beaten_and_beats_now_is_forgotten() -> None:
     found = standing(table, pool_of(4), "policy", unit=1.0)
     assert found.forgotten == ("random",)
     assert "loses to random" in alarms(found)["league/forgotten"]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [Standing(forgotten=("random",)), Standing(best=pool_of(1).of("policy")[0], fall=200.0)],
+)
+def test_a_run_takes_the_opponents_that_an_alarm_advises(found: Standing) -> None:
+    (text,) = alarms(found).values()
+    shares = dict(re.findall(r"--play\.opponents (\w+)=([\d.]+)", text))
+    PlayConfig(opponents={name: float(share) for name, share in shares.items()})
+    assert shares
 
 
 def test_wins_that_are_small_do_not_hide_a_loss() -> None:
