@@ -18,7 +18,7 @@ class LeagueConfig(Settings):
     recent: int = knob(3, ge=1)
     """Number of newest snapshots that the opponent `recent` is drawn from."""
     on_collapse: Literal["report", "stop", "rollback"] = knob("report")
-    """What follows when the policy is clearly weaker than its best snapshot: a warning alone, the
+    """What follows when the policy is clearly weaker than its best snapshot: an alarm alone, the
     end of the run with a checkpoint, or the weights of that snapshot for the next step."""
     collapse_elo: float = knob(100.0, unit="Elo", gt=0)
     """Fall of the rating, beyond the intervals of both, that counts as a collapse."""

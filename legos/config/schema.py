@@ -214,7 +214,7 @@ class RunConfig(Settings):
     seed: int = knob(0, ge=0, lt=2**32)
     """Seed of every random draw of the run."""
     adapter: str | None = knob(None)
-    """Adapter to start from: RUN, RUN@STEP or a folder; none: new LoRA."""
+    """Adapter to start from: RUN, RUN@STEP, RUN@best or a folder; none: new LoRA."""
     fork_from: str | None = knob(None)
     """Checkpoint of another run to start from, as RUN@STEP; none: start from the model."""
     training: TrainingConfig = knob(TrainingConfig())
