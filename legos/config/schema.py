@@ -197,8 +197,8 @@ class RunConfig(Settings):
     """What generates, where no server is given: an engine of the device in this process, or vLLM
     (LEGOS_VLLM_BIN, or vllm on PATH), which the run starts as a process of its own."""
     server: tuple[str, ...] = knob((), loose=True)
-    """Address of a running server that generates, such as http://localhost:8000: `legos serve`,
-    also several that share the work, or vLLM. An API key is read from LEGOS_API_KEY."""
+    """Address of a running server that generates, such as http://localhost:8000: `legos serve` or
+    vLLM; several of one kind share the work. An API key is read from LEGOS_API_KEY."""
     adapter_folder: Path | None = knob(None, loose=True)
     """Folder in which vLLM servers read adapters, which they see under the same path; none: this
     machine's folder for temporary files."""

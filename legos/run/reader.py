@@ -165,8 +165,8 @@ class RunReader:
         """Its plays, oldest first, as ``PlayIndex.search`` finds them.
 
         Args:
-            wanted: ``role``, ``reward``, ``seat``, ``arena``, ``task``, ``step``, ``evaluation``,
-                ``failure``, ``tokens``, ``text`` and ``order``.
+            wanted: ``role``, ``reward``, ``seat``, ``arena``, ``task``, ``seed``, ``step``,
+                ``evaluation``, ``failure``, ``tokens``, ``text`` and ``order``.
 
         Raises:
             CheckpointError: a file of plays cannot be read.
