@@ -24,7 +24,7 @@ _MOST_OTHERS = 1 << 20  # bytes of all fields besides the weights
 
 
 class AdapterFields(Schema):
-    """Fields of an uploaded adapter; what is None is read from the adapter's file."""
+    """Fields of an uploaded adapter; what is None is read from its config, or from its file."""
 
     name: str | None = Field(default=None, description="Default: the file's, or policy.")
     version: int | None = Field(default=None, ge=0)
