@@ -66,7 +66,8 @@ class ObjectiveSettings(Settings):
     """Weight of the KL divergence from the reference policy. Raise it, to 0.01 or 0.1, to keep the
     policy close to the reference; 0 leaves the term out, and saves its pass."""
     kl_reference: Path | None = knob(None, loose=True)
-    """Adapter folder of the reference policy, of any rank; none: the model without LoRA."""
+    """Adapter folder of the reference policy, of any rank; none: the adapter that the run starts
+    from, or else the model without LoRA."""
     kl_refresh_steps: int | None = knob(None, unit="optimiser steps", ge=1)
     """Make the current policy the new reference every so many steps; none: never."""
     kl_server: tuple[str, ...] = knob((), loose=True)
