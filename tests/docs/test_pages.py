@@ -197,7 +197,7 @@ def test_the_programs_of_the_page_on_seats_train(
     arguments = ["train", "--arena", "duel.py:Duel", "--play.options.rival"]
     assert main([*arguments, "bot@7"]) == 2
     assert "bot" in capsys.readouterr().err
-    adapter = "runs/duel-1/adapters/v500"
+    adapter = "runs/duel-1/adapters/v200"
     assert script.count(adapter) == 1
     Path("script.py").write_text(script.replace(adapter, "runs/bot/adapters/v2"))
     Path("league.py").write_text(league + MEETS)
