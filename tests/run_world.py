@@ -9,6 +9,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+import pytest
 from accounts import checked_ledger
 from fakes import FakeBackend, FakePublisher
 from made_records import make_episode, make_turn
@@ -236,6 +237,18 @@ class World:
     @property
     def state(self) -> dict[str, Any]:
         return read_state(newest_whole(self.folder.checkpoints))
+
+
+def stops(turns: range, mark: Any, *, every: int) -> list[Any]:
+    """After how many turns of the event loop to stop a run; the nightly tests take all of them.
+
+    Args:
+        turns: from the start of the run to after its end, which the last of them must reach.
+        mark: the mark of the stops that CI takes too.
+        every: it takes one of so many, and the last.
+    """
+    often = {*turns[::every], turns[-1]}
+    return [pytest.param(n, marks=mark if n in often else pytest.mark.nightly) for n in turns]
 
 
 def episodes(folder: RunFolder) -> list[Any]:

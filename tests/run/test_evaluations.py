@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from made_records import make_episode
 from metric_lines import read_metrics, read_steps
-from run_world import World, check_balance
+from run_world import World, check_balance, stops
 
 from legos.errors import ArenaError
 from legos.records.names import POLICY, evaluated_name
@@ -18,6 +18,7 @@ from legos.run.checkpoint import checkpoint_steps
 from legos.track.jsonl import JsonlTracker
 
 EVALUATED = evaluated_name(POLICY)
+STOPS = range(0, 245, 4)
 
 
 def beside(path: Path, **settings: Any) -> World:
@@ -87,11 +88,10 @@ def test_an_evaluation_that_is_due_while_one_runs_waits_for_it(tmp_path: Path) -
     assert pinned == [0, 1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("turns", range(0, 240, 5))
+@pytest.mark.parametrize("turns", stops(STOPS, pytest.mark.slow, every=5))
 def test_a_stop_anywhere_loses_no_evaluation(turns: int, whole: World, tmp_path: Path) -> None:
     stopped = beside(tmp_path / "run", evaluate_every=2).start()
-    stopped.go(stop_after=turns)
+    assert stopped.go(stop_after=turns) or turns < STOPS[-1]
     check_balance(stopped)
     assert stopped.state["trainer"]["ledger"]["generated"] == asyncio.run(stopped.count())
     resumed = beside(tmp_path / "run", evaluate_every=2).resume()

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 from fakes import FakeBackend
 from metric_lines import read_metrics, read_steps
-from run_world import World, check_balance, episodes
+from run_world import World, check_balance, episodes, stops
 
 from legos.errors import ArenaError, CheckpointError, DeviceError
 from legos.protocols import Snapshot
 from legos.run.checkpoint import checkpoint_steps, read_state
 from legos.track.jsonl import JsonlTracker
+
+STOPS, STOPS_WITH_LAG = range(238), range(0, 112, 3)
 
 
 def test_an_undisturbed_run_leaves_everything(whole: World) -> None:
@@ -47,8 +49,7 @@ def test_books_hold_every_token_that_was_sampled(whole: World) -> None:
         assert line["tokens_generated"] == sum(int(line[f"tokens_{use}"] or 0) for use in uses)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("turns", range(132))
+@pytest.mark.parametrize("turns", stops(STOPS, pytest.mark.slow, every=11))
 def test_a_stop_anywhere_leaves_a_checkpoint_that_goes_on_exactly(
     turns: int, whole: World, tmp_path: Path
 ) -> None:
@@ -57,6 +58,7 @@ def test_a_stop_anywhere_leaves_a_checkpoint_that_goes_on_exactly(
     check_balance(stopped)
     assert stopped.state["trainer"]["ledger"]["generated"] == asyncio.run(stopped.count())
     assert finished == stopped.run.finished
+    assert finished or turns < STOPS[-1]
     resumed = World(tmp_path / "stopped").resume()
     assert resumed.run.step == stopped.run.step
     if not finished:
@@ -69,14 +71,13 @@ def test_a_stop_anywhere_leaves_a_checkpoint_that_goes_on_exactly(
     assert episodes(resumed.folder) == episodes(whole.folder)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("turns", range(0, 60, 2))
+@pytest.mark.parametrize("turns", stops(STOPS_WITH_LAG, pytest.mark.slow, every=4))
 def test_a_stop_anywhere_in_a_run_with_lag_loses_no_play(turns: int, tmp_path: Path) -> None:
     def world() -> World:
         return World(tmp_path / "run", limit=2, players=3)
 
     stopped = world().start()
-    stopped.go(stop_after=turns)
+    assert stopped.go(stop_after=turns) or turns < STOPS_WITH_LAG[-1]
     check_balance(stopped)
     assert stopped.state["trainer"]["ledger"]["generated"] == asyncio.run(stopped.count())
     resumed = world().resume()
