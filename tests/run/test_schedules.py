@@ -2,7 +2,7 @@
 
     uv run python tests/run/test_schedules.py 100000
 
-plays as many on all cores, the first 50 of which the slow tests play and the first 10,000 the
+plays as many on all cores, the first 25 of which the slow tests play and the first 10,000 the
 nightly ones, and prints the seeds that failed.
 """
 
@@ -27,7 +27,7 @@ from schedules import STOP_S, play_schedule, seconds_to_stop
 from slow_parts import DEVICE_S
 
 SCHEDULES, STOPS, PART = 10_000, 1000, 250  # PART: of the schedules, or of the stops, in a test
-OFTEN = 50  # schedules, or stops, of the slow tests
+OFTEN = 25  # schedules, or stops, of the slow tests
 SHARED_MEMORY = Path("/dev/shm")  # on Linux a file system without a disk, 5 times as fast
 
 
