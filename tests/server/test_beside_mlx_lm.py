@@ -8,7 +8,7 @@ import pytest
 from bench.server_processes import running, serve_command, stock_command
 from tiny_folders import write_tiny_model
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 TEXT = {"prompt": "Nim: 5 left, last one wins.", "max_tokens": 4}
 
 
@@ -34,7 +34,6 @@ def post(url: str, path: str, body: Mapping[str, Any]) -> httpx.Response:
     return httpx.post(url + path, json=body, timeout=60)
 
 
-@pytest.mark.nightly
 def test_both_answer(urls: Mapping[str, str]) -> None:
     for url in urls.values():
         assert post(url, "/v1/chat/completions", chat("Nim: 5 left")).status_code == 200
@@ -58,7 +57,6 @@ def test_what_is_taken(
     assert found == statuses
 
 
-@pytest.mark.nightly
 def test_several_answers(urls: Mapping[str, str]) -> None:
     asked = chat("What else?") | {"n": 3}
     answers = {n: post(url, "/v1/chat/completions", asked).json() for n, url in urls.items()}
@@ -72,7 +70,6 @@ def test_metrics_and_adapters(urls: Mapping[str, str]) -> None:
         assert statuses == {"legos": 200, "mlx_lm": 404}
 
 
-@pytest.mark.nightly
 def test_an_empty_prompt_harms_nobody_else(folder: str, urls: Mapping[str, str]) -> None:
     empty = {"prompt": "", "max_tokens": 2}
     assert post(urls["legos"], "/v1/completions", empty).status_code == 400

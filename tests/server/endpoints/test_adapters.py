@@ -234,7 +234,7 @@ def test_another_models_adapter_is_refused(
     assert not engine.live
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_large_adapter_stalls_nobody(fake: Any) -> None:
     """20 MB: the loop's longest pause is far below what decoding it in one piece would take."""
     engine = FakeEngine()
