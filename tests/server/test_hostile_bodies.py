@@ -14,6 +14,11 @@ import numpy as np
 import pytest
 from fakes import FakeEngine
 from safetensors.numpy import save
+from scripted_server import serving
+
+from legos.clients.engine import EngineClient
+from legos.server.app import make_app
+from legos.server.service import Service
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 BYTES = {"content-type": "application/octet-stream"}
@@ -218,77 +223,83 @@ def _tensors() -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        '{"scale": "abc"}',
-        '{"scale": [1]}',
-        '{"scale": NaN}',
-        '{"scale": true}',
-        '{"version": 1.5}',
-        '{"name": 5}',
-        "[[1, 2]]",
-        "[" * 100_000,
-        '"text"',
-    ],
-)
-def test_a_record_that_makes_no_sense_is_refused(fake: Any, record: str) -> None:
-    whole = save(_tensors(), metadata={"legos": record})
-    with fake(FakeEngine()) as server, server.http() as http:
-        version = "" if "version" in record else "?version=1"
-        answer = http.post(f"/adapters/load{version}", content=whole, headers=BYTES)
-        assert answer.status_code == 400, answer.text
-        assert not server.service.engine.live
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        upload({"__metadata__": [1, 2]}),
-        upload({"__metadata__": "legos"}),
-        upload({"__metadata__": {"legos": 5}}),
-        upload([1, 2]),
-        upload(b"[" * 100_000),
-        upload({"a.lora_a": {"dtype": ["F32"], "shape": [1, 1], "data_offsets": [0, 4]}}, b"1234"),
-        upload({"a.lora_a": {"dtype": "F32", "shape": ["1"], "data_offsets": [0, 4]}}, b"1234"),
+NO_SENSE: Mapping[str, tuple[bytes, str]] = {  # upload, and what the answer says about it
+    **{
+        f"record {record:.20}": (
+            save(_tensors(), metadata={"legos": record}),
+            "header entry 'legos' cannot be read: ",
+        )
+        for record in (
+            *('{"scale": "abc"}', '{"scale": NaN}', '{"scale": true}', '{"version": 1.5}'),
+            *('{"name": 5}', "[[1, 2]]", "[" * 100_000),
+        )
+    },
+    **{
+        f"header {header!s:.50}": (upload(header, b"1234"), "cannot be read as safetensors: ")
+        for header in (
+            {"__metadata__": [1, 2]},
+            {"__metadata__": {"legos": 5}},
+            b"[" * 100_000,
+            {"a.lora_a": {"dtype": ["F32"], "shape": [1, 1], "data_offsets": [0, 4]}},
+            {"a.lora_a": {"dtype": "F32", "shape": ["1"], "data_offsets": [0, 4]}},
+        )
+    },
+    "one axis": (
         upload({"a.lora_a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, b"1234"),
+        "array a.lora_a has shape (1,)",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def loading(tokenizer: Any) -> Iterator[tuple[FakeEngine, httpx.Client]]:
+    """An engine without adapters, and a client of its server."""
+    engine = FakeEngine()
+    words = EngineClient(engine, tokenizer, use_threads=True)
+    service = Service(words, engine, tokenizer, model="small", context=1024, lora_scale=2.0)
+    with (
+        serving(make_app(service)) as url,
+        httpx.Client(base_url=url, trust_env=False, verify=False) as http,
+    ):
+        yield engine, http
+
+
+@pytest.mark.parametrize("name", NO_SENSE)
+def test_an_upload_that_makes_no_sense_is_refused(loading: Any, name: str) -> None:
+    (engine, http), (content, reason) = loading, NO_SENSE[name]
+    version = "" if "version" in name else "?version=1"
+    answer = http.post(f"/adapters/load{version}", content=content, headers=BYTES)
+    assert answer.status_code == 400, answer.text
+    assert reason in answer.json()["error"]["message"]
+    assert not engine.live
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        (b'{"config": ' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"}", "is no JSON of an upload"),
+        (b'{"weights": "AAAA", "name": "\\ud800"}', "is no JSON of an upload"),
+        (b'{"weights": "AAAA", "scale": "abc"}', "scale: Input should be a valid number"),
+        (b'{"weights": "AAAA", "scale": 1e999}', "scale: Input should be a finite number"),
     ],
 )
-def test_a_header_that_makes_no_sense_is_refused(fake: Any, content: bytes) -> None:
-    with fake(FakeEngine()) as server, server.http() as http:
-        answer = http.post("/adapters/load?version=1&scale=2", content=content, headers=BYTES)
-        assert answer.status_code == 400, answer.text
+def test_a_load_that_makes_no_sense_is_refused(loading: Any, fields: bytes, reason: str) -> None:
+    (_, http), kind = loading, {"content-type": "application/json"}
+    answer = http.post("/adapters/load?version=1", content=fields, headers=kind)
+    assert answer.status_code == 400, answer.text
+    assert reason in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        b'{"config": ' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"}",
-        b'{"weights": "AAAA", "name": "\\ud800"}',
-        b'{"weights": "AAAA", "scale": "abc"}',
-        b'{"weights": "AAAA", "scale": 1e999}',
-        b'{"config": {"r": 1, "lora_alpha": 2, "rank_pattern": [1]}, "weights": "AAAA"}',
-    ],
-)
-def test_a_load_that_makes_no_sense_is_refused(fake: Any, fields: bytes) -> None:
-    kind = {"content-type": "application/json"}
-    with fake(FakeEngine()) as server, server.http() as http:
-        answer = http.post("/adapters/load?version=1", content=fields, headers=kind)
-        assert answer.status_code == 400, answer.text
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        b'{"config": {"a": [' + b"1," * 1_000_000 + b"1]}}",
         b'{"weights": "AAAA", "config": {"a": [' + b"1," * 1_000_000 + b"1]}}",
         b'{"name": "' + b"x" * 2_000_000 + b'"}',
     ],
 )
-def test_the_fields_of_a_load_besides_its_weights_are_bounded(fake: Any, fields: bytes) -> None:
-    kind = {"content-type": "application/json"}
-    with fake(FakeEngine()) as server, server.http() as http:
-        answer = http.post("/adapters/load?version=1", content=fields, headers=kind)
+def test_the_fields_of_a_load_besides_its_weights_are_bounded(loading: Any, fields: bytes) -> None:
+    (_, http), kind = loading, {"content-type": "application/json"}
+    answer = http.post("/adapters/load?version=1", content=fields, headers=kind)
     assert answer.status_code == 413, answer.text
     assert "besides weights" in answer.json()["error"]["message"]
 

@@ -147,27 +147,32 @@ def test_a_tensor_that_does_not_fit_is_named_and_nothing_changes(
 
 
 @pytest.mark.parametrize(
-    ("content", "kind", "status"),
+    ("content", "kind", "reason"),
     [
-        (b"", "application/octet-stream", 400),
-        (b"not safetensors at all", "application/octet-stream", 400),
-        (b"\xff" * 64, "application/octet-stream", 400),
-        (b"{}", "application/json", 400),
-        (b"[1]", "application/json", 400),
-        (b'{"weights": "a"}', "application/json", 400),
-        (b'{"weights": "%%%%"}', "application/json", 400),
-        (b'{"config": {"weights": "AAAA"}}', "application/json", 400),
-        (b'{"weights": "AAAA', "application/json", 400),
-        (b'{"wieghts": "AAAA"}', "application/json", 400),
-        (b"x", "text/plain", 415),
+        (b"", "octet-stream", "the upload has no weights"),
+        (b"not safetensors at all", "octet-stream", "cannot be read as safetensors"),
+        (b"\xff" * 64, "octet-stream", "cannot be read as safetensors"),
+        (b"{}", "json", "the upload has no weights"),
+        (b"[1]", "json", "the body is no JSON of an upload"),
+        (b'{"weights": "a"}', "json", "weights are no base64"),
+        (b'{"weights": "%%%%"}', "json", "weights are no base64"),
+        (b'{"config": {"weights": "AAAA"}}', "json", "the upload has no weights"),
+        (b'{"weights": "AAAA', "json", "the body is no JSON of an upload"),
+        (b'{"wieghts": "AAAA"}', "json", "did you mean 'weights'?"),
     ],
 )
 def test_a_body_that_is_no_adapter(
-    http: httpx.Client, content: bytes, kind: str, status: int
+    http: httpx.Client, content: bytes, kind: str, reason: str
 ) -> None:
-    answer = http.post("/adapters/load?version=1", content=content, headers={"content-type": kind})
-    assert answer.status_code == status, answer.text
-    assert answer.json()["error"]["message"]
+    headers = {"content-type": f"application/{kind}"}
+    answer = http.post("/adapters/load?version=1", content=content, headers=headers)
+    assert answer.status_code == 400, answer.text
+    assert reason in answer.json()["error"]["message"]
+
+
+def test_an_upload_of_another_kind_is_refused(http: httpx.Client) -> None:
+    plain = {"content-type": "text/plain"}
+    assert http.post("/adapters/load?version=1", content=b"x", headers=plain).status_code == 415
 
 
 @pytest.mark.timeout(60)
@@ -208,6 +213,8 @@ def test_a_name_that_cannot_be(http: httpx.Client, other: Mapping[str, Any], nam
     answer = post_json(http, save(dict(other)), version=1, name=name)
     if name:
         assert answer.status_code == 400
+        reason = "is the base model's name" if name == "builtin" else "name has 1 to 64 letters"
+        assert reason in answer.json()["error"]["message"]
     else:
         assert answer.json()["name"] == "policy"
 
