@@ -38,8 +38,9 @@ class Served:
     def service(self) -> Service:
         return service_of(self.app)
 
-    def http(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=30, trust_env=False, **options)
+    def http(self) -> httpx.Client:
+        """A client, which reads no certificates: that takes 50 ms."""
+        return httpx.Client(base_url=self.url, timeout=30, trust_env=False, verify=False)
 
 
 @contextmanager
