@@ -5,6 +5,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ from legos.loop.mix import mix_of
 from legos.records.step import BackendConfig
 from legos.remote.legos_server import LegosServer
 from legos.remote.process import ServerProcess
+from legos.server.options import ServerOptions
 from legos.wiring import references
+from legos.wiring.http import app_of
 from legos.wiring.model import apply_lora
 from legos.wiring.references import reference_servers
 from legos.wiring.trainer import Trainer
@@ -49,11 +52,19 @@ def started(folder: Path, *options: str | Path) -> ServerProcess:
     return server
 
 
+@contextmanager
+def served() -> Iterator[str]:
+    """The address of a server of the built-in model in this process, which starts at once."""
+    with closing(load_model("builtin")) as handle, closing(handle.make_engine()) as engine:
+        options = ServerOptions()
+        with serving(app_of(handle, engine, name="builtin", options=options, scale=1.0)) as url:
+            yield url
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    one = started(tmp_path_factory.mktemp("server"))
-    yield one
-    one.close()
+def server() -> Iterator[str]:
+    with served() as url:
+        yield url
 
 
 def servers_of(model: ModelHandle, *urls: str, **options: Any) -> Any:
@@ -65,10 +76,10 @@ def servers_of(model: ModelHandle, *urls: str, **options: Any) -> Any:
 
 @pytest.mark.slow
 def test_a_step_with_a_server_equals_one_with_its_own_reference(
-    model: ModelHandle, server: ServerProcess, tmp_path: Path
+    model: ModelHandle, server: str, tmp_path: Path
 ) -> None:
     backend = moved_backend(model.make_backend(BackendConfig(betas=(0.0, 0.95))))
-    references = servers_of(model, server.url, server.url)
+    references = servers_of(model, server, server)
     try:
         check_equal_steps(references, backend, tmp_path / "states")
     finally:
@@ -77,12 +88,12 @@ def test_a_step_with_a_server_equals_one_with_its_own_reference(
 
 @pytest.mark.torch
 def test_a_step_of_torch_with_a_server_equals_one_with_its_own_reference(
-    server: ServerProcess, tmp_path: Path
+    server: str, tmp_path: Path
 ) -> None:
     model = load_model("builtin", device="torch")
     apply_lora(model)
     backend = moved_backend(model.make_backend(BackendConfig(betas=(0.0, 0.95))))
-    references = servers_of(model, server.url)
+    references = servers_of(model, server)
     try:
         check_equal_steps(references, backend, tmp_path / "states")
     finally:
@@ -90,10 +101,10 @@ def test_a_step_of_torch_with_a_server_equals_one_with_its_own_reference(
         model.close()
 
 
-def test_a_run_takes_every_reference_from_the_server(server: ServerProcess) -> None:
+def test_a_run_takes_every_reference_from_the_server(server: str) -> None:
     trainer = Trainer(
         model=load_model("builtin"),
-        config=TrainingConfig(kl_coef=0.3, kl_server=(server.url,), min_samples_per_step=4),
+        config=TrainingConfig(kl_coef=0.3, kl_server=(server,), min_samples_per_step=4),
     )
     arena = make_arena("nim", trainer.client())
     arena.credit_assigner, arena.tasks_per_step, arena.group_size = GRPOCredit(), 2, 4
@@ -115,8 +126,8 @@ def test_a_run_takes_every_reference_from_the_server(server: ServerProcess) -> N
 
 
 @pytest.mark.slow
-def test_a_sample_that_cannot_be_scored_says_why(model: ModelHandle, server: ServerProcess) -> None:
-    references = servers_of(model, server.url)
+def test_a_sample_that_cannot_be_scored_says_why(model: ModelHandle, server: str) -> None:
+    references = servers_of(model, server)
     sample = mixed_samples()[0]
     foreign = structs.replace(sample, token_ids=(10**6, *sample.token_ids[1:]))
     try:
@@ -135,13 +146,12 @@ def test_a_sample_that_cannot_be_scored_says_why(model: ModelHandle, server: Ser
 
 @pytest.mark.slow
 def test_a_dead_server_is_left_out_and_the_last_one_ends_the_run(
-    model: ModelHandle, server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: ModelHandle, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(references, "LegosServer", partial(LegosServer, retries=2))  # not minutes
-    second = started(tmp_path)
-    both, alone = servers_of(model, second.url, server.url), servers_of(model, second.url)
+    with served() as second:
+        both, alone = servers_of(model, second, server), servers_of(model, second)
     try:
-        psutil.Process(second.pid).children()[0].kill()
         began = time.monotonic()
         filled = both(mixed_samples()).result(timeout=60)
         assert all(sample.reference_logprobs is not None for sample in filled)
@@ -151,7 +161,6 @@ def test_a_dead_server_is_left_out_and_the_last_one_ends_the_run(
     finally:
         both.close()
         alone.close()
-        second.close()
 
 
 @pytest.mark.nightly
