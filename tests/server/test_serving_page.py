@@ -144,18 +144,14 @@ def test_the_command_says_where_it_is_and_ends_when_told(command: Any) -> None:
     assert "Traceback" not in errors
 
 
-@pytest.mark.slow
-def test_the_command_refuses_what_cannot_be(tmp_path: Path) -> None:
+def test_the_command_refuses_what_cannot_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LEGOS_API_KEY", raising=False)
+
     def refused(*options: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "legos", "serve", *options],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={key: value for key, value in os.environ.items() if key != "LEGOS_API_KEY"},
-        )
-        assert done.returncode == 2
-        return done.stderr
+        assert main(["serve", "--port", "0", *options]) == 2
+        return capsys.readouterr().err
 
     assert "LEGOS_API_KEY" in refused("--host", "0.0.0.0")
     twice = ("--adapter", f"a={tmp_path}", "--adapter", f"a={tmp_path}")
