@@ -83,7 +83,7 @@ def exact(game: Any, members: Sequence[str]) -> Results:
 @pytest.mark.slow
 @pytest.mark.parametrize("game", [Kuhn(), Goofspiel(cards=3)])
 def test_played_results_are_the_exact_ones_within_the_error_of_sampling(game: Any) -> None:
-    sampled = played(GameArena(game, ScriptedClient([])), [BOTS], plays=4000).table
+    sampled = played(GameArena(game, ScriptedClient([])), [BOTS], plays=2000).table
     computed = exact(game, BOTS).table
     assert computed.exact
     assert not sampled.exact

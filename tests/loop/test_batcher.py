@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legos.arena.arena import Arena
@@ -57,6 +57,7 @@ HALVES = {"a": 0.5, "b": 0.5}
 
 
 @pytest.mark.slow
+@settings(max_examples=30)
 @given(
     share=st.floats(0.1, 0.9),
     sizes=st.tuples(st.integers(1, 40), st.integers(1, 250)),
