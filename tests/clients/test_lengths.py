@@ -40,11 +40,20 @@ def test_plays_that_ask_a_text_beyond_the_context_tokenize_its_beginning_once(
     assert encoded == [6 * CONTEXT]
 
 
-@pytest.mark.parametrize("piece", ["a", "word ", " ", "\n\n", "日本", "👩‍👧", "the house "])
-@pytest.mark.parametrize("length", [601, 700, 2_000])
-def test_no_text_that_fits_is_refused(tokenizer: ChatTokenizer, piece: str, length: int) -> None:
-    message = Message("user", (piece * length)[:length])
-    try:
-        check_length([message], tokenizer, CONTEXT)
-    except RequestError:
-        assert len(tokenizer.render((message,))) > CONTEXT
+class Words:
+    """A tokenizer: a known word is one token; any other, such as one that was cut, is letters."""
+
+    def encode(self, text: str) -> list[str]:
+        known = ("house", "elephants")
+        return [token for word in text.split() for token in ([word] if word in known else word)]
+
+
+@pytest.mark.parametrize(
+    "text", ["elephants " * CONTEXT, "house " * (CONTEXT - 1) + "elephants", " " * 5_000 + "house"]
+)
+def test_no_text_that_fits_is_refused(text: str) -> None:
+    words: Any = Words()
+    assert len(text) > 6 * CONTEXT >= 6 * len(words.encode(text))
+    check_length([Message("user", text)], words, CONTEXT)
+    with pytest.raises(RequestError, match="has more than 100 tokens"):
+        check_length([Message("user", f"{'xy ' * CONTEXT}{text}")], words, CONTEXT)
