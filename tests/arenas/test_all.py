@@ -34,7 +34,7 @@ from legos.records.names import POLICY
 from legos.server.app import make_app
 from legos.server.service import Service
 
-STEPS = 5
+STEPS, FAR = 2, 5  # steps of training; after five, plays have ended in every way
 CHAT = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
 SHIPPED = [name for name in known_arenas() if name != "programs"]  # test_programs.py plays that one
 
@@ -84,32 +84,6 @@ def trained(files: Path) -> Generator[tuple[Trainer, str]]:
     with serving(make_app(service)) as url:
         yield trainer, url
     trainer.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SHIPPED)
-def test_it_trains_and_plays_over_http(
-    name: str, files: Path, trained: tuple[Trainer, str]
-) -> None:
-    trainer, url = trained
-    before = trainer.step
-    arena = made(name, trainer.client(), files, max_tokens=4)
-
-    errors: list[str] = []
-
-    async def look(_: object, batches: Sequence[Group]) -> None:
-        errors.extend(e.error for b in batches for e in b.episodes if e.error)
-
-    async def both() -> None:
-        await training_loop(arena, trainer, before + STEPS, after_step=look, progress=False)
-        async with OpenAIClient(url) as http:
-            batch = await made(name, http, files, max_tokens=4).step()
-        await look(None, [batch])
-        trainer.train_step(batch)
-
-    asyncio.run(both())
-    assert errors == []
-    assert trainer.step == before + STEPS + 1
 
 
 class Led:
@@ -173,6 +147,32 @@ LED = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name not in LED])
+def test_it_trains_and_plays_over_http(
+    name: str, files: Path, trained: tuple[Trainer, str]
+) -> None:
+    trainer, url = trained
+    before = trainer.step
+    arena = made(name, trainer.client(), files, max_tokens=4)
+
+    errors: list[str] = []
+
+    async def look(_: object, batches: Sequence[Group]) -> None:
+        errors.extend(e.error for b in batches for e in b.episodes if e.error)
+
+    async def both() -> None:
+        await training_loop(arena, trainer, before + STEPS, after_step=look, progress=False)
+        async with OpenAIClient(url) as http:
+            batch = await made(name, http, files, max_tokens=4).step()
+        await look(None, [batch])
+        trainer.train_step(batch)
+
+    asyncio.run(both())
+    assert errors == []
+    assert trainer.step == before + STEPS + 1
+
+
 def check_far(name: str, batches: Sequence[Group]) -> None:
     """The plays got to what the arena is for, and it is trained on.
 
@@ -221,7 +221,7 @@ def test_it_trains_on_what_it_is_for(name: str, files: Path, trained: tuple[Trai
         here.extend(batches)
 
     async def both() -> None:
-        steps = trainer.step + STEPS
+        steps = trainer.step + FAR
         arena = led(trainer.client())
         await training_loop(arena, trainer, steps, after_step=keep, progress=False)
         async with OpenAIClient(url) as http:
@@ -230,6 +230,6 @@ def test_it_trains_on_what_it_is_for(name: str, files: Path, trained: tuple[Trai
         assert trainer.step == steps + 1
 
     asyncio.run(both())
-    assert len(here) >= STEPS
+    assert len(here) >= FAR
     check_far(name, here)
     check_far(name, there)
