@@ -139,8 +139,8 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         pytest.importorskip("math_verify")
 
 
-@pytest.mark.usefixtures("library")
-def test_marks_units_and_words_do_not_matter() -> None:
+def test_marks_units_and_words_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "math_verify", None)  # which is not needed for it
     said, known = zip(*RIGHT, strict=True)
     got = MathReward().score([""] * len(said), said, known)
     assert [pair for pair, reward in zip(RIGHT, got, strict=True) if reward != 1.0] == []
