@@ -93,8 +93,10 @@ def _short(sleep: Any, seconds: float) -> None:
     sleep(min(seconds, 0.05))
 
 
-@pytest.mark.slow
-def test_a_stopped_process_stands_still_and_a_killed_one_is_gone() -> None:
+def test_a_stopped_process_stands_still_and_a_killed_one_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(faults.time, "sleep", partial(_short, time.sleep))
     with sleeping() as process:
         world: Any = SimpleNamespace(trainer=process, tools=lambda: [process.pid])
         assert faults.stop_trainer(world, random.Random(8)).startswith("state T for ")

@@ -20,6 +20,7 @@ from legos.remote.vllm.server import VllmServer
 from legos.weights.adapter import Adapter
 
 NAMES = ("policy", "policy-evaluated")
+pytestmark = pytest.mark.usefixtures("retries_at_once")
 Story = Callable[..., Awaitable[None]]
 
 

@@ -17,6 +17,7 @@ from legos.remote.vllm.live import LiveAdapters
 from legos.remote.vllm.publisher import VllmPublisher
 
 NAMES = ("policy", "policy-evaluated")
+pytestmark = pytest.mark.usefixtures("retries_at_once")
 Story = Callable[[VllmPublisher, LiveAdapters], Awaitable[None]]
 
 
