@@ -98,7 +98,7 @@ def test_what_cannot_be_found_is_named(
 def test_a_broken_file_can_be_mended_and_found(file: Path) -> None:
     path = file.parent / "mended.py"
     path.write_text("1 / 0\n")
-    with pytest.raises(ArenaError):
+    with pytest.raises(ArenaError, match="division by zero"):
         find_arena(f"{path}:Duel")
     path.write_text(TWO_ARENAS + "\n")
     assert find_arena(f"{path}:Duel").__name__ == "Duel"

@@ -135,7 +135,7 @@ def test_a_step_that_failed_is_not_played_again() -> None:
             raise ValueError("no")
 
     arena = Failing()
-    with pytest.raises(ArenaError):
+    with pytest.raises(ArenaError, match="plays of arena 'failing' failed"):
         step(arena)
     assert arena.state()["cursor"]["unfinished"] == []
 

@@ -159,7 +159,7 @@ def test_when_the_engine_dies_under_a_child_the_step_ends() -> None:
     async def die(t: Table) -> Mapping[str, float]:
         raise EngineError("the engine was closed")
 
-    with pytest.raises(EngineError):
+    with pytest.raises(EngineError, match="the engine was closed"):
         step(Family(die), concurrency=1)
 
 

@@ -209,7 +209,7 @@ def test_an_ending_counts_as_itself_inside_a_group_of_tasks(play: Play) -> None:
     def dead(_: Asked) -> str:
         raise EngineError("the engine was closed")
 
-    with pytest.raises(EngineError):
+    with pytest.raises(EngineError, match="the engine was closed"):
         step(Solo(play, dead))
 
 
