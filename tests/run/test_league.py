@@ -78,12 +78,13 @@ def test_snapshots_keep_their_weights(whole: World) -> None:
         assert float(kept.arrays["mlp.lora_a"][0, 0]) == each.step
 
 
-@pytest.mark.parametrize("turns", [3, 40, 333, 777, 1500])
+@pytest.mark.parametrize("turns", [40, 500, 777])
 def test_a_stop_anywhere_leaves_a_league_that_goes_on_exactly(
     turns: int, whole: World, tmp_path: Path
 ) -> None:
     stopped = world(tmp_path / "run").start()
     finished = stopped.go(stop_after=turns)
+    assert finished == (turns == 777)
     resumed = world(tmp_path / "run").resume()
     assert resumed.run.step == stopped.run.step
     if not finished:
