@@ -29,7 +29,7 @@ class ThreeRoles(Arena):
     illegal = "retry"
     max_tokens = 8
     tasks_per_step = 3
-    group_size = 4
+    group_size = 2
 
     def tasks(self, rng: random.Random) -> Iterable[Task]:
         while True:
