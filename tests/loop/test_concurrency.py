@@ -56,9 +56,15 @@ class Plays(Arena):
 
 
 def limits(
-    rows: int, answer_s: float, tool_s: float, *, adaptive: bool = True, lag: int = 8
+    rows: int,
+    answer_s: float,
+    tool_s: float,
+    *,
+    adaptive: bool = True,
+    lag: int = 8,
+    steps: int = 40,
 ) -> tuple[list[int], Rows, float]:
-    """The limit after each of 40 steps, the engine, and the seconds of all."""
+    """The limit after each step, the engine, and the seconds of all."""
     seen: list[int] = []
     made = PolicyTrainer(FakeBackend(), FakePublisher(), step_settings(lag))
     engine = Rows(rows, answer_s)
@@ -72,7 +78,7 @@ def limits(
     story = training_loop(
         arena,
         made,
-        40,
+        steps,
         episode_concurrency=128,
         after_step=note,
         stats=engine.engine.figures if adaptive else None,
@@ -101,8 +107,8 @@ def test_a_full_cache_makes_plays_fewer_and_costs_no_time() -> None:
 
 
 def test_a_fixed_number_and_play_in_turns_never_change() -> None:
-    assert set(limits(16, 2.0, 1.0, adaptive=False)[0]) == {START}
-    assert len(set(limits(16, 2.0, 1.0, lag=0)[0])) == 1
+    assert set(limits(16, 2.0, 1.0, adaptive=False, steps=10)[0]) == {START}
+    assert len(set(limits(16, 2.0, 1.0, lag=0, steps=10)[0])) == 1
 
 
 def busy(worked: float, **others: float) -> dict[str, float]:
