@@ -29,8 +29,19 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+def statements(node: ast.AST, *, typing: bool = True) -> Iterator[ast.stmt]:
+    """All statements within a node; without ``typing``, none that a type checker alone reads."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for each in getattr(node, name, ()):
+            if isinstance(each, ast.stmt):
+                yield each
+            only = isinstance(each, ast.If) and ast.unparse(each.test) == "TYPE_CHECKING"
+            if typing or not only:
+                yield from statements(each, typing=typing)
+
+
 def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -70,28 +81,15 @@ def test_no_function_is_longer_than_60_lines() -> None:
     assert not too_long
 
 
-class Imports(ast.NodeVisitor):
-    """Modules that a file imports when it is loaded or later, in functions; not for types alone."""
-
-    def __init__(self) -> None:
-        self.found: set[str] = set()
-
-    def visit_If(self, node: ast.If) -> None:
-        if not (isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
-            self.generic_visit(node)
-
-    def visit_Import(self, node: ast.Import) -> None:
-        self.found |= {alias.name for alias in node.names}
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        self.found |= {f"{node.module}.{alias.name}" for alias in node.names}
-
-
 def imported(path: Path, modules: Collection[str]) -> set[str]:
-    """The modules of the kit that a file imports, itself not counted."""
-    imports = Imports()
-    imports.visit(parsed(path))
-    names = {name if name in modules else name.rpartition(".")[0] for name in imports.found}
+    """The modules of the kit that a file imports when it is loaded or later, in functions."""
+    found: set[str] = set()
+    for node in statements(parsed(path), typing=False):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    names = {name if name in modules else name.rpartition(".")[0] for name in found}
     return names & set(modules)
 
 
