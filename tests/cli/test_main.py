@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 import pytest
 
+from legos.cli.app import make_app
 from legos.cli.help import USUAL
 from legos.cli.process import main
 from legos.cli.train import train as train_command
@@ -21,10 +22,7 @@ from legos.config.resolve import ResolvedConfig, knobs, read_config
 from legos.errors import ModelError
 
 Stub = Callable[..., None]
-COMMANDS = [
-    *("train", "eval", "serve", "chat", "play", "watch", "export", "doctor", "runs", "bench"),
-    *("arenas", "tournament", "exploit"),
-]
+COMMANDS = [name for name in make_app(brief=True) if not name.startswith("-")]
 Trained = list[tuple[ResolvedConfig, Path | None]]
 
 
@@ -68,20 +66,14 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
     assert f"Usage: legos {command}" in capsys.readouterr().out
 
 
-def train_help(option: str, *, columns: int) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "legos", "train", option],
-        env={**os.environ, "COLUMNS": str(columns)},
-        capture_output=True,
-        text=True,
-        check=True,
+def test_help_of_train_is_short_and_begins_with_examples_and_loads_no_device_library() -> None:
+    code = (
+        "import sys; from legos.cli.process import main; code = main(['train', '--help']);"
+        "heavy = {'mlx', 'torch', 'transformers', 'wandb'} & set(sys.modules);"
+        "sys.exit(' '.join(heavy) or code)"
     )
-    return done.stdout
-
-
-@pytest.mark.slow
-def test_help_of_train_is_short_and_begins_with_examples() -> None:
-    told = train_help("--help", columns=80)
+    environment = {**os.environ, "COLUMNS": "80"}
+    told = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
     assert len(told.splitlines()) < 60
     examples, _, options = told.partition("─ Parameters ─")
     assert examples.count(" legos train --") == 5
@@ -101,9 +93,12 @@ def test_the_examples_of_the_help_are_options_that_exist(trained: Trained) -> No
     assert len(trained) == 2
 
 
-@pytest.mark.slow
-def test_help_all_of_train_lists_every_setting_with_its_range() -> None:
-    told = train_help("--help-all", columns=200)
+def test_help_all_of_train_lists_every_setting_with_its_range(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["train", "--help-all"]) == 0
+    told = capsys.readouterr().out
     for name in knobs():
         if "." in name:
             assert f"--{name.replace('_', '-')}" in told, name
@@ -121,13 +116,9 @@ def processor_seconds(code: str) -> float:
     return min(taken)
 
 
-@pytest.mark.slow
-def test_help_is_fast_and_loads_no_device_library() -> None:
-    code = (
-        "import sys; from legos.cli.process import main; main(['train', '--help']);"
-        "heavy = {'mlx', 'torch', 'transformers', 'wandb'} & set(sys.modules);"
-        "assert not heavy, heavy"
-    )
+@pytest.mark.nightly
+def test_help_is_fast() -> None:
+    code = "from legos.cli.process import main; main(['train', '--help'])"
     # Against the libraries that it needs, which are as slow on a busy machine: about four times.
     assert processor_seconds(code) < 12 * processor_seconds("import cyclopts, pydantic, rich")
 
