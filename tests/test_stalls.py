@@ -2,15 +2,13 @@
 
 import asyncio
 import logging
-import os
-import signal
-import subprocess
-import sys
-import time
-from contextlib import suppress
+import re
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from short_runs import NIM
 
 from legos.cli.process import main
 from legos.stalls import LoopWatch, Watchdog, read_stalls
@@ -20,23 +18,47 @@ async def wait_for_nothing() -> None:
     await asyncio.Event().wait()
 
 
-def block_the_loop(seconds: float) -> None:
-    time.sleep(seconds)
+class Time:
+    """A watch and its watchdog, whose checks come when they are asked for, a tenth apart."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 0.0
+        monkeypatch.setattr("legos.stalls.time", SimpleNamespace(monotonic=lambda: self.now_s))
+        self.dog = Watchdog(lambda _: None, name="unused", every_s=0.1)
+
+    def block_the_loop(self, watch: LoopWatch, checks: int) -> None:
+        """Keep the event loop from turning while another thread checks it."""
+        begun, ended = list[bool](), list[bool]()
+
+        def check() -> None:
+            while not begun:
+                pass
+            for _ in range(checks):
+                self.now_s += 0.1
+                self.dog.clock_s += 0.1
+                watch.check(self.dog)
+            ended.append(True)
+
+        thread = threading.Thread(target=check)
+        thread.start()
+        begun.append(True)
+        while not ended:
+            pass  # the line that a report names
+        thread.join()
 
 
 def test_each_stall_writes_all_stacks_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, lags = tmp_path / "stalls.txt", list[float]()
+    file, lags, time = tmp_path / "stalls.txt", list[float](), Time(monkeypatch)
 
     async def go() -> None:
         tasks = [asyncio.create_task(wait_for_nothing()) for _ in range(3)]
-        watch = LoopWatch(lags.append, stall_after_s=0.2, file=file)
-        with Watchdog(watch.check, name="watchdog", every_s=0.01):
-            await asyncio.sleep(0.1)
-            for _ in range(2):
-                block_the_loop(0.5)
-                await asyncio.sleep(0.1)
+        watch = LoopWatch(lags.append, stall_after_s=0.25, file=file)
+        for checks in (5, 2, 6):  # the second ends before it counts as a stall
+            await asyncio.sleep(0)
+            time.block_the_loop(watch, checks)
+            await asyncio.sleep(0)
         for task in tasks:
             task.cancel()
 
@@ -48,11 +70,11 @@ def test_each_stall_writes_all_stacks_once(
     assert text.count("in block_the_loop") == 2 * 2  # the line above the stacks names it too
     assert "3 tasks at:" in text
     assert "in wait_for_nothing" in text
-    assert 0.2 < max(lags) < 0.7
+    assert lags == pytest.approx([0.4, 0.1, 0.5])
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 4
     assert f"the stacks are in {file}" in said[0]
-    assert said[1].startswith("the event loop turns again, after 0.")
+    assert said[1] == "the event loop turns again, after 0.4 s"
 
 
 def test_a_report_that_a_full_disk_has_cut_hides_no_later_one(tmp_path: Path) -> None:
@@ -66,13 +88,13 @@ def test_a_report_that_a_full_disk_has_cut_hides_no_later_one(tmp_path: Path) ->
     ]
 
 
-def test_without_a_file_the_stacks_are_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_file_the_stacks_are_in_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time = Time(monkeypatch)
+
     async def go() -> None:
-        watch = LoopWatch(lambda _: None, stall_after_s=0.1)
-        with Watchdog(watch.check, name="watchdog", every_s=0.01):
-            await asyncio.sleep(0.05)
-            block_the_loop(0.3)
-            await asyncio.sleep(0.05)
+        time.block_the_loop(LoopWatch(lambda _: None, stall_after_s=0.1), 3)
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(go())
@@ -80,52 +102,35 @@ def test_without_a_file_the_stacks_are_in_the_log(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_loop_that_is_to_end_is_reported_after_a_second_with_an_advice(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    time, reported = Time(monkeypatch), list[int]()
+
     async def go() -> None:
         watch = LoopWatch(lambda _: None, stall_after_s=600.0)
-        with Watchdog(watch.check, name="watchdog", every_s=0.01):
-            watch.expect_end("; end it")
-            await asyncio.sleep(0.05)
-            block_the_loop(1.5)
+        time.block_the_loop(watch, 50)
+        watch.expect_end("; end it")
+        for checks in (9, 2):
+            time.block_the_loop(watch, checks)
+            reported.append(len(caplog.records))
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(go())
+    assert reported == [0, 1]
     assert " in block_the_loop; end it\n" in caplog.records[0].getMessage()
 
 
-SLEEPER = """
-import asyncio
-from legos.stalls import LoopWatch, Watchdog
-lags = []
-async def go():
-    watch = LoopWatch(lags.append, stall_after_s=0.5)
-    with Watchdog(watch.check, name="watchdog", every_s=0.05):
-        print("runs", flush=True)
-        await asyncio.to_thread(input)
-        await asyncio.sleep(0.2)
-asyncio.run(go())
-print(max(lags))
-"""
+def test_a_process_that_was_stopped_has_no_lag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watchdog's clock stands still meanwhile, and its checks bound what is measured."""
+    time, lags = Time(monkeypatch), list[float]()
 
+    async def go() -> None:
+        time.block_the_loop(LoopWatch(lags.append), 3)
+        time.now_s += 3600.0
+        await asyncio.sleep(0)
 
-@pytest.mark.skipif(sys.platform == "win32", reason="has no SIGSTOP")
-def test_a_stopped_process_has_no_stall() -> None:
-    command = [sys.executable, "-c", SLEEPER]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "runs\n"
-        time.sleep(0.2)
-        os.kill(process.pid, signal.SIGSTOP)
-        try:
-            time.sleep(1.2)
-        finally:
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGCONT)
-        said, errors = process.communicate("\n", timeout=60)
-    assert errors == ""
-    assert float(said) < 0.5
+    asyncio.run(go())
+    assert lags == pytest.approx([0.3])
 
 
 def checks_of(dog: Watchdog, times: list[float]) -> None:
@@ -166,15 +171,17 @@ def test_the_clock_stands_still_while_the_process_does() -> None:
 ARENA = """
 import asyncio
 import time
+from pathlib import Path
 from arenas.nim import Nim
 
 class Slow(Nim):
-    blocked = False
+    stalls = Path("run/stalls.txt")
 
     def view(self, state, role):
-        if not Slow.blocked and asyncio._get_running_loop() is not None:
-            Slow.blocked = True
-            time.sleep(1.5)
+        ends = time.monotonic() + 60
+        if asyncio._get_running_loop() is not None:
+            while not self.stalls.exists() and time.monotonic() < ends:
+                time.sleep(0.01)
         return super().view(state, role)
 """
 
@@ -183,12 +190,10 @@ class Slow(Nim):
 def test_a_run_says_which_line_of_an_arena_blocks_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("legos.apps.train.STALL_AFTER_S", 0.6)
-    (tmp_path / "slow.py").write_text(ARENA)
-    run = tmp_path / "run"
-    place = f"{tmp_path / 'slow.py'}:Slow"
-    options = ["--arena", place, "--steps", "1", "--out", str(run)]
-    assert main(["train", *options]) == 0
-    text = (run / "stalls.txt").read_text()
-    assert text.count("the event loop has not turned") == 1
-    assert "slow.py:12 in view" in text
+    """It blocks until that is said."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("legos.apps.train.STALL_AFTER_S", 1.0)
+    Path("slow.py").write_text(ARENA)
+    assert main(["train", "--arena", "slow.py:Slow", *NIM, "--steps", "1", "--out", "run"]) == 0
+    found = Path("run/stalls.txt").read_text()
+    assert re.search(r"the event loop has not turned for \d s, at .*slow\.py:14 in view", found)
