@@ -5,6 +5,7 @@ import io
 import json
 import random
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -51,6 +52,12 @@ def timeless(folder: Path) -> list[Mapping[str, Any]]:
     return [{k: v for k, v in line.items() if k not in TIMES} for line in lines]
 
 
+def matchmaker(state: Mapping[str, Any], *, exact: bool) -> str:
+    """The state of the league; adapters that are only nearly the same have other digests."""
+    text = json.dumps(state["arenas"]["kuhn"]["matchmaker"])
+    return text if exact else re.sub("[0-9a-f]{32}", "a digest", text)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "opponents",
@@ -63,27 +70,26 @@ def timeless(folder: Path) -> list[Mapping[str, Any]]:
 def test_a_league_goes_on_exactly(opponents: tuple[str, ...], tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(whole, *opponents, steps=9)
-    train(parts, *opponents, steps=9)
+    shutil.copytree(whole, parts)
     for path in (*parts.glob("checkpoints/*"), *parts.glob("adapters/**/v*")):
         if int(path.name.lstrip("step-v")) > 6:  # as if it had been killed after step 6
-            for file in sorted(path.rglob("*"), reverse=True):
-                file.unlink() if file.is_file() else file.rmdir()
-            path.rmdir()
+            shutil.rmtree(path)
     resume(parts, 9)
-    rows, expected = timeless(parts)[:9], timeless(whole)[:9]
-    if rows != expected:
-        # An engine that begins anew computes other rows together. On some processors this changes
-        # the last digit of a log-probability, and from there on the last digits of all weights.
-        for row, other in zip(rows, expected, strict=True):
-            assert row == pytest.approx(other, rel=1e-4, abs=1e-5)
-        pytest.skip("this processor rounds other rows otherwise; equal within 1e-4")
+    rows, expected = timeless(parts), timeless(whole)
+    assert [row["step"] for row in rows] == [*range(1, 10)]
+    # An engine that begins anew computes other rows together. On some processors this changes
+    # the last digit of a log-probability, and from there on the last digits of all weights.
+    near = 0.0 if rows == expected else 1e-5
+    for row, other in zip(rows, expected, strict=True):
+        assert row == pytest.approx(other, rel=10 * near, abs=near)
     ours, theirs = (read_state(newest_whole(at / "checkpoints")) for at in (parts, whole))
-    assert ours["arenas"]["kuhn"]["matchmaker"] == theirs["arenas"]["kuhn"]["matchmaker"]
+    assert matchmaker(ours, exact=not near) == matchmaker(theirs, exact=not near)
     files = sorted(path.relative_to(whole) for path in whole.glob("adapters/**/*.safetensors"))
     assert len(files) > 4
     for file in files:
         mine, other = load_file(parts / file), load_file(whole / file)
-        assert all(np.array_equal(mine[name], other[name]) for name in other), file
+        for name, array in other.items():
+            np.testing.assert_allclose(mine[name], array, rtol=0, atol=near, err_msg=f"{file}")
     if "exploiter=0.5" in opponents:
         main_one, rival = (
             load_file(whole / "adapters" / at / "v9/adapters.safetensors")
