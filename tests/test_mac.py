@@ -163,7 +163,7 @@ def test_a_run_keeps_the_mac_awake_unless_told_otherwise(
     assert (hint in capsys.readouterr().out) == keep_awake
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_server_keeps_the_mac_awake_until_it_ends(tools: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     tool(tools, "caffeinate", f'echo "$$ $@" > {log}.new; mv {log}.new {log}; exec sleep 60')

@@ -216,7 +216,7 @@ def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, run
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on PATH")
-@pytest.mark.parametrize("plotly", ["none", "inline"])
+@pytest.mark.parametrize("plotly", ["none", pytest.param("inline", marks=pytest.mark.nightly)])
 def test_a_browser_shows_hostile_text_as_text(runs: Path, tmp_path: Path, plotly: Any) -> None:
     folders = [made_run(runs / f"one-{seed}", steps=4, seed=seed) for seed in (0, 1)]
     add_play(folders[0], 1, HOSTILE, question=HOSTILE)

@@ -132,7 +132,7 @@ for folder in sys.argv[1:]:  # W&B's process stays in the first
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_run_has_its_files_where_the_working_directory_changes(tmp_path: Path) -> None:
     folders = tmp_path / "before", tmp_path / "after"
     for folder in folders:
@@ -231,7 +231,11 @@ except ConfigError as error:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mode", "told"), [("auto", "offline\n"), ("online", "cannot start Weights & Biases:\n")]
+    ("mode", "told"),
+    [
+        ("auto", "offline\n"),
+        pytest.param("online", "cannot start Weights & Biases:\n", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_service_that_cannot_be_reached_leaves_the_run_offline(
     mode: str, told: str, tmp_path: Path
