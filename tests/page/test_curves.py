@@ -62,7 +62,7 @@ def test_a_run_that_is_named_twice_has_one_column(runs: Path) -> None:
     made_run(runs / "a", seed=7)
     found = answered(page_of(parent=runs), "settings", run=["a", "a"])
     assert found["runs"] == ["a"]
-    assert all(len(row["values"]) == 1 for row in found["rows"])
+    assert {row["name"]: row["values"] for row in found["rows"]}["seed"] == ["7"]
 
 
 def test_settings_that_differ_in_a_late_digit_differ(runs: Path) -> None:

@@ -75,7 +75,7 @@ def test_plays_are_searched(page: TestClient, query: dict[str, Any], expected: l
     [
         ({"sort": "size"}, "sort"),
         ({"limit": 10**6}, "limit"),
-        ({"x": 1}, "x"),
+        ({"colour": 1}, "colour"),
         ({"step_min": 1 << 64}, "step_min"),
         ({"step_max": -(1 << 64)}, "step_max"),
     ],

@@ -67,6 +67,7 @@ def shares(page: TestClient, question: dict[str, Any], who: str) -> dict[str, An
 
 @pytest.mark.parametrize("run", ["nim", "kuhn"])
 def test_a_stored_play_is_repeated_turn_by_turn(page: TestClient, runs: Path, run: str) -> None:
+    checked = 0
     for episode in open_run(runs / run).episodes()[:6]:
         number, turns = episode.number or 0, in_order(episode)
         for index in range(1, len(turns)):
@@ -78,6 +79,8 @@ def test_a_stored_play_is_repeated_turn_by_turn(page: TestClient, runs: Path, ru
             for name in ("role", "messages", "choices"):
                 assert repeated["question"][name] == stored["question"][name]
             assert len(repeated["play"]["turns"]) == index
+            checked += 1
+    assert checked
 
 
 def test_a_checkpoint_has_the_probabilities_with_which_it_played(
@@ -102,13 +105,19 @@ def test_a_checkpoint_has_the_probabilities_with_which_it_played(
 
 
 def test_exact_values_stand_beside_the_moves(page: TestClient) -> None:
-    add = {"run": "nim", "seed": 3}
-    found = post(page, "positions", **add)
-    left = int(found["question"]["messages"][0]["content"].split()[1])
-    best = {each["move"]: each["optimal"] for each in found["exact"]}
-    if left % 4:
-        assert best[str(left % 4)] == 1
-    assert {each["value"] for each in found["exact"]} <= {1.0, -1.0}
+    """Whoever leaves a multiple of four stones wins."""
+    won: set[bool] = set()
+    for seed in range(9):
+        found = post(page, "positions", run="nim", seed=seed)
+        left = int(found["question"]["messages"][0]["content"].split()[1])
+        values = {int(each["move"]): each["value"] for each in found["exact"]}
+        assert values == {
+            move: 1.0 if (left - move) % 4 == 0 else -1.0 for move in (1, 2, 3) if move <= left
+        }
+        best = {int(each["move"]) for each in found["exact"] if each["optimal"]}
+        assert best == {move for move in values if values[move] == max(values.values())}
+        won.add(max(values.values()) > 0)
+    assert won == {True, False}
 
 
 def test_a_person_plays_a_seat_against_a_checkpoint_to_the_end(page: TestClient) -> None:
