@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from arenas.countdown import Countdown, solution
 from legos.apps.imitate import Imitation
 from legos.cli.process import main
+from legos.records.episode import Task
 
 
 def written(arena: str, to: Path, *options: str, plays: int = 40) -> list[dict[str, Any]]:
@@ -68,10 +70,13 @@ def test_what_cannot_be_written_is_named(
 
 
 def test_held_out_tasks_are_left_out(tmp_path: Path) -> None:
-    rows = written("countdown", tmp_path / "a.jsonl", plays=400)
-    held_out = islice(Countdown().held_out(random.Random(0)), 2000)
-    asked = {", ".join(map(str, task.data[0])) + f" {task.data[1]}" for task in held_out}
-    for row in rows:
-        words = row["prompt"][0]["content"].split()
-        at = words.index("once")
-        assert f"{' '.join(words[1:at])} {words[-4].strip('.')}" not in asked
+    def prompts(tasks: Iterable[Task]) -> set[str]:
+        """Those of so many random tasks that none is missing."""
+        drawn = [task.data for task in islice(tasks, 5000)]
+        return {f"Use {a}, {b} once each with + - * / to make {of}." for (a, b), of in drawn}
+
+    rows = written("countdown", tmp_path / "a.jsonl", "--play.options.size", "2", plays=200)
+    asked = {row["prompt"][0]["content"].partition(" Write")[0] for row in rows}
+    arena, rng = Countdown(size=2), random.Random(0)
+    assert asked <= prompts(arena.tasks(rng))
+    assert not asked & prompts(arena.held_out(rng))
