@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 from metric_lines import read_steps
-from short_runs import FEW, NIM
+from short_runs import NIM
 
+from legos.apps.signals import StopSignals
 from legos.cli.process import main
 from legos.mlx.train.passes import PassGradients
 from legos.run.checkpoint import checkpoints, newest_whole, read_state
@@ -40,6 +41,7 @@ class Large(Arena):
         return {"player": 1.0}
 """
 LOOPS = """
+from pathlib import Path
 from legos import Arena, Task
 
 
@@ -53,6 +55,7 @@ class Stuck(Arena):
 
 
 def count():
+    Path("playing").touch()
     number = 0
     while True:
         number += 1
@@ -86,6 +89,12 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 def end(process: Process) -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 60
+    while not reached() and time.monotonic() < ends:
+        time.sleep(0.01)
 
 
 def wait_for(process: Process, reached: Callable[[], bool]) -> None:
@@ -194,8 +203,7 @@ def test_a_play_that_never_returns_to_the_loop_is_shown_and_ended_by_a_second_si
 ) -> None:
     (tmp_path / "stuck.py").write_text(LOOPS)
     process = start([*LEGOS, "train", "--arena", "stuck.py:Stuck", "--out", "run"])
-    wait_for(process, Path("run/evaluations.jsonl").exists)
-    time.sleep(1.0)  # the first evaluation plays, and does not return
+    wait_for(process, Path("playing").exists)
     os.killpg(process.pid, signal.SIGINT)
     assert process.stderr is not None
     told = ""
@@ -203,7 +211,7 @@ def test_a_play_that_never_returns_to_the_loop_is_shown_and_ended_by_a_second_si
         told += process.stderr.readline()
     assert re.search(r"the event loop has not turned for \d+ s, at .* in count; a second", told)
     stacks = Path("run/stalls.txt").read_text()
-    assert 'stuck.py", line 11, in play\n    return count()\n' in stacks
+    assert 'stuck.py", line 12, in play\n    return count()\n' in stacks
     time.sleep(1.5)  # signals of one kind within a second count as one
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(30) == 130
@@ -219,27 +227,36 @@ def test_a_signal_ends_a_step_between_two_passes_and_the_run_goes_on_exactly(
     """On a thread of its own, and on that of the event loop, which cannot be told meanwhile."""
     monkeypatch.chdir(tmp_path)
     exact = ("--training.staleness-limit", "0", "--loop.step-concurrency", "1")
-    command = [*("train", *FEW, *exact, *threads, "--training.micro-batch-tokens", "64")]
+    command = ["train", *NIM, *exact, *threads, "--steps", "3", "--loop.evaluate-every", "0"]
+    command += ["--training.micro-batch-tokens", "64"]
     compute, passes = PassGradients._of_pass, [0]
+    signals: list[StopSignals] = []
 
     def with_signal(*arguments: Any) -> Any:
         passes[0] += 1
-        if len(steps_done()) == 2 and passes[0] < 1000:
+        if len(steps_done()) == 1 and passes[0] < 1000:
             passes[0] = 1000
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.5)  # until the thread of the signals has received it
+            wait_until(lambda: signals[0].received is not None)
+            with signals[0]._lock:  # which is held until the run has been asked to stop
+                pass
         return compute(*arguments)
 
-    assert main([*command, "--steps", "4", "--out", "whole"]) == 0
+    def caught() -> StopSignals:
+        signals.append(StopSignals())
+        return signals[-1]
+
+    assert main([*command, "--out", "whole"]) == 0
     monkeypatch.setattr(PassGradients, "_of_pass", with_signal)
-    assert main([*command, "--steps", "4", "--out", "run"]) == 130
+    monkeypatch.setattr("legos.apps.train.StopSignals", caught)
+    assert main([*command, "--out", "run"]) == 130
     assert passes[0] == 1000, "the pass after the signal was computed too"
-    assert steps_done() == [1, 2]
+    assert steps_done() == [1]
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     assert main(["train", "--resume", "run"]) == 0
-    assert steps_done() == [1, 2, 3, 4]
-    runs = [read_adapter(Path(run, "adapters", "v4")).digest for run in ("whole", "run")]
+    assert steps_done() == [1, 2, 3]
+    runs = [read_adapter(Path(run, "adapters", "v3")).digest for run in ("whole", "run")]
     assert runs[0] == runs[1]
 
 
