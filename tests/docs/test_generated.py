@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from short_runs import FEW
 
 import legos
 from legos.cli.app import make_app
@@ -53,8 +54,8 @@ def test_endpoints_and_metrics_of_a_server() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        ["--mix", "nim=0.5", "--mix", "sums=0.5"],
-        ["--arena", "kuhn", "--play.opponents", "self=0.5", "--play.opponents", "past=0.5"],
+        ["--mix", "nim=0.5", "--mix", "sums=0.5", "--training.tokens-per-step", "512"],
+        ["--arena", "kuhn", "--play.opponents", "self=0.5", "--play.opponents", "past=0.5", *FEW],
     ],
     ids=["mix", "league"],
 )
@@ -63,6 +64,7 @@ def test_every_metric_of_a_run_is_on_a_page(options: list[str], tmp_path: Path) 
     assert main(["train", *options, "--steps", "2", "--quiet", "--out", str(run)]) == 0
     lines = (run / "metrics.jsonl").read_text().splitlines()
     logged = {name for line in lines for name in json.loads(line)}
+    assert len(logged) > 50
     known = described_metrics()
     undescribed: set[str] = set()
     for name in logged:  # a mix has the plain names once for each arena
