@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -51,40 +52,48 @@ def test_a_signal_that_came_before_there_was_anything_to_stop_is_not_lost() -> N
     assert stops.count == 1
 
 
-SLEEPS = """
-import os, signal, sys, time
-from legos.apps.signals import StopSignals
-with StopSignals() as signals:
-    signals.advice = "; continue with ..."
-    start = time.monotonic()
-    for number, after in {sent}:
-        while time.monotonic() < start + after:
-            {waiting}
-        os.kill(os.getpid(), number)
-    while time.monotonic() < start + 3:
-        {waiting}
-    print("received", signals.received)
-"""
-INT, TERM = int(signal.SIGINT), int(signal.SIGTERM)
-
-
-def send(*sent: tuple[int, float], waiting: str = "time.sleep(0.01)") -> tuple[int, str, str]:
-    """Exit code and output of a process that gets signals after so many seconds."""
-    code = SLEEPS.format(sent=sent, waiting=waiting)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
+TERM = int(signal.SIGTERM)
 AT_ONCE = "ended at once, without a checkpoint of the last steps; continue with ...\n"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("waiting", ["time.sleep(0.01)", "pass"])
-def test_signals_of_one_kind_within_a_second_are_one(waiting: str) -> None:
-    told = send((TERM, 0.0), (TERM, 0.1), (TERM, 0.2), waiting=waiting)
-    assert told == (0, f"received {TERM}\n", "")
+def test_signals_of_one_kind_within_a_second_are_one_and_a_later_one_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    now_s, looks, ended = [0.0], list[float](), list[int]()
+
+    def monotonic() -> float:
+        looks.append(now_s[0])
+        return looks[-1]
+
+    monkeypatch.setattr("legos.apps.signals.time", SimpleNamespace(monotonic=monotonic))
+    monkeypatch.setattr(os, "_exit", ended.append)
+    with StopSignals() as signals:
+        signals.advice = "; continue with ..."
+        for count, now_s[0] in enumerate((5.0, 5.5, 6.0, 6.1), 1):
+            os.kill(os.getpid(), TERM)
+            while len(looks) < count:
+                time.sleep(0.01)
+    assert looks == [5.0, 5.5, 6.0, 6.1]
+    assert (signals.received, ended) == (TERM, [128 + TERM])
+    assert capfd.readouterr().err == AT_ONCE
+
+
+ENDS = """
+import os, signal, time
+from legos.apps.signals import StopSignals
+with StopSignals() as signals:
+    signals.advice = "; continue with ..."
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(os.getpid(), number)
+    time.sleep(60)
+"""
+
+
+def test_a_second_signal_of_another_kind_ends_the_process_at_once() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (128 + TERM, "", AT_ONCE)
 
 
 def test_what_counts_is_when_a_signal_came_and_not_when_the_main_thread_can_see_it() -> None:
@@ -103,11 +112,6 @@ def test_what_counts_is_when_a_signal_came_and_not_when_the_main_thread_can_see_
         "    time.sleep(0.1)\n"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
-
-
-def test_a_second_signal_later_or_of_another_kind_ends_the_process_at_once() -> None:
-    assert send((INT, 0.0), (INT, 0.1), (INT, 1.5)) == (128 + INT, "", AT_ONCE)
-    assert send((INT, 0.0), (TERM, 0.1)) == (128 + TERM, "", AT_ONCE)
 
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:
