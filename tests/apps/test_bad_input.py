@@ -225,12 +225,6 @@ def test_a_name_that_is_none_of_the_hubs(refused: Callable[..., str]) -> None:
     assert "model 'or g/mo del' is no folder" in refused("train", "--model", "or g/mo del")
 
 
-def test_a_folder_that_holds_a_run(refused: Callable[..., str], empty_place: Path) -> None:
-    assert main(["train", "--out", "run", *FAST]) == 0
-    told = refused("train", "--out", "run", *FAST)
-    assert "run already holds a run; go on with --resume run, or choose another --out" in told
-
-
 def test_a_run_folder_that_is_a_file(refused: Callable[..., str]) -> None:
     Path("README.md").touch()
     for place in ("README.md", "README.md/run"):

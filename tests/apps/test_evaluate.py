@@ -287,6 +287,12 @@ def test_adapters(
     told = capsys.readouterr().err
     assert told.removeprefix("loading builtin\n").startswith("error: ")
     assert message in told
+
+
+def test_an_adapter_beside_a_damaged_one_is_evaluated(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    flip_a_bit(copy)
     assert main(["eval", f"{copy}@v0"]) == 0
 
 
