@@ -26,7 +26,7 @@ def test_a_project_passes_its_test_and_trains(
     monkeypatch.chdir("two_words")
     finished((*PYTHON, "pytest", "-q", "-p", "no:cacheprovider"))
     few = ("--steps", "3", "--play.tasks-per-step", "8")
-    finished((*PYTHON, *command.partition("uv run ")[2].split(), *few))
+    assert main([*command.partition("uv run legos ")[2].split(), *few]) == 0
     steps = read_steps(Path("runs/twowords-1/metrics.jsonl"))  # as its README says
     assert [line["step"] for line in steps] == [1, 2, 3]
 
@@ -81,10 +81,11 @@ def test_what_no_project_is_written_for(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
-def test_a_shell_completes_commands(tmp_path: Path) -> None:
-    install = (*PYTHON, "legos", "--install-completion", "--shell", "bash")
-    told = finished(("env", f"HOME={tmp_path}", *install))
+def test_a_shell_completes_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["--install-completion", "--shell", "bash"]) == 0
     [script] = tmp_path.rglob("legos")
-    assert f"{script}" in told
+    assert f"{script}" in capsys.readouterr().out
     assert "tournament" in script.read_text()
