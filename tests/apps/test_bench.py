@@ -90,7 +90,7 @@ def test_every_line_is_measured_and_printed(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.slow
 def test_the_json_has_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["bench", "--model", "builtin", "--seconds", "0.5", "--json"])
+    main(["bench", "--model", "builtin", "--seconds", "0.1", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert [line["name"] for line in found["lines"]] == NAMES
     for line in found["lines"]:
