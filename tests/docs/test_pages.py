@@ -146,7 +146,9 @@ def one_step(game: str, credit: str) -> list[list[float]]:
 
 @pytest.mark.parametrize("game", ["nim", "kuhn"])
 def test_credit_rules_come_to_what_the_page_on_games_says(game: str) -> None:
-    assert not np.any([advantage for turn in one_step(game, "joint") for advantage in turn])
+    joint = [advantage for turn in one_step(game, "joint") for advantage in turn]
+    assert joint
+    assert not np.any(joint)
     assert one_step(game, "hierarchical") == one_step(game, "dr_grpo")
     assert np.std([turn[0] for turn in one_step(game, "same_view")]) > 0.5
     with pytest.raises(RecordError, match="needs rewards >= 0"):
