@@ -153,7 +153,7 @@ def test_a_trained_policy_is_found_by_its_run_and_answers_with_moves(
     assert f"trained on model 'builtin' and cannot be put on '{other}'" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_built_in_model_says_what_it_can_do() -> None:
     terminal = Terminal()
     terminal.wait_for("plays games")

@@ -29,7 +29,7 @@ def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["run", "peft", "mlx"])
+@pytest.mark.parametrize("form", ["run", "peft", pytest.param("mlx", marks=pytest.mark.nightly)])
 def test_a_run_starts_where_another_ended(parent: Path, form: str, tmp_path: Path) -> None:
     given = parent
     if form != "run":
