@@ -40,7 +40,8 @@ def imitated(data: str, out: Path, *options: str) -> Sequence[Any]:
 
 @pytest.mark.slow
 def test_the_loss_is_the_negative_log_likelihood_of_the_answer(tmp_path: Path) -> None:
-    steps = imitated(written(tmp_path, ROW), tmp_path / "run", "--steps", "30")
+    few = ("--play.tasks-per-step", "8", "--training.min-samples-per-step", "8")
+    steps = imitated(written(tmp_path, ROW), tmp_path / "run", "--steps", "15", *few)
     model = load_model()
     prompt_ids = model.tokenizer.render((Message("user", QUESTION),))
     said = (*model.tokenizer.encode(ANSWER), *model.tokenizer.end_ids)
@@ -50,7 +51,7 @@ def test_the_loss_is_the_negative_log_likelihood_of_the_answer(tmp_path: Path) -
     likelihood = np.mean([row[token] for row, token in zip(logprobs, said, strict=True)])
     assert steps[0]["loss"] == pytest.approx(-likelihood, abs=1e-4)
     assert steps[0]["reward_mean"] == pytest.approx(likelihood, abs=1e-4)
-    assert steps[-1]["loss"] < 0.2 * steps[0]["loss"]
+    assert steps[-1]["loss"] < 0.5 * steps[0]["loss"]
     assert steps[-1]["logprob_gap"] < 1e-3
 
 
@@ -151,11 +152,12 @@ def test_an_option_that_the_arena_does_not_take_is_named(
 
 
 def test_a_run_that_does_not_exist_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["imitate", str(tmp_path / "missing"), "--out", str(tmp_path / "out")]) == 2
-    assert "missing" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    monkeypatch.chdir(tmp_path)
+    assert main(["imitate", "missing", "--out", "out"]) == 2
+    assert "error: missing holds no run" in capsys.readouterr().err
+    assert not Path("out").exists()
 
 
 def test_settings_of_a_file_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
