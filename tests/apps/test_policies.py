@@ -97,7 +97,7 @@ def test_each_policy_has_its_own_steps_adapters_and_tokens(run: Path) -> None:
     assert len(digests) == 4
 
 
-def test_checkpoints_have_the_state_of_both(run: Path) -> None:
+def test_checkpoints_have_the_state_of_both(run: Path, tmp_path: Path) -> None:
     place = newest_whole(run / "checkpoints")
     state = read_state(place)
     ledger = state["trainer"]["ledger"]
@@ -106,11 +106,10 @@ def test_checkpoints_have_the_state_of_both(run: Path) -> None:
         shapes = {k: a.shape for k, a in read_adapter(run / "adapters" / "v4").arrays.items()}
         policy = read_policy_state(place / name, name, shapes)
         assert (policy.version, policy.updates) == (4, 4)
-    damaged = place / "solver" / "adapter.safetensors"
-    data = damaged.read_bytes()
-    damaged.write_bytes(data[:-1])
-    assert newest_whole(run / "checkpoints").name == "step-000002"
-    damaged.write_bytes(data)
+    copy = shutil.copytree(run / "checkpoints", tmp_path / "checkpoints")
+    damaged = copy / place.name / "solver" / "adapter.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert newest_whole(copy).name == "step-000002"
 
 
 def test_a_killed_run_ends_as_an_undisturbed_one(run: Path, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_a_run_on_a_server_is_evaluated_balanced_and_resumed(
     assert 0 <= (steps[4]["loop/engine_idle_share"] or 0) < 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_league_plays_on_a_server_and_leaves_the_policy_there(
     url: str, engine: LocalEngine
 ) -> None:
