@@ -58,8 +58,8 @@ def test_a_conversation_and_a_choice(client: OpenAI) -> None:
     assert said.choices[0].message.content == "Rome"
 
 
-def test_chat_answers_line_by_line(model_folder: ModelFolder) -> None:
-    command = [*LEGOS, "chat", "--model", str(model_folder("float32")), "--temperature", "0"]
+def test_chat_answers_line_by_line(address: str) -> None:
+    command = [*LEGOS, "chat", "--url", f"{address}/v1", "--temperature", "0"]
     found = subprocess.run(
         [*command, "--max-tokens", "24"],
         input="What is the capital of France?\n/quit\n",
