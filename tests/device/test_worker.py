@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -141,38 +142,55 @@ def test_a_thread_ticks_while_there_is_more_to_do_and_takes_calls_between(
     assert worker.call(lambda: ticks).result() == 1000
 
 
-def busy_ticks(worker: ThreadWorker, seconds: float) -> list[float]:
-    """Have the worker tick without end, each tick so long; the list holds when each began."""
-    began: list[float] = []
+class BusyTicks:
+    """Has a worker tick without end; the first tick lasts until it is released.
 
-    def tick() -> bool:
-        began.append(time.monotonic())
-        time.sleep(seconds)
-        return True
+    A tick takes 4 seconds of a clock that the test moves, and a call 1 second.
+    """
 
-    worker.set_tick(tick)
-    worker.wake()
-    return began
+    def __init__(self, worker: ThreadWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count, self.now = 0, 0.0
+        self.release = threading.Event()
+        clock = SimpleNamespace(monotonic=lambda: self.now)
+        monkeypatch.setattr("legos.device.worker.time", clock)
+        began = threading.Event()
+
+        def tick() -> bool:
+            self.count += 1
+            self.now += 4.0
+            began.set()
+            return self.release.wait()
+
+        worker.set_tick(tick)
+        worker.wake()
+        assert began.wait(timeout=5)
+
+    def call(self) -> int:
+        """Number of ticks before this call."""
+        self.now += 1.0
+        return self.count
 
 
-def test_many_wakes_do_not_hold_up_a_call(worker: ThreadWorker) -> None:
+def test_many_wakes_do_not_hold_up_a_call(
+    worker: ThreadWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A wake says that there is something to do; a hundred of them say no more."""
-    began = busy_ticks(worker, 0.02)
+    ticks = BusyTicks(worker, monkeypatch)
     for _ in range(100):
         worker.wake()
-    before = len(began)
-    worker.call(abs, -1).result(timeout=5)
-    assert len(began) - before <= 2
+    call = worker.call(ticks.call)
+    ticks.release.set()
+    assert call.result(timeout=5) == 1
 
 
-def test_many_calls_do_not_hold_up_the_ticks(worker: ThreadWorker) -> None:
-    """Calls run for about half as long as the last tick took, then it is the tick's turn."""
-    began = busy_ticks(worker, 0.02)
-    calls = [worker.call(time.sleep, 0.005) for _ in range(60)]
-    calls[0].result(timeout=5)
-    before = len(began)
-    calls[-1].result(timeout=10)
-    assert 10 <= len(began) - before <= 60  # two calls in each turn; a slow machine fits fewer
+def test_many_calls_do_not_hold_up_the_ticks(
+    worker: ThreadWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls run for half as long as the last tick took, then it is the tick's turn."""
+    ticks = BusyTicks(worker, monkeypatch)
+    calls = [worker.call(ticks.call) for _ in range(60)]
+    ticks.release.set()
+    assert [call.result(timeout=5) for call in calls] == [1 + n // 2 for n in range(60)]
 
 
 def test_who_waits_for_an_abandoned_thread_gets_an_error(worker: ThreadWorker) -> None:
