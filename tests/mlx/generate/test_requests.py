@@ -253,7 +253,7 @@ def random_request(rng: random.Random) -> Request:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, 6))]
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 6))]
 )
 def test_a_storm_of_requests_cancellations_and_swaps(room: Room, seed: int) -> None:
     rng = random.Random(seed)
@@ -307,7 +307,7 @@ def test_a_storm_of_requests_cancellations_and_swaps(room: Room, seed: int) -> N
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_storm_from_many_threads_and_a_sudden_end(
-    tiny_models: Mapping[str, Path], room: Room, seed: int
+    tiny_models: Mapping[str, Path], room: Room, decode_ahead: Any, seed: int
 ) -> None:
     """Four threads ask and cancel while weights are swapped; then the engine closes."""
     prepared = room("llama")  # for its adapters alone
@@ -319,9 +319,8 @@ def test_a_storm_from_many_threads_and_a_sudden_end(
         from legos.mlx.model.load import load_tree
 
         tree = load_tree(tiny_models["llama"])
-        return MlxEngine(
-            worker, tree, num_vocabulary=358, context=1024, limits=EngineLimits(max_rows=8)
-        )
+        limits = EngineLimits(max_rows=8, decode_ahead=decode_ahead)
+        return MlxEngine(worker, tree, num_vocabulary=358, context=1024, limits=limits)
 
     engine = worker.call(build).result()
     engine.load_adapter(prepared.adapter(0)).result()

@@ -16,7 +16,6 @@ from legos.records.limits import EngineLimits
 from legos.records.request import Generated, Progress, Request, Result
 
 WAVES, WAVE = 50, 200
-LIMITS = EngineLimits(max_rows=32, prefix_bytes=1 << 20, cache_bytes=1 << 24)
 
 
 def resident_bytes() -> int:
@@ -41,16 +40,20 @@ def some_request(rng: random.Random) -> Request:
 @pytest.mark.nightly
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
 def test_ten_thousand_requests_leave_nothing_behind(
-    tiny_models: Mapping[str, Path], room: Callable[..., Any]
+    tiny_models: Mapping[str, Path], room: Callable[..., Any], decode_ahead: Any
 ) -> None:
     import mlx.core as mx
+
+    limits = EngineLimits(
+        max_rows=32, prefix_bytes=1 << 20, cache_bytes=1 << 24, decode_ahead=decode_ahead
+    )
 
     def make() -> MlxEngine:
         worker = ThreadWorker("engine", mx.clear_streams)
 
         def build() -> MlxEngine:
             tree = load_tree(tiny_models["llama"])
-            return MlxEngine(worker, tree, num_vocabulary=358, context=1024, limits=LIMITS)
+            return MlxEngine(worker, tree, num_vocabulary=358, context=1024, limits=limits)
 
         return worker.call(build).result()
 
