@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from legos.errors import RequestError
 from legos.records.choices import choice_tree
@@ -55,15 +56,20 @@ GOOD = Request(prompt_ids=(1, 2, 3), max_tokens=4, seed=1)
             Request(prompt_ids=(1,), max_tokens=4, filters=Filters(logit_bias=((5.0, 1.0),))),  # pyrefly: ignore[bad-argument-type]
             "logit_bias names token 5.0; expected an int",
         ),
-        (
-            Request(prompt_ids=(1, 2, 3), max_tokens=4, seed=1, stops=lambda _: bool(1 / 0)),
-            "its stop test failed: ZeroDivisionError",
-        ),
     ],
 )
+@pytest.mark.parametrize("decode_ahead", ["on"])  # it is refused before it is decoded
 def test_a_bad_request_fails_alone(room: Room, request_: Request, message: str) -> None:
-    one = room("llama")
-    one.submit({0: GOOD, 1: request_, 2: GOOD})
+    check_refused(room("llama"), request_, message)
+
+
+def test_a_request_whose_stop_test_fails_ends_alone(room: Room) -> None:
+    failing = replace(GOOD, stops=lambda _: bool(1 / 0))
+    check_refused(room("llama"), failing, "its stop test failed: ZeroDivisionError")
+
+
+def check_refused(one: Any, request: Request, message: str) -> None:
+    one.submit({0: GOOD, 1: request, 2: GOOD})
     one.finish()
     assert isinstance(one.error(1), RequestError)
     assert message in str(one.error(1))

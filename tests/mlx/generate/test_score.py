@@ -16,18 +16,25 @@ from legos.records.request import Generated, Request
 Room = Callable[..., Any]
 Prompts = list[tuple[tuple[int, ...], list[tuple[int, ...]]]]
 END = 2
+BOTH_WAYS = pytest.mark.parametrize("decode_ahead", ["off", "on"])
+
+
+@pytest.fixture
+def decode_ahead() -> str:
+    """Scores alone are computed without decoding."""
+    return "off"
 
 
 def expected(tree: Any, prompts: Prompts) -> list[list[float]]:
-    """From one forward pass per token; an answer that begins another one is followed by the end."""
-
-    def logprob(tokens: Sequence[int], following: int) -> float:
-        logits = np.array(tree(mx.array([list(tokens)]))[0, -1].astype(mx.float32), np.float64)
-        return logits[following] - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+    """From a forward pass per answer; an answer that begins another one is followed by the end."""
 
     def score(prompt: tuple[int, ...], answer: tuple[int, ...], ended: bool) -> float:
         whole = prompt + answer + (END,) * ended
-        return sum(logprob(whole[:n], whole[n]) for n in range(len(prompt), len(whole)))
+        chosen = list(whole[len(prompt) :])
+        logits = tree(mx.array([list(whole)]))[0, len(prompt) - 1 : -1].astype(mx.float32)
+        exact = np.array(logits, np.float64)
+        logprobs = exact[np.arange(len(chosen)), chosen] - np.logaddexp.reduce(exact, axis=1)
+        return float(logprobs.sum())
 
     return [
         [
@@ -97,6 +104,7 @@ def test_a_score_by_token_needs_one_answer(room: Room, answers: list[tuple[int, 
         scores.result(timeout=0)
 
 
+@BOTH_WAYS
 def test_decoding_goes_on_beside_a_long_score(room: Room) -> None:
     """Everybody else gets a token in every step, and scores have as much of its time."""
     one = room("llama", chunk_tokens=40)
@@ -219,6 +227,7 @@ def test_a_score_ends_under_the_weights_it_began_with(room: Room) -> None:
     assert len(one.engine._scheduler._slots._slots) == 2  # the base and the policy
 
 
+@BOTH_WAYS
 def test_a_score_that_fails_harms_nobody_else(room: Room, caplog: pytest.LogCaptureFixture) -> None:
     one = room("llama")
     one.submit({0: Request(prompt_ids=(4,), max_tokens=3)})
@@ -239,6 +248,7 @@ def test_a_score_that_fails_harms_nobody_else(room: Room, caplog: pytest.LogCapt
     assert "a step of the engine failed" not in caplog.text
 
 
+@BOTH_WAYS
 def test_a_failing_step_leaves_scores_alone(room: Room, caplog: pytest.LogCaptureFixture) -> None:
     one = room("llama", prefill_tokens=512)
     scores = one.engine.score(some_prompts(60), end_ids=(END,))

@@ -204,8 +204,9 @@ def test_penalties_tell_the_prompt_from_the_completion() -> None:
     assert tokens == [6, 9]
 
 
+@pytest.mark.parametrize("decode_ahead", ["off"])  # the host samples, and remembers
 def test_known_rows_serve_filters(room: Room) -> None:
-    one = room("llama", decode_ahead="off")  # distributions are cached where the host samples
+    one = room("llama")
     last = [
         ask(max_tokens=1, seed=seed, filters=filters)
         for seed, filters in enumerate([None, FILTERED, Filters(top_k=1), None, FILTERED] * 2)
