@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from legos.chat.grammar import json_grammar
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.errors import RequestError
 from legos.records.message import Filters
-from legos.records.request import Request
+from legos.records.request import Grammar, Request
 
 TOKENIZER = load_tokenizer(builtin_path())
 END_ID = token_id(END)
@@ -54,9 +55,14 @@ def follows(value: Any) -> bool:
     )
 
 
+@cache
+def grammar_of(schema: str) -> Grammar:
+    return json_grammar(schema, TOKENIZER)
+
+
 def accepts(schema: Any, text: str) -> bool:
     """Whether the grammar allows each token of a text, and the end after it."""
-    state = json_grammar(json.dumps(schema), TOKENIZER).begin()
+    state = grammar_of(json.dumps(schema)).begin()
     for token in TOKENIZER.encode(text):
         if state.closed or not state.allowed()[token]:
             return False

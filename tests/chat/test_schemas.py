@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -11,14 +12,20 @@ from legos.builtin import builtin_path
 from legos.chat.grammar import json_grammar
 from legos.chat.schemas import call_schema, closed
 from legos.chat.tokenizer import load_tokenizer
+from legos.records.request import Grammar
 
 TOKENIZER = load_tokenizer(builtin_path())
 Schema = Mapping[str, Any]
 
 
+@cache
+def grammar_of(schema: str) -> Grammar:
+    return json_grammar(schema, TOKENIZER)
+
+
 def accepts(schema: str, text: str) -> bool:
     """Whether the grammar allows each token of a text, and the end after it."""
-    state = json_grammar(schema, TOKENIZER).begin()
+    state = grammar_of(schema).begin()
     for token in TOKENIZER.encode(text):
         if state.closed or not state.allowed()[token]:
             return False
