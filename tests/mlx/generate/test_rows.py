@@ -12,7 +12,7 @@ from tiny_models import write_any_model
 
 from legos.records.request import Request
 
-STEPS, LOOK_EVERY = 400, 5  # decode steps; no divisor of the 32 after which caches are evaluated
+STEPS, LOOK_EVERY = 198, 3  # decode steps; each half of them looks at all 32 ages of a cache
 LAYERS = 4
 MOST = 5 * LAYERS * 32  # pending operations: 5 for each step and layer, for at most 32 steps
 
