@@ -2,7 +2,7 @@
 
 import itertools
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import mlx.core as mx
 import numpy as np
@@ -86,8 +86,10 @@ CLIPPED: tuple[PolicyLoss, ...] = ("ppo", "gspo")
 ESTIMATORS: tuple[KlEstimator, ...] = ("k2", "exact")
 
 
-@pytest.mark.parametrize("support", ["open", "legal", "restricted", "mixed"])
-@pytest.mark.parametrize("temperatures", [(1.0,), (0.5, 1.0, 2.0)])
+@pytest.mark.parametrize(
+    ("support", "temperatures"),
+    [*((support, (0.5, 1.0, 2.0)) for support in get_args(Support)), ("mixed", (1.0,))],
+)
 @pytest.mark.parametrize("policy_loss", CLIPPED)
 @pytest.mark.parametrize("kl_estimator", ESTIMATORS)
 def test_mlx_has_the_gradient_of_the_finite_differences(

@@ -145,15 +145,15 @@ def test_another_adapter_is_the_reference_on_every_path(
     samples = some_samples(np.random.default_rng(0), legal=True)
     chosen = OBJECTIVES[objective]
     sums, expected = by_hand(policy, other, samples, chosen)
-    for max_tokens in (60, 10_000):  # 60: the prompts are carried to several passes
-        for max_places in (5, None):  # 5: the head runs in chunks
-            step = StepGradients(
-                policy, BackendConfig(micro_batch_tokens=max_tokens), max_places=max_places
-            )
-            assert step.shares
-            found = step.of_step(whole(samples), chosen, {"reference": reference})
-            assert found.sums == pytest.approx(sums, rel=1e-4, abs=1e-4)
-            assert gap(dict(tree_flatten(found.gradients)), expected) < 5e-6
+    # 60: the prompts are carried to several passes. 5: the head runs in chunks.
+    for max_tokens, max_places in ((60, 5), (10_000, None)):
+        step = StepGradients(
+            policy, BackendConfig(micro_batch_tokens=max_tokens), max_places=max_places
+        )
+        assert step.shares
+        found = step.of_step(whole(samples), chosen, {"reference": reference})
+        assert found.sums == pytest.approx(sums, rel=1e-4, abs=1e-4)
+        assert gap(dict(tree_flatten(found.gradients)), expected) < 5e-6
     base = step.of_step(whole(samples), chosen, {"reference": None})
     assert abs(base.sums - sums)[SUMS.index("kl")] > 0.1  # it is not that of the model without LoRA
 
