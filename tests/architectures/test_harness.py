@@ -20,20 +20,18 @@ Patch = pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("factor", [1.0, 1.01])
-def test_gradients_that_differ_by_a_hundredth_are_found(factor: float, monkeypatch: Patch) -> None:
+def test_gradients_that_differ_by_a_hundredth_are_found(monkeypatch: Patch) -> None:
     compute = StepGradients.of_step
 
     def of_step(*args: Any, **options: Any) -> Any:
         found = compute(*args, **options)
-        return SimpleNamespace(gradients=tree_map(lambda array: factor * array, found.gradients))
+        return SimpleNamespace(gradients=tree_map(lambda array: 1.01 * array, found.gradients))
 
     monkeypatch.setattr(StepGradients, "of_step", of_step)
     report = check_architecture("llama")
     assert report.serves
-    assert report.bfloat16 == (factor == 1.0)
-    wrong = [error for error in report.errors if error.startswith("float32: the gradient of")]
-    assert bool(wrong) == bool(report.errors) == (factor != 1.0)
+    assert not report.trains
+    assert report.errors[0].startswith("float32: the gradient of")
 
 
 @pytest.mark.slow
