@@ -21,7 +21,7 @@ def reused(one: Any) -> int:
     return int(one.engine.stats()["prefix_tokens_total"])
 
 
-@pytest.mark.parametrize("model", ["llama", "qwen3"])
+@pytest.mark.parametrize("model", ["llama", pytest.param("qwen3", marks=pytest.mark.nightly)])
 def test_a_conversation_computes_only_what_is_new(room: Callable[..., Any], model: str) -> None:
     one, plain = room(model), room(model, prefix_bytes=0)
     tokens, new = LONG, len(LONG)

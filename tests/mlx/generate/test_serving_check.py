@@ -41,7 +41,9 @@ def test_an_architecture_with_other_numbers_is_refused(architecture: str, reason
 
 
 @pytest.mark.parametrize("architecture", ["nemotron_h", "mamba"])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))]
+)
 def test_16_bits_hide_nothing(
     architecture: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
