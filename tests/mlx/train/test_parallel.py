@@ -1,5 +1,6 @@
 """Two processes on one machine make the step that one makes."""
 
+import runpy
 import sys
 from pathlib import Path
 
@@ -59,7 +60,8 @@ def test_two_processes_make_the_gradient_of_one(
     script = tmp_path / "step.py"
     script.write_text(SCRIPT)
     command = (script, tmp_path / "model", tmp_path)
-    finished((sys.executable, *command))
+    monkeypatch.setattr(sys, "argv", [*map(str, command)])
+    runpy.run_path(str(script))
     with two_processes() as twice:
         finished((*twice, *command))
     alone = np.load(tmp_path / "1.0.npz")
