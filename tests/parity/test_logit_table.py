@@ -92,11 +92,11 @@ def test_it_learns_nim_through_the_same_wiring_as_any_device() -> None:
     async def go() -> tuple[float, float]:
         await trainer.publish_weights()
         before = (await evaluation.report()).optimal_move_rate
-        await training_loop(arena=arena, trainer=trainer, num_steps=60, episode_concurrency=64)
+        await training_loop(arena=arena, trainer=trainer, num_steps=40, episode_concurrency=64)
         return before or 0.0, (await evaluation.report()).optimal_move_rate or 0.0
 
     before, after = asyncio.run(asyncio.wait_for(go(), timeout=240))
-    assert (trainer.step, trainer.engine.versions()) == (60, {"policy": trainer.version})
+    assert (trainer.step, trainer.engine.versions()) == (40, {"policy": trainer.version})
     trainer.ledger.check(queued=0)
     assert before < 0.45
     assert after > 0.9

@@ -50,7 +50,7 @@ def test_answers_are_legal_and_as_frequent_as_the_model_says(
     root = choice_tree(TREES[name], end_ids=END)
     expected = probabilities(one.tree, (7, 8), root, heat=2.0)
     assert sum(expected.values()) == pytest.approx(1.0)
-    count = 4000
+    count = 1500
     answers = one.ask(
         [
             Request(

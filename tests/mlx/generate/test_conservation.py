@@ -102,7 +102,7 @@ ACT = st.one_of(
 
 @pytest.mark.slow
 # The fixture only makes rooms; every example has its own.
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     acts=st.lists(ACT, min_size=10, max_size=40),
     limits=st.fixed_dictionaries(
