@@ -43,7 +43,7 @@ def test_an_architecture_is_right_or_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if name == "qwen3_5" else pytest.mark.nightly)
+        pytest.param(name, marks=pytest.mark.slow if name == "lfm2" else pytest.mark.nightly)
         for name in FAMILIES
     ],
 )
