@@ -127,7 +127,7 @@ def test_swaps_stops_and_cancels_change_nothing(room: Room, model: str, seed: in
     for one in rooms:
         one.engine.load_adapter(one.adapter(1, name="rival")).result()
     submitted, ahead = 0, 0
-    for step in range(60):
+    for step in range(40):
         act = rng.choice(("ask", "cancel", "load", "tick", "tick", "tick"))
         requests = some_requests(rng, VOCABULARY[model])
         cancelled, ticks = rng.sample(range(50), 8), rng.choice((1, 2, 9))

@@ -131,7 +131,9 @@ def test_packed_weights_count_as_many_parameters_as_unpacked_ones(tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+@pytest.mark.parametrize(
+    "architecture", ["llama", pytest.param("qwen3", marks=pytest.mark.nightly)]
+)
 def test_the_checks_of_a_model_take_little_memory_beside_its_weights(
     tmp_path: Path, architecture: Any
 ) -> None:
