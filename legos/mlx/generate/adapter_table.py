@@ -18,8 +18,8 @@ class LiveAdapter:
 
     name: str  # name of the adapter; "base" for the base model
     info: AdapterInfo | None  # version and digest; None for the base
-    slot: int  # slot of the adapter in the module tree
-    epoch: int  # a number that changes with the weights and is never used twice
+    slot: int  # slot of the weights in the module tree
+    epoch: int  # a number of the weights, which no other weights ever get
 
     @property
     def version(self) -> int:
@@ -29,6 +29,9 @@ class LiveAdapter:
 
 class AdapterTable:
     """The adapters of one module tree by name; only the thread that owns the tree may use it.
+
+    Equal weights under several names, such as a snapshot of the policy, share slot and epoch, so
+    that what is computed with one of them is known for the others.
 
     Attributes:
         infos: name -> version and digest of the live adapter of that name; replaced as a whole and
@@ -74,18 +77,21 @@ class AdapterTable:
         Raises:
             AdapterError: the adapter does not fit the model; nothing is changed.
         """
-        name = adapter.name
+        name, info = adapter.name, adapter.info
         if name == BASE or "@" in name:
             raise AdapterError(f"an adapter cannot be called {name!r}; choose another name")
-        slot = self._slots.load(adapter)
-        live = self._by_name.get(name)
-        if live is not None:
-            self.retired.append(live.slot)
-            live.info, live.slot, live.epoch = adapter.info, slot, next(self._epochs)
+        equal = next(
+            (known for known, each in self.infos.items() if each.digest == info.digest), None
+        )
+        if equal is not None:
+            slot, epoch = self._by_name[equal].slot, self._by_name[equal].epoch
         else:
-            epoch = next(self._epochs)
-            self._by_name[name] = LiveAdapter(name, adapter.info, slot=slot, epoch=epoch)
-        self.infos = {**self.infos, name: adapter.info}
+            slot, epoch = self._slots.load(adapter), next(self._epochs)
+        live = self._by_name.setdefault(name, LiveAdapter(name, info, slot, epoch))
+        before = live.slot
+        live.info, live.slot, live.epoch = info, slot, epoch
+        self._retire(before)
+        self.infos = {**self.infos, name: info}
 
     def drop(self, name: str) -> None:
         """Remove an adapter by name; requests that already use it finish with its weights.
@@ -95,8 +101,13 @@ class AdapterTable:
         """
         if name not in self.infos:
             raise AdapterError(f"adapter {name!r} is not live; live: {sorted(self.infos)}")
-        self.retired.append(self._by_name.pop(name).slot)
+        self._retire(self._by_name.pop(name).slot)
         self.infos = {key: info for key, info in self.infos.items() if key != name}
+
+    def _retire(self, slot: int) -> None:
+        """Give up a slot that a name has left, unless another name has it."""
+        if all(live.slot != slot for live in self._by_name.values()):
+            self.retired.append(slot)
 
     @property
     def epochs(self) -> set[int]:

@@ -138,7 +138,8 @@ class PrefillQueue:
     def last_draws(self, max_tokens: int) -> Block | None:
         """Compute a block of rows whose sequences sample their last token; None where none waits.
 
-        The block holds the oldest row and others of about its length.
+        The block holds the oldest row and others of about its length. Of rows with equal tokens and
+        equal weights under several names it holds one: the others may be known once it is drawn.
 
         Args:
             max_tokens: maximum number of padded tokens of the forward pass.
@@ -147,7 +148,8 @@ class PrefillQueue:
             return None
         eldest = next(iter(self._last))
         blocks = row_blocks(list(self._last), max_tokens, length=_length)
-        keys = next(block for block in blocks if eldest in block)
+        block = next(block for block in blocks if eldest in block)
+        keys = {(live.epoch, tokens): (live, tokens) for live, tokens in block}.values()
         waiting = {key: self._last.pop(key) for key in keys}
         rows = [tokens for _, tokens in keys]
         lives = [live for live, _ in keys]

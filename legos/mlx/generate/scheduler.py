@@ -192,14 +192,12 @@ class Scheduler:
         self._put_back(results)
         if self._rows:
             self._decode(results)
-        known = self.waiting.known(self.sampler)
-        if known:
-            versions = [sequences[0].live.version for _, sequences, _ in known]
-            self._advance(known, versions, self.sampler.draw_known(known), results)
+        self._draw_known(results)
         busy = bool(self._rows)
         max_tokens = self._limits.chunk_tokens if busy else self._prefill_tokens
         while block := self.waiting.last_draws(max_tokens):
             self._begin(block, results)
+            self._draw_known(results)
             if busy or hurry():
                 break
         block = self.waiting.prefilled(self._rows.room, max_tokens)
@@ -210,6 +208,13 @@ class Scheduler:
         if self.scores:
             self._score(began, alone=not (results or self._busy))
         self._cache_bytes.success()
+
+    def _draw_known(self, results: list[Outcome]) -> None:
+        """Sample the last tokens of waiting rows whose distribution is cached."""
+        known = self.waiting.known(self.sampler)
+        if known:
+            versions = [sequences[0].live.version for _, sequences, _ in known]
+            self._advance(known, versions, self.sampler.draw_known(known), results)
 
     def _score(self, began: float, *, alone: bool) -> None:
         """Compute scores for as long as the rest of the step took.

@@ -137,6 +137,57 @@ def test_several_adapters_speak_side_by_side(room: Callable[..., Any]) -> None:
     assert spoken["rival"] != spoken["policy"] != spoken["base"] != spoken["rival"]
 
 
+def test_equal_weights_under_two_names_are_computed_once(room: Callable[..., Any]) -> None:
+    """A snapshot of the policy costs nothing until the policy's weights change."""
+    one = room("llama", decode_ahead="off")  # distributions are cached where the host samples
+    one.load(1)
+    (alone,) = one.ask([Request(prompt_ids=PROMPT, max_tokens=1, seed=1)])
+    prompts = [(*PROMPT, n) for n in range(10)]
+
+    def ask() -> tuple[float, list[Any]]:
+        """Rows that the same prompts need under both names; what is sampled."""
+        before = one.engine.stats()["rows_computed_total"]
+        names = ("policy", "policy-1")
+        requests = [
+            Request(prompt_ids=p, max_tokens=1, seed=1, adapter=n) for p in prompts for n in names
+        ]
+        answers = one.ask(requests)
+        return one.engine.stats()["rows_computed_total"] - before, answers
+
+    one.make_live(one.adapter(1, name="policy-1"))
+    rows, answers = ask()
+    assert rows == len(prompts)
+    assert answers[::2] == answers[1::2]
+    one.load(2)
+    rows, later = ask()
+    assert rows == len(prompts)  # the snapshot's are known
+    assert later[1::2] == answers[1::2]
+    assert {answer.versions for answer in later[::2]} == {(2,)}
+    one.engine.drop_adapter("policy-1").result()
+    one.load(1)
+    (again,) = one.ask([Request(prompt_ids=PROMPT, max_tokens=1, seed=1)])
+    assert again == alone
+
+
+def test_equal_weights_stay_while_one_name_has_them(room: Callable[..., Any]) -> None:
+    one = room("llama")
+
+    def ask(name: str) -> Any:
+        return one.ask([Request(prompt_ids=PROMPT, max_tokens=4, seed=1, adapter=name)])[0]
+
+    one.load(1)
+    expected = ask("policy")
+    one.make_live(one.adapter(1, name="first"))
+    one.make_live(one.adapter(1, name="second"))
+    one.load(2)
+    assert ask("policy") != expected
+    for name in ("first", "second"):
+        assert ask(name) == expected
+        one.engine.drop_adapter(name).result()
+    assert len(one.engine._scheduler.adapters._slots._slots) == 2  # the base, and what is live
+    assert one.engine.versions() == {"policy": 2}
+
+
 def test_another_version_than_the_one_asked_for_is_refused(room: Callable[..., Any]) -> None:
     one = room("llama")
     for number, (adapter, told) in enumerate(
