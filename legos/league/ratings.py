@@ -140,7 +140,8 @@ def nash_mixture(rewards: FloatArray) -> FloatArray:
     """Which mixture of members no member beats: the Nash equilibrium with the most entropy.
 
     It is that of the zero-sum game in which two sides choose a member each and get
-    (rewards - rewards^T) / 2. Copies of a member share its part, and change no other.
+    (rewards - rewards^T) / 2. Where it is the only equilibrium, copies of a member share its part,
+    and change no other.
 
     Args:
         rewards: [M, M] mean reward of each member (row) against each (column).
