@@ -86,10 +86,11 @@ def leave_one_out(rewards: Floats) -> Floats:
 
 
 class GroupCredit(Comparison):
-    """Groups plays by (scope, arena, task, role) and applies a rule to the rewards of each group.
+    """Groups plays by scope, arena, task and part, and applies a rule to the rewards of each group.
 
-    A group of one play gets advantage 0 and is counted as a singleton. Rewards of single turns are
-    not compared but added unchanged. Seats that are not trained belong to no group.
+    A part is a role and against whom it plays (``returns.part_of``). A group of one play gets
+    advantage 0 and is counted as a singleton. Rewards of single turns are not compared but added
+    unchanged. Seats that are not trained belong to no group.
 
     Attributes:
         rule: [G] rewards -> [G] advantages, for G >= 2.

@@ -13,10 +13,11 @@ __all__ = ["RAECredit"]
 class RAECredit(CreditAssigner):
     """Role-conditioned advantage estimation: A = r - b, then b <- decay * b + (1 - decay) * r.
 
-    There is one baseline per (arena, role); it starts at 0 and is part of the checkpoint. Within
-    one step every play uses the baseline from before the step, so the result does not depend on the
-    order in which plays end. The baseline then moves towards the step's mean, by the weight of its
-    n plays: b <- decay^n b + (1 - decay^n) mean. Seats that are not trained do not change it.
+    There is one baseline per arena, role and rival (``returns.part_of``); it starts at 0 and is in
+    the checkpoint. Within one step every play uses the baseline from before the step, so the result
+    does not depend on the order in which plays end. The baseline then moves towards the step's
+    mean, by the weight of its n plays: b <- decay^n b + (1 - decay^n) mean. Seats that are not
+    trained do not change it.
 
     Source: SPIRAL, arXiv:2506.24119, section 3.3.
     """

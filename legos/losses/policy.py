@@ -1,4 +1,4 @@
-"""The policy losses of the chosen tokens, in one table: a loss is a function and a line.
+"""The policy losses of the chosen tokens, in one table: a loss is a function, a name and a line.
 
 ``xp`` is ``numpy``, ``mlx.core`` or a module with the same functions; arrays are float32 (float64
 in the finite-difference tests). S samples, A chosen tokens of the longest sample.
