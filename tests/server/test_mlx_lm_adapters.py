@@ -13,6 +13,7 @@ import mlx_lm
 import numpy as np
 import pytest
 from backend_steps import logprobs_of
+from compiled import compiling
 from mlx_lm import lora
 from short_runs import NIM
 from starlette.testclient import TestClient
@@ -60,11 +61,8 @@ def written(folder: Path) -> Path:
         "learning_rate": 1e-3,
         "adapter_path": str(folder.parent / "lora"),
     }
-    mx.disable_compile()  # which takes longer than the training
-    try:
+    with compiling(False):  # which takes longer than the training
         lora.run(SimpleNamespace(**{**lora.CONFIG_DEFAULTS, **options}))
-    finally:
-        mx.enable_compile()
     return folder.parent / "lora"
 
 
