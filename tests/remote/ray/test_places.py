@@ -111,6 +111,7 @@ def test_players_in_the_cluster_seat_opponents_of_a_server(cluster: Any, tmp_pat
         assert met(tmp_path / "run", *where, "--arena", "kuhn", shares=shares) == {"past", "random"}
 
 
+@pytest.mark.nightly
 def test_opponents_play_in_two_engines_of_the_cluster(cluster: Any, tmp_path: Path) -> None:
     """Those of an arena with two policies: snapshots of each, and the adapters of another run."""
     (tmp_path / "duel.py").write_text(DUEL)
