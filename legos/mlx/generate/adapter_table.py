@@ -80,13 +80,10 @@ class AdapterTable:
         name, info = adapter.name, adapter.info
         if name == BASE or "@" in name:
             raise AdapterError(f"an adapter cannot be called {name!r}; choose another name")
-        equal = next(
-            (known for known, each in self.infos.items() if each.digest == info.digest), None
-        )
-        if equal is not None:
-            slot, epoch = self._by_name[equal].slot, self._by_name[equal].epoch
-        else:
-            slot, epoch = self._slots.load(adapter), next(self._epochs)
+        names = {each.digest: known for known, each in self.infos.items()}
+        equal = self._by_name.get(names.get(info.digest, ""))
+        slot = equal.slot if equal else self._slots.load(adapter)
+        epoch = equal.epoch if equal else next(self._epochs)
         live = self._by_name.setdefault(name, LiveAdapter(name, info, slot, epoch))
         before = live.slot
         live.info, live.slot, live.epoch = info, slot, epoch
