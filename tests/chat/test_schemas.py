@@ -2,35 +2,15 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from schema_texts import accepts
 
-from legos.builtin import builtin_path
-from legos.chat.grammar import json_grammar
 from legos.chat.schemas import call_schema, closed
-from legos.chat.tokenizer import load_tokenizer
-from legos.records.request import Grammar
 
-TOKENIZER = load_tokenizer(builtin_path())
 Schema = Mapping[str, Any]
-
-
-@cache
-def grammar_of(schema: str) -> Grammar:
-    return json_grammar(schema, TOKENIZER)
-
-
-def accepts(schema: str, text: str) -> bool:
-    """Whether the grammar allows each token of a text, and the end after it."""
-    state = grammar_of(schema).begin()
-    for token in TOKENIZER.encode(text):
-        if state.closed or not state.allowed()[token]:
-            return False
-        state.advance(token)
-    return state.closed or bool(state.allowed()[TOKENIZER.end_ids[0]])
 
 
 def tool(name: str, parameters: Schema | None) -> Schema:
