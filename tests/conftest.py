@@ -47,6 +47,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
+def retries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed request is repeated without a pause."""
+    monkeypatch.setattr("legos.clients.transport.FIRST_PAUSE_S", 0.0)
+
+
+@pytest.fixture
 def dead_port() -> Iterator[int]:
     """A port on which nothing listens, and which nothing else gets."""
     with socket.socket() as held:

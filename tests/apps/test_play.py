@@ -121,8 +121,8 @@ def test_a_server_answers_and_its_thinking_is_hidden() -> None:
     assert order == sorted(order)
 
 
-def test_a_server_that_fails_fails_the_play(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("legos.clients.transport.FIRST_PAUSE_S", 0.0)
+@pytest.mark.usefixtures("retries_at_once")
+def test_a_server_that_fails_fails_the_play() -> None:
     with serving(ScriptedServer(lambda asked: HttpAnswer(b"no money", 500))) as url:
         code, told = played("nim", "1\n", players=Players(seats={}, against=f"{url}/v1"))
     assert code == 1

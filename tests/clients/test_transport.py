@@ -208,11 +208,9 @@ FLAKY = [
 ]
 
 
+@pytest.mark.usefixtures("retries_at_once")
 @pytest.mark.parametrize(("answer", "named"), FLAKY)
-def test_what_may_work_the_next_time_is_asked_again(
-    answer: HttpAnswer, named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("legos.clients.transport.FIRST_PAUSE_S", 0.0)
+def test_what_may_work_the_next_time_is_asked_again(answer: HttpAnswer, named: str) -> None:
     script = ScriptedServer(lambda asked: answer, models=OURS)
     with serving(script) as url:
         with pytest.raises(EndpointError, match=named):
@@ -223,11 +221,9 @@ def test_what_may_work_the_next_time_is_asked_again(
         assert asyncio.run(ask(url)).text == "hi"
 
 
+@pytest.mark.usefixtures("retries_at_once")
 @pytest.mark.parametrize("choice", [{"text": None}, {"message": {"content": None}}, {}])
-def test_an_answer_without_a_text_is_asked_for_again(
-    choice: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("legos.clients.transport.FIRST_PAUSE_S", 0.0)
+def test_an_answer_without_a_text_is_asked_for_again(choice: Any) -> None:
     answers = [HttpAnswer({"choices": [choice]}), HttpAnswer({"choices": [{"text": "hi"}]})]
     with serving(ScriptedServer(lambda asked: answers.pop(0))) as url:
         assert asyncio.run(ask(url, dialect="openai", model="judge")).text == "hi"
@@ -274,8 +270,8 @@ def test_an_answer_that_comes_byte_by_byte_has_the_same_limit() -> None:
         asyncio.run(ask(url, timeout_s=0.5, dialect="legos"))
 
 
-def test_a_pause_that_is_no_number_is_the_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("legos.clients.transport.FIRST_PAUSE_S", 0.0)
+@pytest.mark.usefixtures("retries_at_once")
+def test_a_pause_that_is_no_number_is_the_usual_one() -> None:
     answers = [HttpAnswer(b"", 503, [("retry-after", "\u00b2")]), HttpAnswer(ANSWER)]
     with serving(ScriptedServer(lambda asked: answers.pop(0), models=OURS)) as url:
         assert asyncio.run(ask(url)).text == "hi"

@@ -41,8 +41,7 @@ class WorkingServer(ScriptedServer):
 
 
 @pytest.fixture(autouse=True)
-def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("legos.clients.transport.FIRST_PAUSE_S", 0.0)
+def without_pauses(retries_at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("legos.clients.pool.CHECK_S", 0.05)
 
 

@@ -15,12 +15,6 @@ from legos.remote.vllm.command import VllmOptions, find_vllm, vllm_command, vllm
 StartVllm = Callable[..., ServerProcess]
 
 
-@pytest.fixture
-def retries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failed request is repeated without a pause."""
-    monkeypatch.setattr("legos.clients.transport.FIRST_PAUSE_S", 0.0)
-
-
 @pytest.fixture(scope="session")
 def vllm_program() -> Path:
     """The program of a vLLM that is installed elsewhere."""
