@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 from msgspec import to_builtins
 from msgspec.structs import replace
+from nested_values import nested_values
 from scripted_server import serving
 
 from legos import Message, Sampling, apply_lora, load_model
@@ -67,20 +68,9 @@ def ask(client: EngineClient, sampling: Sampling, count: int = 6) -> list[Comple
     return asyncio.run(go())
 
 
-def unrounded(answer: Completion) -> dict[str, Any]:
-    """Every value of an answer by its place in it.
-
-    A request over HTTP may join another batch, in which log-probabilities round otherwise.
-    """
-    left, found = [("answer", to_builtins(answer))], {}
-    while left:
-        place, value = left.pop()
-        if isinstance(value, dict | list | tuple):
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            left += [(f"{place}.{key}", item) for key, item in items]
-        else:
-            found[place] = value
-    return found
+def values(answer: Completion) -> dict[str, Any]:
+    """A request over HTTP may join another batch, in which log-probabilities round otherwise."""
+    return nested_values(to_builtins(answer))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +89,7 @@ def unrounded(answer: Completion) -> dict[str, Any]:
 def test_answers_are_those_of_the_engine_in_this_process(both: Both, sampling: Sampling) -> None:
     found = ask(both.there.client(), sampling)
     for there, here in zip(found, ask(both.here, sampling), strict=True):
-        assert unrounded(there) == pytest.approx(unrounded(here), abs=1e-5)
+        assert values(there) == pytest.approx(values(here), abs=1e-5)
     assert all(one.trainable and set(one.versions) == {3} for one in found)
 
 
