@@ -12,9 +12,9 @@ __all__ = ["league"]
 def league(run: str, *, snapshot: Flag = False, json: Flag = False) -> None:
     """Show who plays against the policy of a run, and who of them is stronger.
 
-    A rating counts the plays of the policy since a snapshot as those of that snapshot. People are
-    rated by the plays of legos play --name NAME. To let snapshots meet each other in fresh plays:
-    legos tournament RUN@all.
+    A rating counts the plays of the policy since a snapshot as those of that snapshot. A random
+    player has 0, and the oldest snapshot where nobody has met one. People are rated by the plays of
+    legos play --name NAME. To let snapshots meet in fresh plays: legos tournament RUN@all.
 
     Args:
         run: Folder of the run, or its name in runs/.

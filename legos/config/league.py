@@ -21,4 +21,4 @@ class LeagueConfig(Settings):
     """What follows when the policy is clearly weaker than its best snapshot: an alarm alone, the
     end of the run with a checkpoint, or the weights of that snapshot for the next step."""
     collapse_elo: float = knob(100.0, unit="Elo", gt=0)
-    """Fall of the rating, beyond the intervals of both, that counts as a collapse."""
+    """Fall of the rating, where chance does not explain it, that counts as a collapse."""

@@ -8,12 +8,13 @@ from msgspec import Struct, structs
 
 from legos.league.payoffs import PayoffTable, Tally
 from legos.league.pool import Pool, Snapshot
-from legos.league.ratings import Rating, ratings
+from legos.league.ratings import Rating, pool_ratings, ratings
 from legos.losses.alarms import PAGE, Alarm, Level
 
 __all__ = ["Standing", "guard_alarms", "standing"]
 
 SURE = 1.96  # standard errors between a score and 1/2
+FALLEN = 0.995  # level of the interval of a fall, whose best snapshot is the best of several
 ENOUGH = 50.0  # plays from which shares of them say something
 ALL_DRAWS, ONE_SEAT = 0.95, 0.8
 LONGER, LESS_ENTROPY = 2.0, 0.1  # times those of the best snapshot
@@ -26,7 +27,7 @@ class Standing(Struct, frozen=True, kw_only=True):
 
     rating: Rating | None = None  # None: it has met nobody yet
     best: Snapshot | None = None  # the snapshot with the highest rating
-    fall: float = 0.0  # Elo below the best, see ``standing``; 0 where the intervals overlap
+    fall: float = 0.0  # Elo below the best, see ``standing``; 0 where chance explains it
     forgotten: tuple[str, ...] = ()  # members that an earlier snapshot beat, and that beat it now
     draws: float = 0.0  # share of its plays
     seat_gap: float = 0.0  # largest difference of its score between two roles
@@ -74,14 +75,14 @@ def standing(
         return Standing()
     newest = snapshots[-1]
     own = {each.name: each for each in snapshots}
-    met = table.connected(newest.name, pool.present(table.members))
     together = Standing(collusion=_collusion(table, pool, newest) / (unit or 1.0))
-    if len(met) < 2:
+    rated = {each.member: each for each in pool_ratings(table, pool, policy, unit=unit)}
+    if (now := rated.get(newest.name)) is None:
         return together
-    rated = {each.member: each for each in ratings(table, members=met, unit=unit)}
-    now = rated[newest.name]
-    best = max((own[name] for name in met if name in own), key=lambda one: rated[one.name].elo)
-    top = rated[best.name]
+    top = next(each for each in rated.values() if each.member in own)  # the strongest are first
+    best, met = own[top.member], [*rated]
+    below = ratings(table, met, anchor=top.member, level=FALLEN, unit=unit)
+    [lost] = [each for each in below if each.member == newest.name]
     others = [name for name in met if name != newest.name]
     total = sum((table.tally(newest.name, name) for name in others), Tally())
     apart = 1 - np.eye(len(met))
@@ -91,7 +92,7 @@ def standing(
         together,
         rating=now,
         best=best,
-        fall=(top.elo - now.elo) * (unit or usual) / usual if top.low > now.high else 0.0,
+        fall=-lost.elo * (unit or usual) / usual if lost.high < 0 else 0.0,
         forgotten=tuple(
             name
             for name in others
@@ -121,8 +122,8 @@ def guard_alarms(found: Standing, collapse_elo: float, prefix: str) -> Iterator[
     best = "" if found.best is None else found.best.name
     if best and found.fall >= collapse_elo:
         text = (
-            f"the rating is {found.fall:.0f} Elo below that of {best}, and their intervals are "
-            f"apart; lower learning_rate, raise ema_kl_coef, or meet more of the past ({PAST})"
+            f"the rating is {found.fall:.0f} Elo below that of {best}, which chance does not "
+            f"explain; lower learning_rate, raise ema_kl_coef, or meet more of the past ({PAST})"
         )
         yield alarm("fall", text, "error")
     if found.forgotten:

@@ -15,8 +15,16 @@ import numpy as np
 from legos.errors import ArenaError
 from legos.games.graph import FloatArray
 from legos.league.payoffs import PayoffTable
+from legos.league.pool import Pool
 
-__all__ = ["Rating", "cyclic_share", "nash_mixture", "ratings", "strongest_cycle"]
+__all__ = [
+    "Rating",
+    "cyclic_share",
+    "nash_mixture",
+    "pool_ratings",
+    "ratings",
+    "strongest_cycle",
+]
 
 ELO = 400 / math.log(10)
 """Elo points of one unit of log odds."""
@@ -90,6 +98,39 @@ def ratings(
     rows = zip(names, *(column.tolist() for column in columns), strict=True)
     found = [Rating(member=m, elo=e, low=a, high=b, plays=n) for m, e, a, b, n in rows]
     return sorted(found, key=lambda rating: -rating.elo)
+
+
+def pool_ratings(
+    table: PayoffTable,
+    pool: Pool,
+    policy: str | None = None,
+    *,
+    unit: float | None = None,
+    also: Sequence[str] = (),
+) -> list[Rating]:
+    """Rate the snapshots of a league, and whom plays connect with the newest that has met anybody.
+
+    The member ``random`` has 0; where it is not among them, the oldest snapshot, which stays in the
+    pool. So ratings of different steps of a run can be compared.
+
+    Args:
+        table: the plays.
+        pool: the snapshots.
+        policy: whose newest snapshot counts; None: that of the last policy.
+        unit: as for ``ratings``.
+        also: snapshots that have left the pool and are rated nevertheless.
+
+    Returns:
+        Ratings, the strongest first; none: nobody has met.
+    """
+    among = [*dict.fromkeys([*pool.present(table.members), *also])]
+    snapshots = pool.members if policy is None else pool.of(policy)
+    newest = next((each.name for each in reversed(snapshots) if each.name in among), None)
+    met = [] if newest is None else table.connected(newest, among)
+    if len(met) < 2:
+        return []
+    anchor = next(name for name in ("random", *(one.name for one in pool.members)) if name in met)
+    return ratings(table, met, anchor=anchor, unit=unit)
 
 
 def cyclic_share(scores: FloatArray) -> float:

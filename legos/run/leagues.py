@@ -9,7 +9,7 @@ from legos.config.schema import RunConfig
 from legos.league.cast import PERSON
 from legos.league.payoffs import PayoffTable
 from legos.league.pool import Pool
-from legos.league.ratings import ratings
+from legos.league.ratings import pool_ratings
 from legos.records.names import BASE, adapter_name, frozen_name
 from legos.run.checkpoint import newest_whole, read_state
 from legos.run.folder import RunFolder
@@ -88,11 +88,7 @@ class StoredLeague:
         """
         snapshots = [each.name for each in self.pool.members]
         taken = {name: _step(name) for name in self.pool.taken.values()}
-        among = self.pool.present(self.table.members)
-        newest = next((name for name in reversed(snapshots) if name in among), None)
-        among += [name for name in self.met if name not in among]  # those that have left
-        met = [] if newest is None else self.table.connected(newest, among)
-        rated = ratings(self.table, met, unit=self.unit) if len(met) > 1 else []
+        rated = pool_ratings(self.table, self.pool, unit=self.unit, also=self.met)
         order = [each.member for each in rated]
         return {
             "arena": self.arena,

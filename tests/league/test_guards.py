@@ -10,6 +10,7 @@ from legos.config.play import PlayConfig
 from legos.league.guards import Standing, guard_alarms, standing
 from legos.league.payoffs import PayoffTable
 from legos.league.pool import Pool
+from legos.league.ratings import pool_ratings
 
 PLAYS = 200
 
@@ -61,6 +62,26 @@ def test_a_policy_that_improves_has_no_alarm() -> None:
     assert found.metrics()["fall"] == 0.0
 
 
+def test_the_curve_of_a_policy_that_improves_rises_where_no_random_player_is_met() -> None:
+    """Each snapshot is 100 Elo above the one before; the oldest, which stays, has 0."""
+    table, pool, curve = PayoffTable(), Pool(4), list[float]()
+    for step in range(10):
+        for other in pool.of("policy"):
+            score = 1 / (1 + 10 ** ((other.step - step) / 4))
+            meet(table, f"policy@{step}", other.name, score, plays=2000)
+        take(pool, adapter(step), step)
+        if (rating := standing(table, pool, "policy", unit=1.0).rating) is not None:
+            curve.append(rating.elo)
+            assert rating.low < rating.elo < rating.high
+            of_all = {each.member: each for each in pool_ratings(table, pool)}
+            assert of_all[f"policy@{step}"] == rating
+            assert of_all["policy@0"].elo == 0.0
+    assert curve == pytest.approx([100.0 * step for step in range(1, 10)], abs=5.0)
+    for step, score in enumerate((0.5, 0.9)):  # a random player that is met later has 0
+        meet(table, f"policy@{9 * step}", "random", score)
+    assert {each.member: each.elo for each in pool_ratings(table, pool)}["random"] == 0.0
+
+
 def test_a_collapse_is_an_error_that_names_the_best() -> None:
     table = improving()
     for step, share in enumerate((0.2, 0.15, 0.1)):
@@ -108,7 +129,7 @@ def test_wins_that_are_small_do_not_hide_a_loss() -> None:
     found = standing(table, pool_of(2), "policy", unit=8.0)
     usual = ((3 * 1 + 64) / 4) ** 0.5
     assert found.rating is not None
-    assert found.fall == pytest.approx(-2 * found.rating.elo * 8.0 / usual)
+    assert found.fall == pytest.approx(-found.rating.elo * 8.0 / usual)
     assert standing(table, pool_of(2), "policy").fall == 0.0  # by wins alone
 
 

@@ -32,7 +32,7 @@ function arena(league, run, several) {
     several ? h("h2", {}, league.arena) : null,
     h("p.muted", {}, `opponents: ${shares.join(", ")}`),
     h("section.panel", {}, h("h2", {}, "Rating over the steps"), rating(league.elo),
-      h("p.small.muted", {}, "Elo of the policy among the members it has met, with intervals of 95 %; a random player, where it is one of them, has 0.")),
+      h("p.small.muted", {}, "Elo of the policy among the members it has met, with intervals of 95 %; 0 is a random player, where it is one of them, otherwise the oldest snapshot.")),
     h("div.columns", {},
       h("section.panel", {}, h("h2", {}, "Members"), members.length ? table(members) : h("p.muted", {}, "Nobody has met yet."),
         league.alone.length ? h("p.small.muted", {}, `met nobody yet: ${league.alone.join(", ")}`) : null),
