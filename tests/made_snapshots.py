@@ -1,6 +1,6 @@
 """Adapters for the tests of a league."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -20,22 +20,17 @@ def adapter(version: int, *, name: str = "policy", value: float | None = None) -
     return Adapter(name=name, version=version, shape=SHAPE, arrays=arrays)
 
 
-def weak(_: Snapshot) -> float:
-    """All snapshots are equally strong."""
-    return 0.0
-
-
 def take(
     pool: Pool,
     taken: Adapter,
     step: int,
     *,
-    strength: Callable[[Snapshot], float] = weak,
+    elo: Mapping[str, float] | None = None,
     length: float = 0.0,
     entropy: float = 0.0,
 ) -> Snapshot | None:
     """Add the snapshot of an adapter to a pool, unless it has one of that step or weights."""
     snapshot = pool.new(taken, step, length=length, entropy=entropy)
     if snapshot is not None:
-        pool.add(snapshot, strength)
+        pool.add(snapshot, elo or {})
     return snapshot

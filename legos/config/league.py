@@ -13,8 +13,9 @@ class LeagueConfig(Settings):
     snapshot_every: int = knob(10, unit="steps", ge=1)
     """Steps from one snapshot of the policy, which its later versions meet, to the next."""
     snapshots: int = knob(8, ge=2)
-    """Most snapshots of a policy at a time; the newest, the oldest and the strongest stay, and of
-    the others those with the most even ages. Each takes an adapter's memory in every engine."""
+    """Most snapshots of a policy at a time; the newest and the oldest stay, from three on the one
+    with the highest rating, and of the others those with the most even ages. Each takes an
+    adapter's memory in every engine."""
     recent: int = knob(3, ge=1)
     """Number of newest snapshots that the opponent `recent` is drawn from."""
     on_collapse: Literal["report", "stop", "rollback"] = knob("report")

@@ -12,6 +12,7 @@ from legos.arena.matchmaker import ArenaSeats
 from legos.league.cast import Cast, is_adapter
 from legos.league.payoffs import Account, PayoffTable, result
 from legos.league.pool import Pool, Snapshot
+from legos.league.ratings import pool_ratings
 from legos.protocols import Matchmaker, Seat, Seating
 from legos.records.episode import Episode, Task, mean_of
 from legos.records.seeds import mix, uniforms
@@ -115,9 +116,13 @@ class LeagueSeats(Matchmaker):
         """Whether a policy of the arena may be met as a snapshot."""
         return policy != EXPLOITER or EXPLOITERS in self._names
 
-    def strength(self, snapshot: Snapshot) -> float:
-        """How rarely the policy wins against a snapshot."""
-        return -self.score(snapshot)
+    def add(self, snapshot: Snapshot) -> None:
+        """Add a snapshot, which is live in the engines, to the pool; the best by its rating stays.
+
+        Few opponents are snapshots in some runs, so the policy's scores against them tell less.
+        """
+        rated = pool_ratings(self.table, self.pool, snapshot.policy, unit=self.unit or None)
+        self.pool.add(snapshot, {each.member: each.elo for each in rated})
 
     @property
     def playing(self) -> set[str]:

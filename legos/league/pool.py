@@ -1,7 +1,8 @@
 """The pool of a league: snapshots of the trained policies, bounded by a rule, never changed."""
 
 from bisect import bisect_right, insort
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
+from math import inf
 from typing import Any
 
 from msgspec import Struct, structs
@@ -96,19 +97,19 @@ class Pool:
             **figures,
         )
 
-    def add(self, snapshot: Snapshot, strength: Callable[[Snapshot], float]) -> None:
+    def add(self, snapshot: Snapshot, elo: Mapping[str, float]) -> None:
         """Add a snapshot, which is live in the engines; those that are too many leave.
 
         Args:
             snapshot: what ``new`` has returned.
-            strength: how strong a snapshot is; the strongest stays.
+            elo: name -> rating of those that have met anybody; the best of them stays.
         """
         found = self._of.setdefault(snapshot.policy, [])
         insort(found, snapshot, key=lambda one: one.step)
         self.added += 1
         self.taken[snapshot.digest] = snapshot.name
         while len(found) > self.size:  # several, where a resumed run keeps fewer
-            gone = found.pop(_least_missed(found, strength))
+            gone = found.pop(_least_missed(found, elo))
             self.leaving.append((gone, found[-1].step))
 
     def forget(self, *, before: int, but: Container[str] = ()) -> list[Snapshot]:
@@ -139,16 +140,15 @@ class Pool:
         self.taken = dict(state["taken"])
 
 
-def _least_missed(found: list[Snapshot], strength: Callable[[Snapshot], float]) -> int:
+def _least_missed(found: list[Snapshot], elo: Mapping[str, float]) -> int:
     """Index of the snapshot whose absence leaves the smallest gap between its neighbours.
 
-    The oldest, the newest and the strongest stay. So ages stay evenly spread as the run goes on.
+    The oldest and the newest stay, and of three or more the one with the highest rating. So ages
+    stay evenly spread as the run goes on.
     """
-    strongest = max(range(len(found)), key=lambda index: strength(found[index]))
-    inner = [index for index in range(1, len(found) - 1) if index != strongest]
-    candidates = inner or [index for index in range(len(found) - 1) if index != strongest]
-    last = len(found) - 1
+    best = max(found, key=lambda one: elo.get(one.name, -inf))
+    inner = range(1, len(found) - 1)
     return min(
-        candidates,
-        key=lambda index: found[min(index + 1, last)].step - found[max(index - 1, 0)].step,
+        [index for index in inner if found[index] is not best] or inner,
+        key=lambda index: found[index + 1].step - found[index - 1].step,
     )

@@ -194,7 +194,7 @@ class RunLeague:
         try:
             await publisher.publish(replace(adapter, name=snapshot.live))
         finally:  # where that fails the run ends, and publishes it when it is resumed
-            league.pool.add(snapshot, league.strength)
+            league.add(snapshot)
 
     async def _drop_unused(self, step: int, publisher: Publisher) -> None:
         """Drop from the engines what has left the pools and plays no more."""

@@ -15,6 +15,7 @@ from arenas.kuhn import Kuhn
 from legos.arena.arena import Arena, GameArena
 from legos.fakes import ScriptedClient
 from legos.league.cast import Cast
+from legos.league.guards import standing
 from legos.league.matchmaker import LeagueSeats
 from legos.protocols import Seat
 from legos.records.episode import Episode, Rollout, Task, Turn
@@ -165,6 +166,24 @@ def test_spawned_plays_are_drawn_by_their_seeds() -> None:
     found = rivals([arena.seated(Task(id="child"), seed) for seed in range(400)])
     assert found["random"] == pytest.approx(200, abs=40)
     assert league.playing == set()
+
+
+def test_the_best_by_its_rating_stays_although_nobody_meets_it_again() -> None:
+    """Where the policy meets a bot and no snapshot, the bot alone tells which one is strong."""
+    _, league = arena_with({"self": 0.5, "random": 0.5}, snapshots=4)
+    falls: list[float] = []
+    for step, wins in enumerate((50, 95, 60, 70, 70, 70, 70)):
+        snapshot = league.pool.new(adapter(step), 10 * step)
+        assert snapshot is not None
+        league.add(snapshot)
+        for play in range(100):
+            league.record(played("policy", "random", 1.0 if play < wins else -1.0))
+        found = standing(league.table, league.pool, "policy", unit=league.unit)
+        assert found.best is not None
+        falls.append(found.fall)
+    assert found.best.name == "policy@10"
+    assert falls[-4:] == pytest.approx([falls[-1]] * 4, abs=30)
+    assert [each.step for each in league.pool.of("policy")] == [0, 10, 30, 60]
 
 
 def test_players_elsewhere_draw_the_same_from_less() -> None:

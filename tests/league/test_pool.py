@@ -25,11 +25,18 @@ def test_the_oldest_and_the_newest_stay_and_ages_stay_spread() -> None:
         assert gaps[:-1].max() <= 4 * gaps[:-1].min()  # the newest gap is still growing
 
 
-def test_the_strongest_stays() -> None:
+def test_the_best_by_its_rating_stays() -> None:
     pool = Pool(3)
     for step in range(20):
-        take(pool, adapter(step), step, strength=lambda one: float(one.step == 7))
-    assert 7 in [snapshot.step for snapshot in pool.of("policy")]
+        take(pool, adapter(step), step, elo={"policy@7": -1.0, "policy@5": -2.0})
+    assert [snapshot.step for snapshot in pool.of("policy")] == [0, 7, 19]
+
+
+def test_a_pool_of_two_has_the_oldest_and_the_newest() -> None:
+    pool = Pool(2)
+    for step in range(9):
+        take(pool, adapter(step), step, elo={"policy@1": 100.0, "policy@4": 200.0})
+    assert [snapshot.step for snapshot in pool.of("policy")] == [0, 8]
 
 
 def test_equal_weights_are_one_snapshot() -> None:
