@@ -100,7 +100,9 @@ def load_seated(
         if isinstance(league := arena.matchmaker, LeagueSeats):
             policies = [name for name in arena.policies if name != EXPLOITER]
             for name in league.named:
-                for policy, adapter in frozen_adapters(name, policies).items():
+                found = frozen_adapters(name, policies)
+                arena.named_adapters[name] = [adapter.digest for adapter in found.values()]
+                for policy, adapter in found.items():
                     load(adapter)
                     opponents[name, policy] = league.cast.live[name, policy] = adapter.name
             continue
@@ -113,6 +115,7 @@ def load_seated(
                 if (adapter := _found(seat.adapter)) is not None:
                     load(adapter)
                     live[seat.adapter] = adapter.name
+                    arena.named_adapters[seat.adapter] = [adapter.digest]
         if live:
             arena.matchmaker = SeatOverride(partial(renamed, live), arena.matchmaker)
             loaded |= live

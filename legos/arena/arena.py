@@ -9,7 +9,13 @@ from importlib import import_module
 from itertools import accumulate
 from typing import Any
 
-from legos.arena.checks import check_attributes, check_names, checked_rewards, checked_seats
+from legos.arena.checks import (
+    check_attributes,
+    check_names,
+    check_same_adapters,
+    checked_rewards,
+    checked_seats,
+)
 from legos.arena.curriculum import Climb
 from legos.arena.cursor import TaskCursor
 from legos.arena.game import Game
@@ -36,6 +42,9 @@ class Arena(Playable):
     """Base class of arenas: a game, a debate, a proposer and a solver, a set of questions.
 
     Subclasses define ``tasks`` and ``play``; the class attributes of ``Playable`` are settings.
+
+    Attributes:
+        named_adapters: adapter of another run, as seats name it -> digest of each of its policies.
     """
 
     def __init__(
@@ -74,6 +83,7 @@ class Arena(Playable):
         self.seed = seed
         self.cursor = TaskCursor(self)
         self.stores = Stores()
+        self.named_adapters: dict[str, list[str]] = {}
         self._seats: tuple[tuple[object, ...], dict[str, Seat]] = (), {}  # what they are made of
 
     def seats(self, task: Task) -> Mapping[str, Seat]:
@@ -154,12 +164,22 @@ class Arena(Playable):
         return await room.play_step(self, concurrency)
 
     def state(self) -> dict[str, Any]:
-        """The state that a resumed run needs: tasks, curriculum, credit, matchmaker, stores."""
+        """The state that a resumed run needs: tasks, curriculum, credit, matchmaker, stores.
+
+        It also has the digests of ``named_adapters``, which must be the same then.
+        """
         states = {name: part.state() for name, part in self._parts().items()}
-        return {**states, "credit": states.get("credit", {})}
+        return {**states, "credit": states.get("credit", {}), "adapters": self.named_adapters}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what ``state`` returned."""
+        """Take back what ``state`` returned.
+
+        Raises:
+            CheckpointError: an adapter that seats name has other weights.
+        """
+        before = state.get("adapters", {})
+        check_same_adapters(before, self.named_adapters, self.name)
+        self.named_adapters = {**before, **self.named_adapters}
         for name, part in self._parts().items():
             part.restore(state[name])
 

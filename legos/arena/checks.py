@@ -8,7 +8,7 @@ from typing import Any, TypeGuard, cast, get_args
 from legos.arena.answer import Reply
 from legos.arena.game import Utility
 from legos.arena.playable import IllegalMove, Playable
-from legos.errors import ArenaError, did_you_mean, user_code
+from legos.errors import ArenaError, CheckpointError, did_you_mean, user_code
 from legos.protocols import Seat
 from legos.records.episode import Task
 from legos.records.message import Message
@@ -17,6 +17,7 @@ from legos.records.numbers import MAX_REWARD, brief, checked_reward, number, rew
 __all__ = [
     "check_attributes",
     "check_names",
+    "check_same_adapters",
     "check_text",
     "checked_choices",
     "checked_rewards",
@@ -213,6 +214,29 @@ def checked_seats(seats: Any, policies: Sequence[str], source: str) -> Mapping[s
                 "or name the adapter in policies"
             )
     return cast("Mapping[str, Seat]", seats)
+
+
+def check_same_adapters(
+    before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]], arena: str
+) -> None:
+    """Check that the names of adapters mean the same weights as in a checkpoint.
+
+    Args:
+        before: name -> digests of its adapters in the checkpoint.
+        now: the same now.
+        arena: the arena in which they play.
+
+    Raises:
+        CheckpointError: one means others, as where its run has trained on.
+    """
+    for name in before.keys() & now.keys():
+        if before[name] != now[name]:
+            then, here = ("+".join(one[:12] for one in each[name]) for each in (before, now))
+            raise CheckpointError(
+                f"{name}, which plays in arena {arena!r}, had digest {then} in the checkpoint and "
+                f"has {here} now: its results would be those of two players; name the weights that "
+                "it had by their step, RUN@STEP, bring them back, or start a new run"
+            )
 
 
 def check_text(text: object, what: str) -> None:

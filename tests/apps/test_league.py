@@ -196,6 +196,25 @@ def test_a_snapshot_is_asked_of_a_run_that_trains_and_a_policy_it_lacks_is_named
 
 
 @pytest.mark.slow
+def test_an_opponent_that_trained_on_is_refused_until_its_step_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    train(Path("runs/rival"), steps=1)
+    train(Path("runs/run"), "self=0.5", "rival=0.5", steps=1)
+    resume(Path("runs/rival"), 2)
+    capsys.readouterr()
+    assert main(["train", "--resume", "runs/run", "--steps", "2"]) != 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "rival, which plays in arena 'kuhn', had digest" in said
+    named = [each for who in ("self", "rival@1") for each in ("--play.opponents", f"{who}=0.5")]
+    assert main(["train", "--resume", "runs/run", "--steps", "2", *named]) == 0
+    found = read_state(newest_whole(tmp_path / "runs" / "run" / "checkpoints"))
+    assert {"rival", "rival@1"} <= {*found["arenas"]["kuhn"]["matchmaker"]["table"]["members"]}
+
+
+@pytest.mark.slow
 def test_a_person_who_has_played_the_policy_is_rated_among_its_opponents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
