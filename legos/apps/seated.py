@@ -13,7 +13,7 @@ from legos.arena.matchmaker import ArenaSeats, SeatOverride, renamed
 from legos.config.resolve import read_config
 from legos.config.schema import RunConfig
 from legos.errors import CheckpointError, ConfigError, did_you_mean
-from legos.league.cast import BOTS, is_adapter
+from legos.league.cast import BOTS, PERSON, is_adapter
 from legos.league.matchmaker import DRAWS, EXPLOITER, LeagueSeats, with_adapters
 from legos.records.names import BASE, POLICY, frozen_name
 from legos.run.find import find_run, split_place
@@ -38,11 +38,18 @@ def check_opponents_exist(config: RunConfig) -> None:
     A warning names one that was trained on other arenas.
 
     Raises:
-        ConfigError: one is no draw of the league, no bot, no run and no adapter.
+        ConfigError: one is a person, or no draw of the league, no bot, no run and no adapter.
         AdapterError: one is damaged, or was trained on another model.
     """
     for arena, one in config.arenas.items():
-        for name in with_adapters({**one.play.opponents, **one.play.opponents_end}):
+        named = {**one.play.opponents, **one.play.opponents_end}
+        for person in (name for name in named if name.startswith(PERSON)):
+            raise ConfigError(
+                f"play.opponents names {person!r}, but nobody answers for a person while a run "
+                f"trains; their plays are rated beside its opponents: legos play {arena} --against "
+                f"RUN --name {person.removeprefix(PERSON)}"
+            )
+        for name in with_adapters(named):
             try:
                 adapter = named_adapter(name, name=name)
             except CheckpointError as error:

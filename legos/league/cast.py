@@ -66,7 +66,7 @@ class Cast:
             default: the seat of the role that the arena has by default.
 
         Raises:
-            ArenaError: an optimal player cannot be computed.
+            ArenaError: an optimal player cannot be computed, or a person is named.
         """
         client, adapter = self._answers(who, default)
         return replace(default, name=who, client=client, adapter=adapter, trainable=False)
@@ -79,6 +79,11 @@ class Cast:
             if default.role not in self._optimal:
                 self._optimal[default.role] = OptimalBot(default.role, self.best)
             return self._optimal[default.role], POLICY
+        if who.startswith(PERSON):
+            raise ArenaError(
+                f"{who} stands for plays that were kept, and answers no question; to play as that "
+                f"person: legos play {self.arena.name} --name {who.removeprefix(PERSON)}"
+            )
         if who.startswith(URLS):
             url, model = urldefrag(who)
             if who not in self._servers:

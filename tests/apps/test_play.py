@@ -172,6 +172,7 @@ def test_the_end_of_the_input_ends_the_plays() -> None:
     [
         (["nim", "--seat", "first"], "--seat is 'first'; expected ROLE=WHO, such as first=me"),
         (["nim", "--seat", "frist=me"], "names the role 'frist'; did you mean 'first'?"),
+        (["nim", "--against", "person:ada"], "to play as that person: legos play nim --name ada"),
         (["nim", "--against", "nobody"], "nobody holds no run and no adapter"),
         (["nim", "--plays", "0"], "Must be >= 1"),
         (["nmi"], "no arena is called 'nmi'; did you mean 'nim'?"),

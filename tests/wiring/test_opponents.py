@@ -75,6 +75,10 @@ def test_what_does_not_fit_an_arena_is_refused(arena: str, play: Any, message: s
         (["self"], r"--play\.opponents is 'self'; expected a name and its share"),
         (["self=0.5", "self=0.5"], r"--play\.opponents names 'self' twice"),
         (["self=0.5", "pats=0.5"], r"names 'pats', which is no opponent: .*did you mean 'past'\?"),
+        (
+            ["self=0.5", "person:ada=0.5"],
+            r"names 'person:ada', but nobody .* legos play kuhn --against RUN --name ada",
+        ),
         (["self=0.5", "duel-7@3=0.5"], r"'duel-7@3', which .*`legos runs` lists .*did .* 'duel-1'"),
     ],
 )
