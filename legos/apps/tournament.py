@@ -106,7 +106,7 @@ def tournament(
             for mine in order
         },
         "nash": dict(zip(order, map(float, shares), strict=False)),
-        "cyclic_share": float(cyclic_share(table.scores(order))),
+        "cyclic_share": float(cyclic_share(table.scores(order, results.unit))),
     }
 
 

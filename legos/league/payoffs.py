@@ -144,8 +144,15 @@ class PayoffTable:
             left = [other for other in left if other not in near]
         return found
 
-    def scores(self, members: Sequence[str]) -> FloatArray:
-        """[M, M] mean score of each member (row) against each (column); nan: they never met."""
+    def scores(self, members: Sequence[str], unit: float | None = None) -> FloatArray:
+        """[M, M] mean score of each member (row) against each (column); nan: they never met.
+
+        Args:
+            members: the members.
+            unit: the reward that counts as a whole win, as for ``ratings``; None: every win does.
+        """
+        if unit is not None:
+            return 0.5 + self.rewards(members) / (2 * unit)
         return self._matrix(members, lambda tally: tally.score)
 
     def rewards(self, members: Sequence[str]) -> FloatArray:

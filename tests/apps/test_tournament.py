@@ -6,11 +6,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from scripted_server import HttpAnswer, ScriptedServer, serving
 from short_runs import FEW, NIM, Told
 
 from legos.cli.process import main
+from legos.league.ratings import cyclic_share
 
 FAILS = '''
 from legos import Arena, Task
@@ -127,8 +129,12 @@ def test_snapshots_are_spread_over_the_steps(told: Told) -> None:
 def test_a_named_arena_has_its_own_settings_and_others_are_named(
     told: Told, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = told("tournament", "nim", "base", "--arena", "kuhn")
+    found = told("tournament", "nim", "optimal", "random", "--arena", "kuhn")
     assert (found["arena"], found["unit"]) == ("kuhn", 2.0)
+    rows = found["matrix"]
+    rewards = [[row[who]["reward"] if who in row else 0.0 for who in rows] for row in rows.values()]
+    expected = cyclic_share(0.5 + np.array(rewards) / (2 * 2))  # and not of wins
+    assert found["cyclic_share"] == pytest.approx(expected)
     assert "runs/nim was trained on nim, and plays kuhn here" in caplog.text
     alone = told("tournament", "random", "optimal", "--arena", "nim", "--play.options.largest", "4")
     assert alone["matrix"]["optimal"]["random"]["win"] > 0.5

@@ -84,6 +84,8 @@ def test_matrices_have_nan_where_members_never_met() -> None:
     np.testing.assert_allclose(scores, [[nan, nan, 0.5 / 3], [nan, nan, 0], [2.5 / 3, 1, nan]])
     rewards = played().rewards(["b", "a"])
     np.testing.assert_allclose(rewards, [[nan, -2 / 3], [2 / 3, nan]])
+    unit = played().scores(["a", "b"], unit=4.0)
+    np.testing.assert_allclose(unit, [[nan, 0.5 + 2 / 3 / 8], [0.5 - 2 / 3 / 8, nan]])
     assert played().scores(["b", "stranger"]).shape == (2, 2)
     assert played().scores([]).shape == (0, 0)
 

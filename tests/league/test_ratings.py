@@ -147,6 +147,18 @@ def test_the_optimum_at_poker_has_more_chips_and_not_more_wins() -> None:
     assert by_name(ratings(table, unit=2.0))["optimal"].elo > 15
 
 
+def test_with_a_unit_scores_are_those_that_ratings_count() -> None:
+    """Of two members a rating explains every score: no share is left to cycles."""
+    tree = GameTree(Kuhn())
+    best = optimal_policy(tree)
+    assert best is not None
+    table = exact_payoffs(tree, {"random": uniform_policy(tree), "optimal": best})
+    found = by_name(ratings(table, unit=2.0))
+    score = 1 / (1 + 10 ** ((found["random"].elo - found["optimal"].elo) / 400))
+    assert table.scores(["optimal", "random"], unit=2.0)[0, 1] == pytest.approx(score, abs=1e-4)
+    assert table.scores(["optimal", "random"])[0, 1] == pytest.approx(0.5)
+
+
 def test_where_all_wins_are_one_a_unit_changes_nothing() -> None:
     rng = np.random.default_rng(0)
     table = PayoffTable()
