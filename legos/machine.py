@@ -78,13 +78,15 @@ def share_cores(parts: int) -> int:
     """Limit the BLAS threads of each of ``parts`` parts of the program that compute at once.
 
     By default every part starts as many threads as there are cores, and idle threads spin: two
-    parts on two cores took nearly twice as long. It has no effect without such a BLAS (macOS).
+    parts on two cores took nearly twice as long. It has no effect without such a BLAS (macOS), and
+    a part that computes alone keeps the threads that it has.
 
     Returns:
         The number of threads of each part.
     """
     threads = _threads_of_each(parts)
-    threadpool_limits(limits=threads, user_api="blas")
+    if parts > 1:
+        threadpool_limits(limits=threads, user_api="blas")
     return threads
 
 

@@ -68,3 +68,17 @@ def test_a_missing_library_is_hinted_at(monkeypatch: pytest.MonkeyPatch) -> None
     assert "apt install libopenblas0" in hint
     monkeypatch.setattr(machine, "blas", lambda: "BLIS")
     assert machine.blas_hint() is None
+
+
+def test_cores_are_shared_only_among_parts_that_compute_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[tuple[int, str]] = []
+
+    def limit(*, limits: int, user_api: str) -> None:
+        given.append((limits, user_api))
+
+    monkeypatch.setattr(machine, "threadpool_limits", limit)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert [machine.share_cores(parts) for parts in (1, 2)] == [8, 4]
+    assert given == [(4, "blas")]

@@ -309,7 +309,7 @@ def _go(
     kept_awake = awake() if config.loop.keep_awake else nullcontext()
     with trackers(config, folder, run.arenas) as out, kept_awake:
         quiet_collector()
-        share_cores(2)  # play and training
+        share_cores(config.training.parts_at_once)
         asyncio.run(go(*out))
 
 

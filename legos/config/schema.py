@@ -83,6 +83,14 @@ class TrainingConfig(ObjectiveSettings):
     """The output of LoRA is multiplied by lora_alpha / lora_rank, so a learning rate found at one
     rank holds at others."""
 
+    @property
+    def parts_at_once(self) -> int:
+        """Parts of the program that compute at once: play and training, unless they take turns.
+
+        With turns, an evaluation runs beside the next play, and rarely longer than that.
+        """
+        return 2 if self.staleness_limit else 1
+
     def for_model(self, folder: Path, dtype: str) -> Self:
         """A copy in which the model sets what is left out: learning rate, and anchor of the ratios.
 

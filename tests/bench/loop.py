@@ -68,7 +68,7 @@ def bench_loop(work: Workload) -> Mapping[str, Any]:
     config = resolve(recommend=advice).config
     with closing(trainer_of(config, inline=False)) as trainer:
         quiet_collector()
-        share_cores(2)  # as `legos train` does; the bare loops get the same limit
+        share_cores(config.training.parts_at_once)  # as `legos train` does; so for the bare loops
         return _LoopBench(trainer, config, work).run()
 
 
