@@ -1,4 +1,8 @@
-"""The line with a real chat model, against the slower of its two halves alone.
+"""The line with a real chat model, against bare loops of its two halves.
+
+In turns (staleness limit 0, the default), a step takes what both halves take, each with all cores.
+With limit 1 both go on at the same time, each with its part of the cores, and a step takes what the
+slower one takes.
 
 uv run --group real python tests/bench/real.py --json
 
@@ -43,13 +47,16 @@ from legos.wiring.trainer import Trainer, trainer_of
 __all__ = ["RATIOS", "bench_real"]
 
 RATIOS: Mapping[str, Ratio] = {
+    "line_vs_sum_of_halves": Ratio(
+        "speed of play and training in turns, against bare loops of both, one after the other", 0.9
+    ),
     "line_vs_slower_half": Ratio(
-        "speed of play and training together, against the slower of the two alone as a bare loop "
-        "with the cores that each half has in the line",
+        "speed of play and training at the same time, against the slower of the two alone as a "
+        "bare loop with the cores that each half has in the line",
         0.9,
     ),
-    "play_vs_bare": Ratio("speed of play alone, against a bare loop", 0.9),
-    "training_vs_bare": Ratio("speed of training alone, against a bare loop", 0.9),
+    "play_vs_bare": Ratio("speed of play alone, with all cores, against a bare loop", 0.9),
+    "training_vs_bare": Ratio("speed of training alone, with all cores, against a bare loop", 0.9),
     "memory_vs_plan": Ratio("peak memory of the line, against its plan", 1.1, at_most=True),
 }
 ROUNDS = 3
@@ -57,20 +64,42 @@ BARE_TOKENS = 512  # of a pass of the bare loop
 
 
 def bench_real(work: Workload) -> Mapping[str, Any]:
-    """Measure play, training and both together with a real chat model."""
+    """Measure play, training and both with a real chat model, in turns and at the same time."""
     with tempfile.TemporaryDirectory() as temporary:
         model = write_chat_model(Path(temporary) / "float32")
-        config = resolve(overrides={"model": f"{model}", "arena": "sums"}, recommend=advice).config
-        plan: list[str] = []
-        with closing(trainer_of(config, inline=False, tell=plan.append)) as trainer:
-            quiet_collector()
-            share_cores(2)  # as `legos train` does; the bare loops get the same limit
-            return _measure(trainer, config, work, plan)
+        # In turns first, as the limit of threads stays.
+        turns, together = (_measured(f"{model}", limit, work.part(0.5)) for limit in (0, 1))
+    halves = turns["bare_play_s"] + turns["bare_training_s"]
+    slower = max(together["bare_play_s"], together["bare_training_s"])
+    return {
+        "in_turns": turns,
+        "together": together,
+        "ratios": {
+            "line_vs_sum_of_halves": halves / turns["seconds_per_step"],
+            "line_vs_slower_half": slower / together["seconds_per_step"],
+            "play_vs_bare": turns["bare_play_s"] / turns["play_s"],
+            "training_vs_bare": turns["bare_training_s"] / turns["training_s"],
+            "memory_vs_plan": max(
+                figures["peak_gib"] / figures["planned_gib"] for figures in (turns, together)
+            ),
+        },
+    }
+
+
+def _measured(model: str, limit: int, work: Workload) -> dict[str, float]:
+    """The figures of a trainer with a staleness limit."""
+    given = {"model": model, "arena": "sums", "training.staleness_limit": limit}
+    config = resolve(overrides=given, recommend=advice).config
+    plan: list[str] = []
+    with closing(trainer_of(config, inline=False, tell=plan.append)) as trainer:
+        quiet_collector()
+        share_cores(config.training.parts_at_once)  # as `legos train` does; so for the bare loops
+        return _measure(trainer, config, work, plan)
 
 
 def _measure(
     trainer: Trainer, config: RunConfig, work: Workload, plan: Sequence[str]
-) -> dict[str, Any]:
+) -> dict[str, float]:
     play = config.play
     arena = make_arena(config.arena, trainer.client(), play=play, seed=1)
     made: list[Group] = []
@@ -93,18 +122,11 @@ def _measure(
     times, _ = timed_steps(trainer, arena, work.part(0.5).seconds, warm=1, plays=play.concurrency)
     seconds["seconds_per_step"] = (times[-1] - times[0]) / (len(times) - 1)
     peak, planned = mx.get_peak_memory() / 2**30, _planned_gib(plan)
-    slower = max(seconds["bare_play_s"], seconds["bare_training_s"])
     return {
         **seconds,
         "samples_per_s": len(group.samples) / seconds["seconds_per_step"],
         "peak_gib": peak,
         "planned_gib": planned,
-        "ratios": {
-            "line_vs_slower_half": slower / seconds["seconds_per_step"],
-            "play_vs_bare": seconds["bare_play_s"] / seconds["play_s"],
-            "training_vs_bare": seconds["bare_training_s"] / seconds["training_s"],
-            "memory_vs_plan": peak / planned,
-        },
     }
 
 
