@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from legos.losses.alarms import Alarm
 from legos.losses.objective import Objective
+from legos.records.count import Count
 from legos.records.episode import Episode, Task
 from legos.records.message import Completion, Message, Prompt, Sampling, ScoredRows
 from legos.records.names import POLICY, adapter_name
@@ -84,10 +85,9 @@ class BatchClient(Client, Protocol):
         ...
 
     def begin(self, prepared: Any, seed: int, done: Callable[[Completion | Exception], Any]) -> int:
-        """Start a completion in the running event loop; ``done`` gets it, or the error, later.
+        """Start a completion in the running event loop; returns a number for ``cancel``.
 
-        Returns:
-            A number for ``cancel``.
+        ``done`` gets the completion, or the error, later.
         """
         ...
 
@@ -236,6 +236,11 @@ class Engine(Protocol):
 class Backend(Protocol):
     """The part that computes gradients; it owns the trained policies and their optimisers."""
 
+    @property
+    def passes(self) -> Count:
+        """The passes of the ``forward_backward`` that is computed; asked on any thread."""
+        ...
+
     def forward_backward(
         self,
         samples: Sequence[Sample],
@@ -247,8 +252,7 @@ class Backend(Protocol):
     ) -> "Future[PassResult]":
         """Compute loss and gradients of a step's samples, without changing the policy.
 
-        The backend packs the samples. Gradients are kept until ``optim_step``, or until the next
-        call replaces them.
+        The backend packs the samples. It keeps the gradients until ``optim_step`` or the next call.
 
         Args:
             samples: [S] all samples of one optimiser step, at least one.
@@ -326,10 +330,7 @@ class CreditAssigner(Protocol):
 
 
 class Curriculum(Protocol):
-    """Chooses the level of each task from the success of earlier plays, in arenas with levels.
-
-    A subclass inherits what it does not define.
-    """
+    """Chooses the levels of tasks by the success of earlier plays; a subclass inherits the rest."""
 
     def choose(self, levels: Sequence[str], rng: random.Random) -> str:
         """The level of the next task.

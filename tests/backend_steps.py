@@ -1,6 +1,7 @@
 """Steps of any backend, and the arrays of the checkpoint that it writes."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from legos.losses.metrics import skip_reason, step_metrics
 from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
 from legos.protocols import Backend
+from legos.records.count import Count
 from legos.records.names import POLICY
 from legos.records.sample import Sample
 from legos.records.step import PassResult, Stop, Update, never
@@ -65,19 +67,25 @@ def logprobs_of(
 def check_stops(backend: Any, samples: Sequence[Sample], objective: Objective) -> int:
     """Stop a step before each of its passes in turn; nothing changes, and the step can be made.
 
+    The backend counts the passes that have ended.
+
     Returns:
         How often the step asks whether to stop.
     """
-    asked = 0
+    asked, seen = 0, list[Count]()
 
     def stop(after: int) -> bool:
         nonlocal asked
         asked += 1
+        seen.append(replace(backend.passes))
         return asked > after
 
     compute(backend, samples, objective)  # plans the memory of steps
     expected = compute(backend, samples, objective, stop=lambda: stop(1 << 30))
-    most = asked
+    most, planned = asked, seen[0].planned
+    assert {each.ended for each in seen} >= {*range(planned)}
+    assert all(each.planned == planned for each in seen)
+    assert backend.passes.text == ""
     for number in range(most):
         asked = 0
         with pytest.raises(Stopped):

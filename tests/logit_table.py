@@ -26,6 +26,7 @@ from legos.losses.softmax import log_softmax
 from legos.losses.total import BatchArrays
 from legos.protocols import Snapshot
 from legos.records.batch import Batch, make_batch, pad_rows
+from legos.records.count import Count
 from legos.records.limits import EngineLimits, TrainingSize
 from legos.records.names import POLICY
 from legos.records.request import Generated, Request
@@ -193,6 +194,7 @@ class TableBackend:
         self._parts: dict[str, Table] = {"table": {}, "ema": {}, "reference": {}}
         self._gradients: Table | None = None
         self._version = 0
+        self.passes = Count(unit="passes")
 
     @property
     def version(self) -> int:

@@ -25,6 +25,7 @@ from legos.league.matchmaker import LeagueSeats
 from legos.loop.mix import Mix
 from legos.loop.trainer import PolicyTrainer
 from legos.play.table import Table
+from legos.records.count import Count
 from legos.records.episode import Episode, Task
 from legos.records.names import POLICY
 from legos.run.checkpoint import newest_whole, read_state
@@ -83,7 +84,7 @@ class Solo(Duel):
 class Evaluation:
     """Takes a few turns of the event loop and five tokens; one of them waits for ``go_on``."""
 
-    extent = "1 plays"
+    count = Count(1)
 
     def __init__(self) -> None:
         self.tokens_generated = 0

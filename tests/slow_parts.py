@@ -14,6 +14,7 @@ from legos.errors import CheckpointError, EngineError, RequestError, TrainerErro
 from legos.fakes import Asked, ScriptedClient
 from legos.losses.objective import Objective
 from legos.protocols import Snapshot
+from legos.records.count import Count
 from legos.records.episode import Episode
 from legos.records.message import Completion, Prompt, Sampling
 from legos.records.names import POLICY
@@ -173,7 +174,7 @@ def later(nature: Nature, call: Callable[[], Any]) -> "Future[Any]":
 class SlowEvaluation:
     """An evaluation of a few waits, which samples tokens."""
 
-    extent = "1 plays"
+    count = Count(1)
 
     def __init__(self, nature: Nature) -> None:
         self._nature = nature

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from legos.apps.adapters import adapters_beside, loaded, named_adapter
 from legos.apps.seated import load_seated
 from legos.config.resolve import resolve
 from legos.errors import ConfigError
-from legos.league.tournament import Progress
+from legos.records.count import Count
 from legos.run.find import find_run, split_place
 from legos.wiring.arena import make_mix, policies_of
 from legos.wiring.evaluate import evaluation_of
@@ -73,24 +73,22 @@ def evaluate_run(
             )
         if not evaluation.exact:
             sys.stderr.write(f"playing {config.loop.evaluation_plays} plays of {config.title}\n")
-        metrics = asyncio.run(reported(evaluation.metrics()))
+        metrics = asyncio.run(reported(evaluation.metrics(), lambda: evaluation.count))
     return {"arena": metrics["arena"], "policy_version": weights.version, **metrics}
 
 
 async def reported(
-    work: Coroutine[Any, Any, T], progress: Progress | None = None, *, every_s: float = 10.0
+    work: Coroutine[Any, Any, T], count: Callable[[], Count], *, every_s: float = 10.0
 ) -> T:
-    """Await a result, and report on standard error for how long, and how many plays have ended.
+    """Await a result, and report on standard error for how long, and what has been done.
 
     Args:
         work: what is awaited.
-        progress: counts the plays; None: nothing does.
+        count: returns the count of the plays or positions.
         every_s: seconds between two reports.
     """
     started, task = time.monotonic(), asyncio.ensure_future(work)
     while not (await asyncio.wait([task], timeout=every_s))[0]:
-        plays = ""
-        if progress is not None and progress.planned:
-            plays = f" {progress.ended} of {progress.planned} plays,"
-        sys.stderr.write(f"evaluating,{plays} {time.monotonic() - started:.0f} s so far\n")
+        parts = ["evaluating", count().text, f"{time.monotonic() - started:.0f} s so far"]
+        sys.stderr.write(", ".join(filter(None, parts)) + "\n")
     return task.result()

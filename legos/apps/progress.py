@@ -1,7 +1,7 @@
 """What a person sees of a run while it goes on: its steps, and what it does between them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,12 +13,13 @@ from legos.errors import CheckpointError, EngineError
 from legos.installed import own_version
 from legos.loop.concurrency import EngineStats
 from legos.protocols import Tracker
+from legos.records.count import Count
 from legos.run.find import find_run, split_place
 from legos.run.folder import RunFolder
 from legos.run.key_figures import key_figures
 from legos.run.run import Run
 from legos.track.beside import TrackerBeside
-from legos.track.console import LONG_ANSWER, ConsoleTracker
+from legos.track.console import LONG_ANSWER, ConsoleTracker, time_left
 from legos.track.experiment import ExperimentTracker
 from legos.track.jsonl import JsonlTracker
 from legos.track.many import ManyTrackers
@@ -112,6 +113,7 @@ async def shown_while(
 
     async def show() -> None:
         loop, doing, since, tokens = asyncio.get_running_loop(), "", 0.0, 0.0
+        first = since, 0  # look since which parts of the work have ended, and how many had before
         shown, next_example = None, 0.0
         while console is not None:
             await asyncio.sleep(LOOK_S)
@@ -121,10 +123,13 @@ async def shown_while(
             except EngineError:  # the run itself reports it
                 sampled = tokens
             changed = run.doing != doing
+            count = run.count
+            if changed or count.ended < first[1]:
+                first = now, count.ended
             if changed:
                 doing, since, tokens = run.doing, now, sampled
             speed = (sampled - tokens) / max(now - since, LOOK_S)
-            parts = [run.gathered] if run.gathered else []
+            parts = [] if run.stopping else [*_extent(count, now - first[0], first[1])]
             parts += [f"{now - since:.0f} s so far"] if now - since >= 1 else []
             parts += [f"{speed:.0f} tokens/s"] if speed >= 1 else []
             console.wait(", ".join([doing, *parts]), now=changed and run.stopping)
@@ -138,3 +143,12 @@ async def shown_while(
         yield
     finally:
         showing.cancel()
+
+
+def _extent(count: Count, seconds: float, before: int) -> Iterator[str]:
+    """What has been done, and how long the rest takes; ``before`` had ended these seconds ago."""
+    if count.text:
+        yield count.text
+    ended = count.ended - before
+    if ended and (left := time_left((count.planned - count.ended) * seconds / ended)):
+        yield f"about {left}"

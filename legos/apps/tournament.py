@@ -22,13 +22,13 @@ from legos.league.cast import PERSON, URLS, Cast
 from legos.league.ratings import cyclic_share, nash_mixture, ratings
 from legos.league.tournament import (
     Meeting,
-    Progress,
     Results,
     all_pairs,
     exact_results,
     mean_interval,
     played_results,
 )
+from legos.records.count import Count
 from legos.run.find import adapter_of, find_run, split_place
 from legos.run.people import personal_plays
 from legos.wiring.arena import make_arena
@@ -181,7 +181,7 @@ def meet(
     people = [who for who in every if who.startswith(PERSON)]
     members = [who for who in every if who not in people]
     fresh = [pair for pair in meetings if not {*pair}.intersection(people)]
-    arena, progress = _arena(name, config), Progress()
+    arena, count = _arena(name, config), Count()
 
     async def met(cast: Cast) -> Results:
         servers = any(who.startswith(URLS) for who in members)
@@ -196,7 +196,7 @@ def meet(
                 plays=config.loop.evaluation_plays,
                 seed=seed,
                 concurrency=config.play.concurrency,
-                progress=progress,
+                count=count,
             )
         finally:
             await cast.aclose()
@@ -204,7 +204,7 @@ def meet(
     adapters, limits = adapters_of(members, arena.policies), config.generation.limits()
     base = model or config.model
     with cast_of(arena, members, adapters, model=base, limits=limits, api_key=api_key) as cast:
-        results = asyncio.run(reported(met(cast), progress))
+        results = asyncio.run(reported(met(cast), lambda: count))
     if people:
         names = lasting_names(every, adapters, model_of(base, adapters))
         results = _with_people(results, name, arena, config.arenas[name].play, names)

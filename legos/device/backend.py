@@ -22,6 +22,7 @@ from legos.errors import AdapterError, CheckpointError, TrainerError
 from legos.losses.objective import Objective
 from legos.losses.policy import LOSSES
 from legos.protocols import Snapshot
+from legos.records.count import Count
 from legos.records.names import POLICY
 from legos.records.packing import StepSamples, check_token_ids, per_sample
 from legos.records.sample import Sample
@@ -90,6 +91,11 @@ class LoraBackend:
         self._leader = leader or Leader(None)
         self._policies: dict[str, _Policy] = {}
         call(self._prepare, make, first).result()
+
+    @property
+    def passes(self) -> Count:
+        """The passes of the step that is computed, in this process."""
+        return self._device.passes
 
     def forward_backward(
         self,

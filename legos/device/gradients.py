@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legos.losses.objective import Objective
+from legos.records.count import Count
 from legos.records.packing import StepSamples
 from legos.records.step import Stop, never
 from legos.weights.reference import Lora
@@ -40,6 +41,7 @@ class DeviceGradients(Protocol):
 
     xp: Any  # array namespace of the device, with ``value_and_grad`` and ``compile``
     num_vocabulary: int  # token ids of samples are below it
+    passes: Count  # of the step that is computed, in this process; another thread may read it
 
     def array(self, values: Any) -> Any:
         """A float32 copy of an array on the device."""

@@ -20,12 +20,12 @@ from legos.league.payoffs import PayoffTable, Tally, exact_payoffs
 from legos.play.context import PlayContext, play_context
 from legos.play.step import failures, play_each
 from legos.protocols import Scorer, Seat
+from legos.records.count import Count
 from legos.records.episode import Episode, Task
 from legos.records.seeds import mix
 
 __all__ = [
     "Meeting",
-    "Progress",
     "Results",
     "all_pairs",
     "exact_results",
@@ -49,14 +49,6 @@ class Results:
     void: int = 0
     failure: str | None = None  # why the first of them failed
     unit: float | None = None  # largest reward, of a zero-sum game whose wins differ in size
-
-
-@dataclass(slots=True)
-class Progress:
-    """How many plays there are, and how many of them have ended."""
-
-    planned: int = 0
-    ended: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +122,7 @@ async def played_results(
     plays: int,
     seed: int,
     concurrency: int = 256,
-    progress: Progress | None = None,
+    count: Count | None = None,
 ) -> Results:
     """Let pairs of members play, all at the same time, so that their adapters decode together.
 
@@ -144,7 +136,7 @@ async def played_results(
         plays: number of plays of a pair; rounded up so that both have every role equally often.
         seed: seed of the tasks and the plays.
         concurrency: maximum number of plays at the same time.
-        progress: counts the plays.
+        count: counts the plays.
 
     Raises:
         ArenaError: there are fewer than two roles, or a play breaks the rules for plays.
@@ -162,8 +154,8 @@ async def played_results(
         for seating in _seatings(arena, mine, theirs, roles, plays=plays, seed=mix(seed, number))
     ]
     seated = [(_seated(cast, seating, roles), seating.plays) for seating in seatings]
-    with play_context(arena, slots, stores=arena.stores.copy()) as context:
-        found = await _all_played(context, seated, progress or Progress())
+    with play_context(arena, slots, stores=arena.stores.copy(), count=count) as context:
+        found = await _all_played(context, seated)
     table, unit = PayoffTable(sides=2 if len(roles) == PAIR else 1), _unit(cast.tree)
     episodes = [episode for played in found for episode in played]
     for seating, played in zip(seatings, found, strict=True):
@@ -223,14 +215,12 @@ def _seated(cast: Cast, seating: _Seating, roles: Sequence[str]) -> Arena:
 async def _all_played(
     context: PlayContext,
     seated: Sequence[tuple[Arena, Sequence[tuple[Task, int]]]],
-    progress: Progress,
 ) -> list[list[Episode]]:
     """The plays of each seating, without what was said in them, which would be kept."""
-    progress.planned = sum(len(plays) for _, plays in seated)
+    context.count.planned = sum(len(plays) for _, plays in seated)
 
     async def played(arena: Arena, planned: tuple[Task, int]) -> Episode:
         [each] = await play_each(context, arena, [planned])
-        progress.ended += 1
         return each.result()
 
     try:

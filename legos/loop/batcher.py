@@ -39,6 +39,7 @@ from legos.loop.buffer import Buffer
 from legos.loop.deficits import Deficits
 from legos.loop.trainer import References
 from legos.play.step import warn_of
+from legos.records.count import Count
 from legos.records.group import Group
 
 __all__ = ["Batcher"]
@@ -81,6 +82,7 @@ class Batcher:
         self._deficits = deficits
         self._changed = asyncio.Condition()
         self._playing: Counter[tuple[str, int]] = Counter()  # tasks, by arena and version
+        self._counts: dict[tuple[Any, ...], tuple[int, Count]] = {}  # group -> its tasks and plays
         self._taken: dict[str, list[Group]] = {}  # the groups that are being trained on
         self._versions: Mapping[str, int] = {}  # policy -> its newest version
         self._ending: Exception | None = None
@@ -103,13 +105,14 @@ class Batcher:
         return sum(group.num_tokens for buffer in self.buffers.values() for group in buffer.queued)
 
     @property
-    def gathered(self) -> tuple[int, int]:
-        """Tasks that wait for the trainer, and those of one step; 0 where tokens make a step."""
-        if self._deficits is not None:
-            return 0, 0
-        buffers = self.buffers.values()
-        waiting = sum(group.num_tasks for buffer in buffers for group in buffer.queued)
-        return waiting, sum(buffer.tasks_per_step for buffer in buffers)
+    def plays(self) -> Count:
+        """The plays of the next step, as far as they are known, and all plays that run."""
+        counts = [count for _, count in self._counts.values()]
+        running = sum(count.begun - count.ended for count in counts)
+        planned, ended = sum(count.planned for count in counts), sum(c.ended for c in counts)
+        if not self.in_turns:
+            planned, ended = self._plays_of_step(planned)
+        return Count(planned, ended + running, ended)
 
     @property
     def queued(self) -> Mapping[str, Sequence[Group]]:
@@ -139,7 +142,12 @@ class Batcher:
             if self._ending:
                 raise Stopped
             self._playing[group.arena, self._newest] += group.num_tasks
+            self._counts[_key(group)] = group.num_tasks, Count(len(group.plays))
             return replace(group, admitted_version=self._newest)
+
+    def count(self, group: Group) -> Count:
+        """What counts the plays of an admitted group."""
+        return self._counts[_key(group)][1]
 
     async def put(self, group: Group, references: References | None = None) -> None:
         """Add a played group; it is in the buffer even if the caller is cancelled here.
@@ -156,6 +164,7 @@ class Batcher:
         finally:
             self._playing[group.arena, group.admitted_version] -= group.num_tasks
             self._playing = +self._playing
+            self._counts.pop(_key(group), None)
             await self._wake()
 
     async def take(self, versions: Mapping[str, int]) -> list[Group]:
@@ -290,18 +299,39 @@ class Batcher:
         steps, deficits = self._limit + 1, self._deficits
         if deficits is None or not buffer.tokens_per_task:
             training = sum(group.num_tasks for group in self._taken.get(buffer.arena, ()))
-            samples = buffer.samples_per_task * buffer.tasks_per_step
-            rounds = 1
-            if deficits is None and samples:
-                rounds = math.ceil(self._min_samples / samples)
             pending = playing + buffer.num_live_tasks + training
-            return pending + num_tasks <= steps * rounds * buffer.tasks_per_step
+            return pending + num_tasks <= steps * self._tasks_of_step(buffer)
         tokens = playing * buffer.tokens_per_task + buffer.num_tokens
         steps -= self.training  # the deficits are already those after the step in training
         room = steps * deficits.part(buffer.arena) + deficits.tokens[buffer.arena]
         if deficits.borrow and not self.training and self._sizes() is None:
             room = max(room, deficits.tokens_per_step)
         return tokens < room
+
+    def _tasks_of_step(self, buffer: Buffer) -> int:
+        """Number of tasks of one step, without a token budget or before its tokens are known."""
+        samples, rounds = buffer.samples_per_task * buffer.tasks_per_step, 1
+        if self._deficits is None and samples:
+            rounds = math.ceil(self._min_samples / samples)
+        return rounds * buffer.tasks_per_step
+
+    def _plays_of_step(self, playing: int) -> tuple[int, int]:
+        """Plays of the next step, and those that have ended: of the groups that wait or end first.
+
+        Each task counts as many plays as those that are played now have on average; 0 where none
+        is played, or where tokens make a step.
+        """
+        if self._deficits is not None or not self._counts:
+            return 0, 0
+        [buffer] = self.buffers.values()
+        tasks = self._tasks_of_step(buffer)
+        plays_per_task = playing / sum(number for number, _ in self._counts.values())
+        left, ended = tasks - buffer.num_tasks, min(tasks, buffer.num_tasks) * plays_per_task
+        for number, count in sorted(self._counts.values(), key=lambda c: c[1].planned - c[1].ended):
+            if left > 0:
+                left, ended = left - number, ended + count.ended
+        planned = round(tasks * plays_per_task)
+        return planned, min(planned, round(ended))
 
     def _lacks(self) -> dict[str, float]:
         """Name of each arena -> what the next step still needs of it (tokens, or 1 or 0)."""
@@ -354,3 +384,8 @@ class Batcher:
         if not enough:
             self._changed.notify_all()  # dropping samples may allow a new play
         return enough
+
+
+def _key(group: Group) -> tuple[Any, ...]:
+    """What tells a planned group from all others."""
+    return group.arena, group.round, group.numbers

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from statistics import fmean
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from legos.games.exact import GameReport, evaluate
 from legos.games.scored import enumerated, scored_policy
 from legos.play.step import play_all, warn_of
 from legos.protocols import Scorer
+from legos.records.count import Count
 from legos.records.episode import Episode
 
 __all__ = ["ArenaEvaluation", "MixEvaluation", "flat_metrics"]
@@ -31,6 +32,7 @@ class ArenaEvaluation:
 
     Attributes:
         episodes: the plays of the newest evaluation; none where it is exact.
+        count: what it asks the policy, and how many of its plays have begun and ended.
     """
 
     def __init__(
@@ -62,7 +64,10 @@ class ArenaEvaluation:
         self._temperature = temperature
         self._concurrency = concurrency
         self.episodes: Sequence[Episode] = ()
+        self.count = Count(plays)
         self._tree = enumerated(arena)
+        if self._tree is not None:
+            self.count = Count(len(self._tree.graph.points), unit="positions")
         if self._tree is not None and (reason := self._tree.unsolved) is not None:
             logger.warning("%s: no metrics of optimal play: %s", arena.name, reason)
 
@@ -70,13 +75,6 @@ class ArenaEvaluation:
     def exact(self) -> bool:
         """Whether the metrics are computed exactly, without any play."""
         return self._tree is not None
-
-    @property
-    def extent(self) -> str:
-        """What it asks the policy, for people: "64 plays", or "4,520 positions"."""
-        if self._tree is None:
-            return f"{self._plays:,} plays"
-        return f"{len(self._tree.graph.points):,} positions"
 
     async def metrics(self, *, adapters: Mapping[str, str] | None = None) -> dict[str, Any]:
         """The evaluation as JSON values; a metric that the arena does not define is None.
@@ -116,7 +114,7 @@ class ArenaEvaluation:
 
     async def _played(self, adapters: Mapping[str, str]) -> dict[str, Any]:
         """Means over plays that are not trained on, and the number of plays that did not end."""
-        arena = self._arena
+        arena, self.count = self._arena, Count(self._plays)
         episodes = await play_all(
             arena,
             plays_from(arena, SEED, self._plays),
@@ -124,6 +122,7 @@ class ArenaEvaluation:
             temperature=self._temperature,
             adapters=adapters,
             stores=arena.stores.copy(),
+            count=self.count,
         )
         self.episodes = episodes
         warn_of(episodes, where="in an evaluation ")
@@ -147,6 +146,7 @@ class MixEvaluation:
             evaluations: name of each arena -> its evaluation.
         """
         self._evaluations = dict(evaluations)
+        self._evaluated = next(iter(evaluations))  # the arena that is evaluated now
 
     @property
     def episodes(self) -> Sequence[Episode]:
@@ -159,15 +159,17 @@ class MixEvaluation:
         return all(each.exact for each in self._evaluations.values())
 
     @property
-    def extent(self) -> str:
-        """What it asks in each arena, for people."""
-        return ", ".join(f"{name} {each.extent}" for name, each in self._evaluations.items())
+    def count(self) -> Count:
+        """That of the arena that is evaluated now."""
+        count = self._evaluations[self._evaluated].count
+        return replace(count, unit=f"{count.unit} of {self._evaluated}")
 
     async def metrics(self, *, adapters: Mapping[str, str] | None = None) -> dict[str, Any]:
         """``arena``: the names of all; ``arenas``: name of each -> its metrics."""
-        found = {
-            name: await each.metrics(adapters=adapters) for name, each in self._evaluations.items()
-        }
+        found: dict[str, Any] = {}
+        for name, each in self._evaluations.items():
+            self._evaluated = name
+            found[name] = await each.metrics(adapters=adapters)
         return {"arena": "+".join(found), "arenas": found}
 
 

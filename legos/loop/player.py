@@ -9,6 +9,7 @@ staleness limit 0, where the trainer waits for all of them anyway.
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 from legos.arena.arena import Arena
 from legos.arena.cursor import Split
@@ -105,7 +106,8 @@ class Player:
             return  # running plays may finish, or are cancelled with the player
 
     async def _play(self, context: PlayContext, group: Group) -> None:
-        episodes = await self._play_group(context, self._arena, group.plays)
+        counted = replace(context, count=self._batcher.count(group))
+        episodes = await self._play_group(counted, self._arena, group.plays)
         played = finish_group(self._arena, group, episodes, self._credit)
         playing = sum(len(each.plays) for each in self._unfinished.values())
         del self._unfinished[group.round, group.numbers]

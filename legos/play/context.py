@@ -15,6 +15,7 @@ from legos.arena.store import Stores
 from legos.play.positions import Positions
 from legos.play.watch import Watch
 from legos.protocols import Seat
+from legos.records.count import Count
 from legos.records.episode import Task
 from legos.sandbox.calls import CallPool
 
@@ -32,6 +33,7 @@ class PlayContext:
     adapters: Mapping[str, str] = field(default_factory=dict[str, str])
     """Policy -> adapter that answers for its trained seats; none: that of each seat."""
     stores: Stores | None = None  # that plays use; None: those of each arena
+    count: Count = field(default_factory=Count)  # of the plays, without spawned ones
     _positions: WeakKeyDictionary[Arena, Positions] = field(
         default_factory=WeakKeyDictionary[Arena, Positions]
     )
@@ -66,9 +68,11 @@ class PlayContext:
 def play_context(
     arena: Arena,
     slots: asyncio.Semaphore,
+    *,
     temperature: float | None = None,
     adapters: Mapping[str, str] | None = None,
     stores: Stores | None = None,
+    count: Count | None = None,
 ) -> Generator[PlayContext]:
     """Within the block, plays of an arena can run, under its time limits.
 
@@ -77,4 +81,5 @@ def play_context(
     """
     check_attributes(arena)
     with Watch(arena) as watch, closing(CallPool()) as calls:
-        yield PlayContext(watch, slots, calls, temperature, adapters or {}, stores)
+        settings = temperature, adapters or {}, stores, count or Count()
+        yield PlayContext(watch, slots, calls, *settings)

@@ -96,6 +96,7 @@ class GamePlays:
     def _start(self, index: int, task: Task, seed: int) -> None:
         """Start a play, which has a slot."""
         arena = self._arena
+        self._context.count.begun += 1
         try:
             seats = self._context.seats(arena, task, seed)
             play = _GamePlay(index, arena, task, seats, seed=seed)
@@ -220,5 +221,6 @@ class GamePlays:
     def _end(self, index: int, episode: Episode) -> None:
         self._episodes[index] = episode
         self._num_ended += 1
+        self._context.count.ended += 1
         if self._num_ended == len(self._plays) and not self._all_ended.done():
             self._all_ended.set_result(None)

@@ -1,6 +1,7 @@
 """Run many plays of an arena at the same time, and make the batch of one step."""
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
@@ -22,6 +23,7 @@ from legos.play.play_state import PlayState
 from legos.play.slot import Slot
 from legos.play.table import Table
 from legos.protocols import CreditAssigner
+from legos.records.count import Count
 from legos.records.episode import Episode, Task
 from legos.records.group import Group
 
@@ -139,6 +141,7 @@ async def play_all(
     temperature: float | None = None,
     adapters: Mapping[str, str] | None = None,
     stores: Stores | None = None,
+    count: Count | None = None,
 ) -> list[Episode]:
     """Play tasks, each with the seed of its play; returns the episodes in the same order.
 
@@ -150,13 +153,14 @@ async def play_all(
         adapters: policy -> adapter that answers for its trained seats, also in spawned plays;
             None: that of each seat.
         stores: stores that plays use, spawned ones too; None: those of each arena.
+        count: counts the plays that begin and end; None: nobody reads it.
 
     Raises:
         ArenaError: an attribute of the arena is invalid, or a play breaks the rules for plays.
         EngineError: the engine has died.
     """
     with play_context(
-        arena, slots, temperature=temperature, adapters=adapters, stores=stores
+        arena, slots, temperature=temperature, adapters=adapters, stores=stores, count=count
     ) as context:
         return await play_each(context, arena, plays)
 
@@ -205,13 +209,14 @@ async def _play_one(
     async with Slot(context.slots) as slot:
         source = f"play() of arena {arena.name!r}"
         table: Table | None = None
+        context.count.begun += 1
         try:
             table = Table(
                 arena,
                 task,
                 seed=seed,
                 slot=slot,
-                spawn=partial(play_each, context),
+                spawn=partial(play_each, dataclasses.replace(context, count=Count())),
                 context=context,
                 parent=parent,
             )
@@ -219,6 +224,8 @@ async def _play_one(
             return episode_of(table, rewards_of(table, returned, source))
         except Exception as raised:  # a failed play is counted and shown, but never trained on
             return episode_after(raised, table or PlayState(arena, task, {}, seed=seed))
+        finally:
+            context.count.ended += 1
 
 
 def _awaitable(played: Any, source: str) -> Awaitable[Any]:

@@ -16,6 +16,7 @@ from legos.errors import ConfigError
 from legos.loop.evaluation import flat_metrics
 from legos.loop.ledger import Ledger
 from legos.protocols import Publisher, Tracker
+from legos.records.count import Count
 from legos.records.episode import Episode
 from legos.records.names import evaluated_name
 from legos.run.background import Background
@@ -39,8 +40,8 @@ class Evaluation(Protocol):
         ...
 
     @property
-    def extent(self) -> str:
-        """What one evaluation asks the policy, for people."""
+    def count(self) -> Count:
+        """What one evaluation asks the policy, and how much of the running one is done."""
         ...
 
     async def metrics(self, *, adapters: Mapping[str, str] | None = None) -> Results:
@@ -107,11 +108,6 @@ class Evaluations:
         self.step: int | None = None
         self.pinned: tuple[int, Mapping[str, int]] | None = None
         self._best: tuple[str, int, float] | None = None  # metric, step, value of the best
-
-    @property
-    def extent(self) -> str:
-        """What one evaluation asks the policy, for people: "64 plays"."""
-        return self._evaluation.extent
 
     @property
     def kept_steps(self) -> set[int]:

@@ -24,6 +24,7 @@ from legos.loop.trained import importance_ratios
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.play.step import play_each
 from legos.protocols import Snapshot, Tracker
+from legos.records.count import Count
 from legos.records.episode import Episode
 from legos.records.group import Group
 from legos.remote.publish.engine import reaching
@@ -93,12 +94,9 @@ class Run:
         self.arenas = tuple(self._mix.arenas)
         self._trainer = trainer
         self._settings, self._episode_concurrency = settings, episode_concurrency
-        self._base_model = base_model
-        self._count_tokens = count_tokens
-        self._engine_stats = engine_stats
-        self._play = play
-        self._clock = clock
-        self._saved = clock()
+        self._base_model, self._play, self._evaluation = base_model, play, evaluation
+        self._count_tokens, self._engine_stats = count_tokens, engine_stats
+        self._clock, self._saved = clock, clock()
         self.speed = Speed(engine_stats, clock)
         self.example: Episode | None = None
         self._batcher = batcher_of(trainer, self._mix)
@@ -160,15 +158,15 @@ class Run:
         if self.stopping:
             return "stopping, after a checkpoint (Ctrl-C again: at once, without it)"
         if self._awaits_evaluation:
-            return f"evaluating step {self.step} ({self._evaluations.extent})"
+            return f"evaluating step {self.step}"
         return f"{'training' if self._batcher.training else 'playing for'} step {self.step + 1}"
 
     @property
-    def gathered(self) -> str:
-        """How much of the next step has been played: "9 of 16 tasks"; empty: not known."""
-        waiting, tasks = self._batcher.gathered
-        playing = waiting and not (self._batcher.training or self._awaits_evaluation)
-        return f"{min(waiting, tasks)} of {tasks} tasks" if playing and not self.stopping else ""
+    def count(self) -> Count:
+        """How far that has come."""
+        if self._awaits_evaluation:
+            return self._evaluation.count
+        return self._trainer.backend.passes if self._batcher.training else self._batcher.plays
 
     @property
     def _due(self) -> bool:

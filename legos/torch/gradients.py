@@ -27,6 +27,7 @@ from legos.losses.objective import Objective
 from legos.losses.total import BatchArrays, Terms, token_loss, token_terms
 from legos.records.batch import Batch
 from legos.records.chunks import chunks_of
+from legos.records.count import Count
 from legos.records.packing import StepRows, StepSamples, step_rows
 from legos.records.step import MICRO_BATCH_TOKENS, BackendConfig, Stop, never
 from legos.torch.arrays import TorchArrays
@@ -77,6 +78,7 @@ class TorchGradients:
         self._arrays: Arrays = {}
         self.xp: Any = TorchArrays(model.device)
         logits = CHUNK_LOGITS[model.device.type]
+        self.passes = Count(unit="passes")
         self._num_positions = max(MIN_POSITIONS, logits // model.num_vocabulary)
 
     def array(self, values: Any) -> Tensor:
@@ -141,9 +143,11 @@ class TorchGradients:
             for name, array in self._arrays.items()
         }
         install(self._modules, leaves)
+        self.passes = count = Count(len(plan[rank::size]), unit="passes")
         try:
             for one in plan[rank::size]:
                 self._check(stop)
+                count.begun += 1
                 batch, members = pass_batch(step, rows, one)
                 value, counted, reported = self._of_pass(batch, one, objective, others)
                 totals[0] += value.item()
@@ -151,12 +155,14 @@ class TorchGradients:
                 found = reported.cpu().numpy()
                 for place, (index, mask) in enumerate(zip(members, batch.mask, strict=True)):
                     of_tokens[:, ends[index] - mask.sum() : ends[index]] = found[:, place, mask]
+                count.ended += 1
             if rank >= len(plan) % size > 0:  # the others need this one's shards for one more pass
                 self._check(stop)
                 idle = StepSamples(samples=step.samples, weights=[0.0] * len(step.samples))
                 self._of_pass(pass_batch(idle, rows, plan[-1])[0], plan[-1], objective, others)
         finally:
             install(self._modules, self._arrays)
+            self.passes = Count(unit="passes")
         gradients = {
             name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
             for name, leaf in leaves.items()

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from legos.protocols import Tracker
 
-__all__ = ["COLUMNS", "LONG_ANSWER", "Column", "ConsoleTracker"]
+__all__ = ["COLUMNS", "LONG_ANSWER", "Column", "ConsoleTracker", "time_left"]
 
 Metrics = Mapping[str, float | int | None]
 T = TypeVar("T")
@@ -25,7 +25,8 @@ _ROWS = 10  # number of newest steps shown
 _EVALUATED_ROWS = 6  # number of newest evaluated steps shown above them
 _TRENDS, _BARS = 3, "▁▂▃▄▅▆▇█"  # metrics below the table, and the heights of their values
 _WIDTH = 32  # bars of a metric
-_SLOW_S = 10.0  # without a terminal, a line at the latest after this time
+_FIRST_S = 2.0  # without a terminal, a line at the latest after this time before the first step
+_SLOW_S = 10.0  # the same after a step
 LONG_ANSWER = 8  # tokens of an answer from which on tokens per second are shown, not moves
 
 
@@ -96,7 +97,7 @@ class ConsoleTracker(Tracker):
         self._arenas = arenas if len(arenas) > 1 else ()
         self._clock = clock
         self._began = self._shown_at = clock()  # the latter: time at which a step was shown
-        self._next_wait = self._began + _SLOW_S  # time from which on a line says what the run does
+        self._next_wait = self._began + _FIRST_S  # time from which on a line says what the run does
         self._ended_at: dict[int, float] = {}  # step -> time at which it ended; the newest
         self._doing = ""  # what the run does
         self._rows: dict[int, Metrics] = {}  # newest steps, in ascending order
@@ -186,21 +187,18 @@ class ConsoleTracker(Tracker):
     def _show(self, step: int, metrics: Metrics) -> None:
         """Print the line of a step, or draw the whole table."""
         self._shown_at = self._clock()
-        self._next_wait = self._shown_at + _SLOW_S
+        self._next_wait = self._shown_at + (_SLOW_S if step else _FIRST_S)
         if self._live is None:
             self.say(self._line(step, metrics))
         else:
             self._live.update(self._table(), refresh=True)
 
     def _time_left(self) -> str:
-        """``12 min left``, by the time of the newest steps; empty for less than a minute."""
+        """How long the run goes on, by the time of the newest steps."""
         if not self._ended_at:
             return ""
         (before, start), *_, (step, end) = [*self._ended_at.items()] * 2
-        seconds = (end - start) / max(step - before, 1) * (self._num_steps - step)
-        if seconds < 60:
-            return ""
-        return f"{seconds / 60:.0f} min left" if seconds < 5400 else f"{seconds / 3600:.1f} h left"
+        return time_left((end - start) / max(step - before, 1) * (self._num_steps - step))
 
     def _columns(self) -> list[Column]:
         """The columns with a value; with several arenas, those of each carry its name."""
@@ -260,6 +258,13 @@ class ConsoleTracker(Tracker):
             first, last = (format(value, column.form) for value in (values[0], values[-1]))
             text = f"{column.title:>{width}} {_bars(values)}  {first} → {last}"
             yield Text(text, no_wrap=True, overflow="ellipsis")
+
+
+def time_left(seconds: float) -> str:
+    """``12 min left``; empty for less than a minute."""
+    if seconds < 60:
+        return ""
+    return f"{seconds / 60:.0f} min left" if seconds < 5400 else f"{seconds / 3600:.1f} h left"
 
 
 def _bars(values: Sequence[float]) -> str:

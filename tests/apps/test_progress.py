@@ -1,18 +1,21 @@
 """What the console shows of a run while no step ends."""
 
 import asyncio
+import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from short_runs import FEW
 from virtual_time import in_virtual_time
 
 from legos.apps.progress import shown_while, trackers
 from legos.cli.process import main
 from legos.config.schema import RunConfig
 from legos.errors import EngineError
+from legos.mlx.train.pace import PassPace
+from legos.records.count import Count
 from legos.records.episode import Episode, Rollout, Task, Turn
 from legos.records.message import Completion, Message
 from legos.run.folder import RunFolder
@@ -20,27 +23,32 @@ from legos.track.console import ConsoleTracker
 
 SLOW = """
 import asyncio
+from itertools import count
 from pathlib import Path
 from legos import Arena, Task
 
 
+numbers = count()
+
+
 class Slow(Arena):
     def tasks(self, rng):
-        yield Task(id="only")
+        yield from (Task(id=f"{number}") for number in count())
 
     async def play(self, t):
-        before = len(shown())
-        for _ in range(200):
-            if len(shown()) > before:
-                break
-            await asyncio.sleep(0.1)
+        if next(numbers) % 2:
+            before = shown()
+            for _ in range(200):
+                if shown() > before:
+                    break
+                await asyncio.sleep(0.1)
         await t.ask("player", "Say a word.", max_tokens=3)
         return {"player": t.rng.random()}
 
 
 def shown():
     place = Path("shown")
-    return place.read_text() if place.exists() else ""
+    return place.read_text().count("running") if place.exists() else 0
 """
 
 
@@ -50,7 +58,7 @@ class Shown:
     def __init__(self, *doing: str) -> None:
         self._doing = [*doing]
         self.stopping = False
-        self.gathered = ""
+        self.count = Count()
         self.example: Episode | None = None
         self.lines: list[tuple[str, bool]] = []
 
@@ -88,11 +96,20 @@ def test_the_console_shows_for_how_long_and_how_fast() -> None:
     ]
 
 
-def test_the_console_shows_how_much_of_the_next_step_has_been_played() -> None:
+def test_the_console_shows_what_has_been_done_and_how_long_the_rest_takes() -> None:
+    async def played(run: Any) -> None:
+        run.count = Count(128, begun=128)
+        async with shown_while(run, run, dict):
+            for run.count.ended in (4, 8, 12, 0):
+                await asyncio.sleep(4.0)
+
     run = Shown("playing for step 1")
-    run.gathered = "9 of 16 tasks"
-    in_virtual_time(shown(run, 1.5, dict))
-    assert run.lines == [("playing for step 1, 9 of 16 tasks", False)]
+    in_virtual_time(played(run))
+    lines = [line for line, _ in run.lines]
+    assert lines[0] == "playing for step 1, 4 of 128 plays, 124 running"
+    done = "12 of 128 plays, 116 running, about 2 min left"
+    assert lines[8] == f"playing for step 1, {done}, 8 s so far"
+    assert lines[12] == "playing for step 1, 0 of 128 plays, 128 running, 12 s so far"
 
 
 def test_a_stop_is_shown_at_once_also_where_the_engine_is_dead() -> None:
@@ -150,10 +167,12 @@ def answered(asked: str, said: str, num_tokens: int) -> Episode:
 
 
 @pytest.mark.slow
-def test_a_run_shows_what_it_does_while_no_play_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("limit", "running", "parts"), [(0, 4, 1), (1, 8, 2)])
+def test_a_run_shows_how_far_it_has_come(
+    limit: int, running: int, parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each play lasts until something is shown."""
+    """Every second play, and the first pass, last until it is shown how many have ended."""
+    shared, begin = list[int](), PassPace.begin
     monkeypatch.chdir(tmp_path)
     Path("slow.py").write_text(SLOW)
 
@@ -161,11 +180,25 @@ def test_a_run_shows_what_it_does_while_no_play_ends(
         with Path("shown").open("a") as file:
             file.write(f"{doing}\n")
 
+    def wait_in_pass(self: PassPace) -> None:
+        begin(self)
+        for _ in range(200):
+            if "pass" in Path("shown").read_text():
+                break
+            time.sleep(0.1)
+
     monkeypatch.setattr(ConsoleTracker, "wait", wait)
-    command = ["train", "--arena", "slow.py:Slow", *FEW, "--steps", "1", "--out", "run"]
-    assert main([*command, "--loop.evaluation-plays", "2"]) == 0
-    lines = Path("shown").read_text().split("\n")
-    assert {"evaluating step 0 (2 plays)", "playing for step 1"} <= {*lines}
+    monkeypatch.setattr(PassPace, "begin", wait_in_pass)
+    monkeypatch.setattr("legos.apps.train.share_cores", shared.append)
+    tasks = ["--play.tasks-per-step", "2", "--play.group-size", "4"]
+    command = ["train", "--arena", "slow.py:Slow", *tasks, "--steps", "1", "--out", "run"]
+    lag = ["--training.staleness-limit", f"{limit}", "--training.micro-batch-tokens", "16"]
+    assert main([*command, *lag, "--loop.evaluation-plays", "4"]) == 0
+    told = Path("shown").read_text()
+    assert "evaluating step 0, 2 of 4 plays, 2 running" in told
+    assert f"playing for step 1, 4 of 8 plays, {running} running" in told
+    assert re.search(r"training step 1, pass 1 of [2-9]", told)
+    assert shared == [parts]  # of the program that compute at once
 
 
 def test_a_fork_goes_on_where_its_parent_was_moved(tmp_path: Path) -> None:

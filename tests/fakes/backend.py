@@ -14,6 +14,7 @@ from legos.errors import CheckpointError, Stopped
 from legos.losses.metrics import SUMS
 from legos.losses.objective import Objective
 from legos.protocols import Snapshot, Tracker
+from legos.records.count import Count
 from legos.records.names import POLICY
 from legos.records.sample import Sample
 from legos.records.step import PassResult, Stop, Update, never
@@ -34,6 +35,7 @@ class FakeBackend:
         updates: every applied update.
         left_out: reasons to skip the next steps ("clip_skip" or "non_finite"), used in order; None:
             the step is applied.
+        passes: none, as it computes a step at once.
         trail: digest of everything that it was trained on, in order; a snapshot has it.
     """
 
@@ -44,6 +46,7 @@ class FakeBackend:
         self.updates: list[Update] = []
         self.left_out: list[str | None] = []
         self.trail = ""
+        self.passes = Count(unit="passes")
 
     @property
     def version(self) -> int:

@@ -20,7 +20,6 @@ from legos.fakes import Asked, ScriptedClient
 from legos.league.cast import Cast
 from legos.league.payoffs import Tally
 from legos.league.tournament import (
-    Progress,
     Results,
     all_pairs,
     exact_results,
@@ -29,6 +28,7 @@ from legos.league.tournament import (
 )
 from legos.play.table import Table
 from legos.protocols import Seat
+from legos.records.count import Count
 from legos.records.episode import Task
 
 BOTS = ("random", "optimal")
@@ -154,17 +154,17 @@ def test_plays_of_all_pairs_are_asked_at_the_same_time() -> None:
 
 
 def test_the_plays_that_have_ended_are_counted_one_by_one() -> None:
-    progress, seen = Progress(), set[tuple[int, int]]()
+    count, seen = Count(), set[tuple[int, int]]()
 
     class Looking(ScriptedClient):
         async def complete(self, *args: Any, **options: Any) -> Any:
-            seen.add((progress.ended, progress.planned))
+            seen.add((count.ended, count.planned))
             return await super().complete(*args, **options)
 
     arena = Duel(Looking(lambda asked: str(len(asked.adapter))))
-    played(arena, all_pairs(["a", "bb", "ccc"]), plays=4, concurrency=1, progress=progress)
+    played(arena, all_pairs(["a", "bb", "ccc"]), plays=4, concurrency=1, count=count)
     assert seen == {(ended, 12) for ended in range(12)}
-    assert (progress.ended, progress.planned) == (12, 12)
+    assert count == Count(12, begun=12, ended=12)
 
 
 def test_where_three_sit_one_meets_two_of_the_other_in_every_seat() -> None:

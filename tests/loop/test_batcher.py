@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_buffer import GAME, alone
 
 from legos.arena.arena import Arena
 from legos.errors import ConfigError
@@ -16,6 +17,7 @@ from legos.loop.buffer import Buffer
 from legos.loop.deficits import Deficits, Spill, check_shares
 from legos.loop.ledger import Ledger
 from legos.loop.mix import mix_of
+from legos.records.episode import Task
 from legos.records.group import Group
 from legos.records.names import POLICY
 
@@ -154,6 +156,31 @@ def test_without_lag_one_group_is_played_at_a_time_by_the_arena_that_lacks_most(
         return found
 
     assert asyncio.run(story()) == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("limit", "text"), [(0, "5 of 8 plays, 3 running"), (1, "7 of 8 plays, 5 running")]
+)
+def test_the_plays_of_the_next_step_are_counted(limit: int, text: str) -> None:
+    """With lag, those of the groups that have ended or end first."""
+
+    async def story() -> str:
+        batcher = alone(Ledger(), min_samples=1, staleness_limit=limit, tasks_per_step=2)
+        assert batcher.plays.text == ""
+        tasks = [(0, 1)] if limit == 0 else [(0,), (1,), (2,), (3,)]
+        admitted = list[Group]()
+        for numbers in tasks:
+            plays = ((Task(id="a"), 0),) * (4 * len(numbers))
+            planned = Group(arena=GAME, plays=plays, numbers=numbers, num_tasks=len(numbers))
+            admitted.append(await batcher.admit(planned))
+            batcher.count(planned).begun = len(plays)
+        for planned, ended in zip(admitted, (5,) if limit == 0 else (4, 2, 3, 2), strict=True):
+            batcher.count(planned).ended = ended
+        if limit:
+            await batcher.put(admitted[0])
+        return batcher.plays.text
+
+    assert asyncio.run(story()) == text
 
 
 def test_shares_that_do_not_add_up_are_named() -> None:

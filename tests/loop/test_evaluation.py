@@ -19,6 +19,7 @@ from legos.games.exact import GameTree
 from legos.loop.evaluation import ArenaEvaluation, MixEvaluation, flat_metrics
 from legos.play.table import Table
 from legos.protocols import Seat
+from legos.records.count import Count
 from legos.records.episode import Task
 
 Play = Callable[[Table], Awaitable[Mapping[str, float]]]
@@ -78,8 +79,9 @@ def test_a_game_with_too_many_states_is_evaluated_by_play(
     client = First(lambda asked: asked.sampling.choices[0])
     evaluation = ArenaEvaluation(GameArena(Goofspiel(cards=4, seats=3), client), client, plays=5)
     assert not evaluation.exact
-    assert evaluation.extent == "5 plays"
+    assert evaluation.count == Count(5)
     figures = asyncio.run(evaluation.metrics())
+    assert evaluation.count == Count(5, begun=5, ended=5)
     assert (figures["plays"], figures["exploitability"]) == (5, None)
     assert "evaluated by play, not exactly: game 'goofspiel' has more than 20" in caplog.text
 
@@ -230,7 +232,8 @@ def test_an_exact_evaluation_asks_each_policy_for_its_roles(held_out: Any) -> No
 
     client = Certain([])
     evaluation = ArenaEvaluation(Two(TinyHanabi(), client), client)
-    assert evaluation.extent == "8 positions"  # two cards first; two moves and two cards then
+    positions = 8  # two cards first; two moves and two cards then
+    assert evaluation.count == Count(positions, unit="positions")
     for adapters in (None, {"one": "one/evaluated", "two": "two/evaluated"}):
         figures = asyncio.run(evaluation.metrics(adapters=adapters))
         assert figures["joint_value"] == 4.0  # of b and then a, whatever the cards

@@ -91,6 +91,26 @@ def test_a_stop_anywhere_in_a_run_with_lag_loses_no_play(turns: int, tmp_path: P
         assert int(line["staleness_max"] or 0) <= 2
 
 
+class Looks(JsonlTracker):
+    """Remembers the count that the run had when it logged each step."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.folder.metrics)
+        self._run, self.seen = world.run, dict[int, Any]()
+
+    def log(self, metrics: Mapping[str, float | int | None], *, step: int) -> None:
+        super().log(metrics, step=step)
+        self.seen.setdefault(step, self._run.count)
+
+
+def test_a_run_tells_how_far_it_has_come(tmp_path: Path) -> None:
+    world = World(tmp_path / "run").start()
+    looks = Looks(world)
+    assert world.go(tracker=looks)
+    assert looks.seen[0] == world.evaluation.count
+    assert looks.seen[1] == world.backend.passes  # it logs a step while it trains
+
+
 class Crash(JsonlTracker):
     """Copies the folder at one step as a crash would leave it, after the step's line is written."""
 

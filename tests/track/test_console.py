@@ -282,9 +282,9 @@ def test_what_the_run_does_is_shown_where_no_step_ends() -> None:
         for shown in (tracker, live):
             shown.wait(f"playing for step 1, {second} s so far")
     assert out.getvalue().splitlines() == [
-        "playing for step 1, 10 s so far",
-        "playing for step 1, 30 s so far",
-        "playing for step 1, 90 s so far",
+        "playing for step 1, 2 s so far",
+        "playing for step 1, 22 s so far",
+        "playing for step 1, 66 s so far",
     ]
     tracker.log({"loss": 1.0}, step=1)
     assert out.getvalue().splitlines()[3].startswith("step 1/25  loss +1.0000")

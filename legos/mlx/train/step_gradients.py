@@ -33,6 +33,7 @@ from legos.mlx.train.passes import PassGradients, Policy, Runner
 from legos.mlx.train.prefix_sharing.plan import Pass, plan_passes
 from legos.mlx.train.prefix_sharing.trie import Trie, token_trie
 from legos.mlx.train.processes import MlxProcesses
+from legos.records.count import Count
 from legos.records.limits import TrainingSize
 from legos.records.packing import StepSamples, step_rows
 from legos.records.step import BackendConfig, Stop, never
@@ -56,6 +57,7 @@ class StepGradients:
             they do not fit into memory even alone. None: no limit.
         shares: whether rows share prefixes; False where the architecture does not allow it.
         num_vocabulary: token ids of samples are below it.
+        passes: those of the step that is computed.
     """
 
     xp: Any = mx
@@ -107,6 +109,7 @@ class StepGradients:
         self._report = config.report or logger.info
         self._told: tuple[int, int | None] | None = None  # tokens of a pass, limit of a row
         self.row_limit: int | None = None
+        self.passes = Count(unit="passes")
         num_caches = len(make_prompt_cache(model)) if self.shares else 0
         self._runner = Runner(
             model=model,
@@ -169,6 +172,7 @@ class StepGradients:
                 )
             work = self._prepared(step, objective, others)
         passes, rounds = self._own(work.trie, plan)
+        self.passes = count = Count(len(passes), unit="passes")
 
         def agreed() -> None:  # all processes ask before each pass
             if not self._group.smallest(not stop()):
@@ -180,13 +184,17 @@ class StepGradients:
 
         def begin() -> None:
             agreed()
+            count.begun += 1
             self._pace.begin()
+
+        def end(num_tokens: int) -> None:
+            self._pace.end(num_tokens)
+            count.ended += 1
 
         mx.reset_peak_memory()
         self._pace.longest_s = 0.0
-        found = work.of_passes(
-            passes, before_pass=begin, after_pass=self._pace.end, before_prefix=alone
-        )
+        found = work.of_passes(passes, before_pass=begin, after_pass=end, before_prefix=alone)
+        self.passes = Count(unit="passes")
         if len(passes) < rounds:
             agreed()  # with the processes that have one more pass
         peak = mx.get_peak_memory()
