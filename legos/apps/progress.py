@@ -19,7 +19,7 @@ from legos.run.folder import RunFolder
 from legos.run.key_figures import key_figures
 from legos.run.run import Run
 from legos.track.beside import TrackerBeside
-from legos.track.console import LONG_ANSWER, ConsoleTracker, time_left
+from legos.track.console import ConsoleTracker, time_left
 from legos.track.experiment import ExperimentTracker
 from legos.track.jsonl import JsonlTracker
 from legos.track.many import ManyTrackers
@@ -103,7 +103,7 @@ async def shown_while(
 ) -> AsyncGenerator[None]:
     """Within the block, the console shows what the run does, for how long, and how fast.
 
-    In arenas of long answers it also shows one now and then.
+    It also shows an answer now and then, unless it is one of several choices.
 
     Args:
         run: the run.
@@ -135,7 +135,7 @@ async def shown_while(
             console.wait(", ".join([doing, *parts]), now=changed and run.stopping)
             if run.example is not None and run.example is not shown and now >= next_example:
                 shown, next_example = run.example, now + EXAMPLE_S
-                if text := example(shown, min_tokens=LONG_ANSWER):
+                if text := example(shown):
                     console.say(text)
 
     showing = asyncio.create_task(show())

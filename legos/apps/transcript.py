@@ -73,21 +73,24 @@ def answer_of(turn: StoredTurn) -> str:
     return split_thinking(turn.said)[1]
 
 
-def example(episode: Episode, *, min_tokens: int, width: int = 100) -> str:
+def example(episode: Episode, *, width: int = 100) -> str:
     """The last answer of the first trained seat, what it was asked, and its reward, in a line.
+
+    It is empty for one of the choices that an arena gave: a move says little without its game.
 
     Args:
         episode: a play that did not fail.
-        min_tokens: an answer with fewer tokens gives an empty text.
         width: maximum number of characters of the question, and of the answer.
     """
     seat = next((r for r in episode.rollouts if r.policy and r.turns), None)
-    if seat is None or len(seat.turns[-1].completion.token_ids) < min_tokens:
+    if seat is None:
         return ""
     turn = seat.turns[-1]
+    answer = split_thinking(turn.completion.text)[1]
+    if answer.strip() in turn.choices:
+        return ""
     asked, said = (
-        shorten(text, width, placeholder=" ...")
-        for text in (turn.messages[-1].content, split_thinking(turn.completion.text)[1])
+        shorten(text, width, placeholder=" ...") for text in (turn.messages[-1].content, answer)
     )
     return visible(f"{asked} -> {said}  (reward {episode.rewards.get(seat.role, 0.0):+.3g})")
 

@@ -51,7 +51,7 @@ class Run:
     Attributes:
         arenas: names of its arenas.
         speed: measures its steps.
-        example: a play of the newest step that did not fail; None before the first step.
+        example: a play of the newest step or evaluation that did not fail; None: none yet.
     """
 
     def __init__(
@@ -314,7 +314,7 @@ class Run:
         ratios = partial(importance_ratios, self._trainer.passes)
         out.steps.plays(episodes, step=step, evaluation=False, ratios=ratios)
         self._state.log(metrics, out.steps)
-        self.example = next((e for e in episodes if not (e.error or e.void)), self.example)
+        self._show(episodes)
         self._plays.add_step(step, groups, self._trainer.passes)
         if self._plays.full:
             await self._writing.start(partial(self._on_writer, self._plays.pack))
@@ -333,6 +333,10 @@ class Run:
         if wait:
             await self._evaluations.ended()
             self._awaits_evaluation = False
+            self._show(self._evaluation.episodes)
+
+    def _show(self, episodes: Sequence[Episode]) -> None:
+        self.example = next((e for e in episodes if not (e.error or e.void)), self.example)
 
     async def _close(self, sampled_before: int) -> None:
         """Record the tokens of unfinished plays, and write a checkpoint.

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from legos.protocols import Tracker
 
-__all__ = ["COLUMNS", "LONG_ANSWER", "Column", "ConsoleTracker", "time_left"]
+__all__ = ["COLUMNS", "Column", "ConsoleTracker", "time_left"]
 
 Metrics = Mapping[str, float | int | None]
 T = TypeVar("T")
@@ -27,7 +27,7 @@ _TRENDS, _BARS = 3, "▁▂▃▄▅▆▇█"  # metrics below the table, and t
 _WIDTH = 32  # bars of a metric
 _FIRST_S = 2.0  # without a terminal, a line at the latest after this time before the first step
 _SLOW_S = 10.0  # the same after a step
-LONG_ANSWER = 8  # tokens of an answer from which on tokens per second are shown, not moves
+_LONG_ANSWER = 8  # tokens of an answer from which on tokens per second are shown, not moves
 
 
 class Column(NamedTuple):
@@ -166,7 +166,7 @@ class ConsoleTracker(Tracker):
         moves, tokens = metrics.get("play/moves_per_s"), metrics.get("play/tokens_per_s")
         seen = {name for name, value in metrics.items() if value is not None}
         if moves is not None and tokens is not None:
-            texts = "play/tokens_per_s" in self._seen or tokens >= LONG_ANSWER * moves
+            texts = "play/tokens_per_s" in self._seen or tokens >= _LONG_ANSWER * moves
             seen.discard("play/moves_per_s" if texts else "play/tokens_per_s")
             if not tokens:  # nothing is sampled, as in imitation
                 seen -= {"play/moves_per_s", "play/tokens_per_s"}

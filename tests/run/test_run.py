@@ -92,23 +92,27 @@ def test_a_stop_anywhere_in_a_run_with_lag_loses_no_play(turns: int, tmp_path: P
 
 
 class Looks(JsonlTracker):
-    """Remembers the count that the run had when it logged each step."""
+    """Remembers the example and the count that the run had when it logged each step."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world.folder.metrics)
-        self._run, self.seen = world.run, dict[int, Any]()
+        self._run, self.seen = world.run, dict[int, tuple[Any, Any]]()
 
     def log(self, metrics: Mapping[str, float | int | None], *, step: int) -> None:
         super().log(metrics, step=step)
-        self.seen.setdefault(step, self._run.count)
+        self.seen.setdefault(step, (self._run.example, self._run.count))
 
 
-def test_a_run_tells_how_far_it_has_come(tmp_path: Path) -> None:
+def test_a_run_tells_how_far_it_has_come_and_shows_plays_from_the_first_evaluation_on(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path / "run").start()
     looks = Looks(world)
     assert world.go(tracker=looks)
-    assert looks.seen[0] == world.evaluation.count
-    assert looks.seen[1] == world.backend.passes  # it logs a step while it trains
+    [evaluated] = world.evaluation.episodes
+    assert looks.seen[0] == (None, world.evaluation.count)
+    assert looks.seen[1] == (evaluated, world.backend.passes)  # it logs a step while it trains
+    assert looks.seen[2][0] not in (None, evaluated)
 
 
 class Crash(JsonlTracker):
