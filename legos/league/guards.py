@@ -1,7 +1,7 @@
 """Where a policy stands among its own snapshots, and the alarms on what goes wrong in a league."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from msgspec import Struct, structs
@@ -9,16 +9,21 @@ from msgspec import Struct, structs
 from legos.league.payoffs import PayoffTable, Tally
 from legos.league.pool import Pool, Snapshot
 from legos.league.ratings import Rating, pool_ratings, ratings
-from legos.losses.alarms import PAGE, Alarm, Level
+from legos.losses.alarms import Alarm, Rule, alarms
 
-__all__ = ["Standing", "guard_alarms", "standing"]
+__all__ = [
+    "Standing",
+    "forgotten",
+    "guard_alarms",
+    "guard_prefixes",
+    "guard_rules",
+    "metric_prefix",
+    "standing",
+]
 
 SURE = 1.96  # standard errors between a score and 1/2
 FALLEN = 0.995  # level of the interval of a fall, whose best snapshot is the best of several
 ENOUGH = 50.0  # plays from which shares of them say something
-ALL_DRAWS, ONE_SEAT = 0.95, 0.8
-LONGER, LESS_ENTROPY = 2.0, 0.1  # times those of the best snapshot
-AGREED = 0.5  # of the largest reward
 PAST = "--play.opponents hard=0.5 --play.opponents self=0.5"
 
 
@@ -37,11 +42,12 @@ class Standing(Struct, frozen=True, kw_only=True):
     collusion: float = 0.0  # reward of a seat with the newest policies alone, above that with older
 
     def metrics(self) -> dict[str, float]:
-        """The numbers under flat names."""
+        """The numbers under flat names, without those that few plays do not show."""
         found = {"fall": self.fall, "forgotten": float(len(self.forgotten))}
-        if self.plays:
+        found |= {"collusion": self.collusion}
+        if self.plays >= ENOUGH:
             found |= {"draw_share": self.draws, "seat_gap": self.seat_gap}
-            found |= {"length": self.length, "entropy": self.entropy, "collusion": self.collusion}
+            found |= {"length": self.length, "entropy": self.entropy}
         if self.rating is not None:
             found |= {"elo": self.rating.elo}
             found |= {"elo_low": self.rating.low, "elo_high": self.rating.high}
@@ -93,12 +99,7 @@ def standing(
         rating=now,
         best=best,
         fall=-lost.elo * (unit or usual) / usual if lost.high < 0 else 0.0,
-        forgotten=tuple(
-            name
-            for name in others
-            if _sure(table, newest.name, name) < 0
-            and any(_sure(table, other.name, name) > 0 for other in snapshots[:-1])
-        ),
+        forgotten=forgotten(table, [each.name for each in snapshots], others),
         draws=total.draws / total.plays if total.plays else 0.0,
         seat_gap=_seat_gap(table, newest.name, others),
         plays=total.plays,
@@ -107,64 +108,101 @@ def standing(
     )
 
 
-def guard_alarms(found: Standing, collapse_elo: float, prefix: str) -> Iterator[Alarm]:
-    """The alarms of a standing.
+def forgotten(
+    table: PayoffTable, snapshots: Sequence[str], others: Iterable[str]
+) -> tuple[str, ...]:
+    """Those of some members that an earlier snapshot of a policy beat, and that beat the last one.
+
+    Args:
+        table: the plays.
+        snapshots: names of the policy's snapshots, oldest first.
+        others: the members.
+    """
+    *earlier, newest = snapshots
+    return tuple(
+        name
+        for name in others
+        if _sure(table, newest, name) < 0 and any(_sure(table, one, name) > 0 for one in earlier)
+    )
+
+
+def guard_rules(
+    collapse_elo: float, *, best: str = "the best snapshot", lost_to: Sequence[str] = ()
+) -> tuple[Rule, ...]:
+    """The levels of the metrics of a standing.
+
+    Args:
+        collapse_elo: fall of the rating that counts as a collapse.
+        best: name of the best snapshot.
+        lost_to: names of the forgotten members; none: they are not known.
+    """
+    fall = (
+        f"the rating is that many Elo below that of {best}, which chance does not explain; lower "
+        f"learning_rate, raise ema_kl_coef, or meet more of the past ({PAST})"
+    )
+    lost = (
+        f"the policy loses to {', '.join(lost_to) or 'members'}, which an earlier snapshot beat; "
+        f"meet more of the past ({PAST})"
+    )
+    agreed = (
+        "seats of the newest weights earn that share of the largest reward more with each other "
+        "than with earlier versions: they may have agreed on what only they understand; look at "
+        "the plays (legos watch), and meet more of the past"
+    )
+    longer = (
+        f"a seat takes that many times the tokens that it took at {best}, which is no weaker; "
+        "lower generation.max_tokens, or charge for length"
+    )
+    certain = (
+        f"the entropy is that part of the entropy at {best}, which is no weaker: unless the game "
+        "is solved, raise entropy_coef or ema_kl_coef"
+    )
+    even = (
+        "that share of the plays against others are draws, from which little can be learned; vary "
+        "the starts, or meet other opponents"
+    )
+    seat = (
+        "the score differs by that much between two roles: the seat decides the play, and not who "
+        "sits there"
+    )
+    return (
+        Rule("fall", collapse_elo, collapse_elo, fall),
+        Rule("forgotten", 1.0, math.inf, lost),
+        Rule("draw_share", 0.95, math.inf, even),
+        Rule("seat_gap", 0.8, math.inf, seat),
+        Rule("length", 2.0, math.inf, longer),
+        Rule("entropy", 0.1, -math.inf, certain, below=True),
+        Rule("collusion", 0.5, math.inf, agreed),
+    )
+
+
+def guard_alarms(found: Standing, collapse_elo: float, prefix: str) -> list[Alarm]:
+    """The alarms of a standing, with the names of the members that they are about.
 
     Args:
         found: the standing.
         collapse_elo: fall of the rating that counts as a collapse.
         prefix: what the names of its metrics begin with.
     """
+    best = {} if found.best is None else {"best": found.best.name}
+    rules = guard_rules(collapse_elo, lost_to=found.forgotten, **best)
+    return alarms({f"{prefix}{k}": v for k, v in found.metrics().items()}, [prefix], rules)
 
-    def alarm(metric: str, text: str, level: Level = "warning") -> Alarm:
-        return Alarm(level=level, metric=f"{prefix}{metric}", text=f"{text} ({PAGE})")
 
-    best = "" if found.best is None else found.best.name
-    if best and found.fall >= collapse_elo:
-        text = (
-            f"the rating is {found.fall:.0f} Elo below that of {best}, which chance does not "
-            f"explain; lower learning_rate, raise ema_kl_coef, or meet more of the past ({PAST})"
-        )
-        yield alarm("fall", text, "error")
-    if found.forgotten:
-        yield alarm(
-            "forgotten",
-            f"the policy loses to {', '.join(found.forgotten)}, which an earlier snapshot beat; "
-            f"meet more of the past ({PAST})",
-        )
-    if found.collusion >= AGREED:
-        yield alarm(
-            "collusion",
-            f"seats of the newest weights earn {found.collusion:.2f} of the largest reward more "
-            "with each other than with earlier versions: they may have agreed on what only they "
-            "understand; look at the plays (legos watch), and meet more of the past",
-        )
-    if found.plays < ENOUGH:
-        return
-    if best and found.length >= LONGER:
-        yield alarm(
-            "length",
-            f"a seat takes {found.length:.1f} times the tokens that it took at {best}, which is "
-            "no weaker; lower generation.max_tokens, or charge for length",
-        )
-    if best and found.entropy <= LESS_ENTROPY:
-        yield alarm(
-            "entropy",
-            f"the entropy is {found.entropy:.2g} of that at {best}, which is no weaker: unless the "
-            "game is solved, raise entropy_coef or ema_kl_coef",
-        )
-    if found.draws >= ALL_DRAWS:
-        yield alarm(
-            "draw_share",
-            f"{found.draws:.0%} of the plays against others are draws, from which little can be "
-            "learned; vary the starts, or meet other opponents",
-        )
-    if found.seat_gap >= ONE_SEAT:
-        yield alarm(
-            "seat_gap",
-            f"the score differs by {found.seat_gap:.2f} between two roles: the seat decides the "
-            "play, and not who sits there",
-        )
+def metric_prefix(arena: str, *, several: bool) -> str:
+    """What the names of the metrics of an arena's league begin with.
+
+    Args:
+        arena: the arena.
+        several: whether the run has others too.
+    """
+    return f"league/{arena}/" if several else "league/"
+
+
+def guard_prefixes(metrics: Iterable[str]) -> list[str]:
+    """What the names of the metrics of each standing among some metrics begin with."""
+    prefixes = (name.removesuffix("forgotten") for name in metrics if name.endswith("/forgotten"))
+    return [prefix for prefix in prefixes if prefix.startswith("league/")]
 
 
 def _sure(table: PayoffTable, member: str, other: str) -> float:

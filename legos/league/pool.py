@@ -79,7 +79,8 @@ class Pool:
         Args:
             adapter: the adapter.
             step: number of optimiser steps done.
-            figures: length and entropy, as a snapshot has them.
+            figures: length and entropy, as a snapshot has them; of weights that the pool has
+                already, as after a rollback, those of their snapshot hold.
 
         Returns:
             The snapshot; None: the one before has the same weights, or that step has one.
@@ -89,6 +90,8 @@ class Pool:
         before = found[place - 1] if place else None
         if before and (before.step == step or before.digest == adapter.digest):
             return None
+        for same in (one for one in found if one.digest == adapter.digest):
+            figures = {"length": same.length, "entropy": same.entropy}
         return Snapshot(
             policy=adapter.name,
             step=step,

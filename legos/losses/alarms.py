@@ -87,19 +87,22 @@ RULES = (
 
 
 def alarms(
-    metrics: Mapping[str, float | int | None], prefixes: Sequence[str] = ("",)
+    metrics: Mapping[str, float | int | None],
+    prefixes: Sequence[str] = ("",),
+    rules: Sequence[Rule] = RULES,
 ) -> list[Alarm]:
     """The alarms of one step's metrics; a missing metric gives no alarm.
 
     Args:
         metrics: name -> value, with the names of ``step_metrics`` and the trainer.
         prefixes: what the names of each trained policy's metrics begin with.
+        rules: the levels of the metrics.
 
     Returns:
         At most one alarm per metric, errors first; a number that is not finite is an error.
     """
     found: list[Alarm] = []
-    for prefix, rule in product(prefixes, RULES):
+    for prefix, rule in product(prefixes, rules):
         metric = f"{prefix}{rule.metric}"
         value = metrics.get(metric)
         if value is None:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import shutil
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,13 +11,15 @@ from pathlib import Path
 from legos.config.league import LeagueConfig
 from legos.errors import AdapterError, CheckpointError
 from legos.files.atomic import refusals_named
-from legos.league.guards import Standing, guard_alarms, standing
-from legos.league.matchmaker import LeagueSeats
+from legos.league.guards import Standing, guard_alarms, metric_prefix, standing
+from legos.league.matchmaker import EXPLOITER, LeagueSeats
 from legos.league.pool import Snapshot
 from legos.loop.mix import Mix
 from legos.loop.trainer import Metrics, PolicyTrainer
+from legos.losses.alarms import Alarm
 from legos.protocols import Publisher
 from legos.run.folder import RunFolder
+from legos.run.metrics import newest_metrics
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
 
@@ -64,10 +66,10 @@ class RunLeague:
         self._adapters, self._stop, self._on_writer = adapters, stop, on_writer
         self._discard = discard
         self._policies = {name: arena.policies for name, arena in mix.arenas.items()}
-        self._prefixes = {
-            n: f"league/{n}/" if len(mix.arenas) > 1 else "league/" for n in mix.arenas
-        }
-        self._standings: dict[str, Standing] = {}  # arena -> where the policy stands
+        several = len(mix.arenas) > 1
+        self._prefixes = {name: metric_prefix(name, several=several) for name in mix.arenas}
+        # Arena and policy -> where the policy stands.
+        self._standings: dict[tuple[str, str], Standing] = {}
         self._taking = asyncio.Lock()  # an evaluation takes snapshots too
 
     def fork(self, run: Path) -> None:
@@ -111,51 +113,61 @@ class RunLeague:
         for name, league in self._leagues.items():
             league.progress = step / self._trainer.num_steps
             found = league.metrics()
-            if due:
-                found |= self._judged(name, league, self._figures(name, metrics))
             own |= {f"{self._prefixes[name]}{key}": value for key, value in found.items()}
+            if due:
+                own |= self._judged(name, league, metrics)
         if due and self._leagues:
-            if best := self._fallen_from():
-                await self._heed(best, publisher)
-            await self._take(publisher, {} if best else metrics)
+            if fallen := self._fallen_from():
+                await self._heed(fallen, publisher)
+            await self._take(publisher, metrics)
         return own
 
-    def _figures(self, name: str, metrics: Metrics, policy: str | None = None) -> dict[str, float]:
-        """Length and entropy of a step; policy None: the first policy of the arena."""
-        policy = policy or self._policies[name][0]
+    def _figures(self, name: str, metrics: Metrics, policy: str) -> dict[str, float]:
+        """Length and entropy of a policy in a step."""
         prefix = "" if policy == self._trainer.policies[0] else f"{policy}/"
         tokens, seats = (metrics.get(f"batches/{name}/{key}") or 0.0 for key in COUNTS)
         length = tokens / seats if seats else 0.0
         return {"length": length, "entropy": float(metrics.get(f"{prefix}entropy") or 0.0)}
 
-    def _judged(
-        self, name: str, league: LeagueSeats, figures: Mapping[str, float]
-    ) -> dict[str, float]:
-        """The metrics of the policy's rating; its alarms are logged when they begin."""
-        policy, unit = self._policies[name][0], league.unit or None
-        now = standing(league.table, league.pool, policy, unit=unit, **figures)
-        self._standings[name] = now
-        found = [*guard_alarms(now, self._settings.collapse_elo, self._prefixes[name])]
+    def _judged(self, name: str, league: LeagueSeats, metrics: Metrics) -> dict[str, float]:
+        """The metrics of the policies' ratings; their alarms are logged when they begin."""
+        found: list[Alarm] = []
+        own: dict[str, float] = {}
+        unit, first = league.unit or None, self._policies[name][0]
+        for policy in self._policies[name]:
+            if policy == EXPLOITER:  # it is to beat the policy of this step, and no other
+                continue
+            figures = self._figures(name, metrics, policy)
+            now = standing(league.table, league.pool, policy, unit=unit, **figures)
+            self._standings[name, policy] = now
+            prefix = self._prefixes[name] + ("" if policy == first else f"{policy}/")
+            found += guard_alarms(now, self._settings.collapse_elo, prefix)
+            own |= {f"{prefix}{key}": value for key, value in now.metrics().items()}
         self._trainer.alarms.sound(found, step=self._trainer.step, league=name)
-        return now.metrics()
+        return own
 
-    def _fallen_from(self) -> Snapshot | None:
-        """The best snapshot of an arena in which the policy has fallen far below it."""
-        limit = self._settings.collapse_elo
-        return next((one.best for one in self._standings.values() if one.fall >= limit), None)
+    def _fallen_from(self) -> list[Snapshot]:
+        """The best snapshot of each policy that has fallen far below it, in one of the arenas."""
+        found: dict[str, Snapshot] = {}
+        for one in self._standings.values():
+            if one.best is not None and one.fall >= self._settings.collapse_elo:
+                found[one.best.policy] = one.best
+        return [*found.values()]
 
-    async def _heed(self, best: Snapshot, publisher: Publisher) -> None:
-        """What ``on_collapse`` says."""
+    async def _heed(self, fallen: Sequence[Snapshot], publisher: Publisher) -> None:
+        """What ``on_collapse`` says, for policies with these best snapshots."""
         trainer, step = self._trainer, self._trainer.step
+        names = ", ".join(best.name for best in fallen)
         if self._settings.on_collapse == "stop":
-            logger.error("step %d: the run ends; its best snapshot is %s", step, best.name)
+            logger.error("step %d: the run ends; its best snapshot is %s", step, names)
             await self._stop()
         elif self._settings.on_collapse == "rollback":
-            taken = trainer.backend.take(self._read(best), policy=best.policy)
-            await asyncio.wrap_future(taken)
+            for best in fallen:
+                taken = trainer.backend.take(self._read(best), policy=best.policy)
+                await asyncio.wrap_future(taken)
             self._discard("rolled_back")  # which the weak policy has played
             await trainer.publish_to(publisher)
-            logger.warning("step %d: the policy goes on from %s", step, best.name)
+            logger.warning("step %d: the policy goes on from %s", step, names)
 
     async def take_best(self, step: int, adapters: Sequence[Adapter], publisher: Publisher) -> None:
         """Add the adapters of the best evaluation so far to every pool.
@@ -171,17 +183,25 @@ class RunLeague:
         metrics: Metrics | None = None,
         at: tuple[int, Sequence[Adapter]] | None = None,
     ) -> None:
-        """Add the policies to every pool, and drop what has left; one call after the other."""
+        """Add the policies to every pool, and drop what has left; one call after the other.
+
+        Args:
+            publisher: loads adapters into the engines.
+            metrics: those of the step; None: those that the folder has of it.
+            at: the step and the adapters; None: those of now.
+        """
         step, adapters = at or (self._trainer.step, self._adapters())
         if not self._leagues:
             return
+        if metrics is None:
+            metrics = newest_metrics(self._folder.metrics, step=step)
         async with self._taking:
             await self._on_writer(partial(self._folder.write_adapters, adapters))
             for name, league in self._leagues.items():
                 for adapter in adapters:
                     if adapter.name not in self._policies[name] or not league.pools(adapter.name):
                         continue  # nobody of this arena meets it
-                    figures = self._figures(name, metrics or {}, adapter.name)
+                    figures = self._figures(name, metrics, adapter.name)
                     snapshot = league.pool.new(adapter, step, **figures)
                     if snapshot is not None:
                         await self._add(snapshot, adapter, league, publisher)

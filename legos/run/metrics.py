@@ -162,14 +162,20 @@ def _number(value: object) -> float:
     return nan
 
 
-def newest_metrics(path: Path) -> Metrics:
-    """The last intact line with the metrics of a step; {} where there is none."""
+def newest_metrics(path: Path, *, step: int | None = None) -> Metrics:
+    """The last intact line with the metrics of a step; {} where there is none.
+
+    Args:
+        path: the file.
+        step: the step; None: any.
+    """
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
     except OSError:
         return {}
     for line in reversed(lines):
         values = {name: _number(value) for name, value in (parse_line(line) or {}).items()}
-        if type(values.get("step")) is int and not has_evaluation_alone(values):
+        known = type(values.get("step")) is int and step in (None, values["step"])
+        if known and not has_evaluation_alone(values):
             return {name: None if isnan(value) else value for name, value in values.items()}
     return {}

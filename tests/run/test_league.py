@@ -5,17 +5,27 @@ import errno
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fakes import FakePublisher
+from made_snapshots import adapter, take
 from metric_lines import read_steps
 from run_world import World, check_balance, episodes
 from stored_plays import TIMES
 
+from legos.arena.arena import Arena
 from legos.config.league import LeagueConfig
 from legos.errors import CheckpointError, EngineError
+from legos.fakes import ScriptedClient
+from legos.league.cast import Cast
 from legos.league.matchmaker import LeagueSeats
+from legos.loop.alarm_log import AlarmLog
+from legos.run.folder import RunFolder
+from legos.run.league import RunLeague
 from legos.weights.adapter import Adapter, AdapterInfo
 from legos.weights.folder import read_adapter
 
@@ -193,6 +203,17 @@ def ask_at(run: World, step: int) -> None:
     run.backend.forward_backward = asking
 
 
+def length_at(line: dict[str, Any]) -> float:
+    """Tokens of a seat in a step."""
+    [(tokens, rollouts)] = [
+        (value, line[name.replace("tokens", "rollouts")])
+        for name, value in line.items()
+        if name.startswith("batches/") and name.endswith("/tokens")
+    ]
+    assert tokens > 0
+    return tokens / rollouts
+
+
 def test_snapshots_are_taken_at_the_best_evaluations_and_by_request(tmp_path: Path) -> None:
     seldom = LeagueConfig(snapshot_every=100)
     run = world(tmp_path / "run", league=seldom, keep_best="share")
@@ -201,8 +222,10 @@ def test_snapshots_are_taken_at_the_best_evaluations_and_by_request(tmp_path: Pa
     assert run.start().go()
     assert [each.step for each in league_of(run).pool.of("policy")] == [0, 3, 5, 9]
     assert not run.folder.request.exists()
+    steps = {line["step"]: line for line in lines(run)}
     for each in league_of(run).pool.of("policy"):
         assert read_adapter(run.folder.adapters / f"v{each.version}").digest == each.digest
+        assert each.length == (length_at(steps[each.step]) if each.step else 0.0)
 
 
 def test_a_request_at_a_step_that_takes_a_snapshot_anyway_takes_no_second(tmp_path: Path) -> None:
@@ -283,10 +306,65 @@ def test_a_planted_collapse_is_caught(
         assert best.step in (strong - 2, strong)
         assert at[f"policy@{caught['step']}"].digest == best.digest
         assert adapters[caught["step"]] == best.step  # the step after it begins from there
+        assert at[f"policy@{caught['step']}"].length == best.length
         assert found[-1]["league/fall"] == 0.0
     else:
         assert adapters[-1] < strong
+        weak = next(each for each in pool.of("policy") if each.step == caught["step"])
+        assert weak.length == length_at(caught)
     check_balance(run)
+
+
+@pytest.mark.parametrize("arenas", [("duel",), ("duel", "solo")])
+def test_every_policy_of_an_arena_is_judged_but_the_exploiter(
+    arenas: tuple[str, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of three policies that meet a random player, the first and the exploiter have fallen."""
+    shares = {"policy": (0.7, 0.1), "solver": (0.5, 0.9), "exploiter": (0.7, 0.1)}
+    policies, stopped = (*shares,), list[bool]()
+    league = LeagueSeats({"past": 1.0}, Cast(Arena(ScriptedClient([]))))
+    for name, won in shares.items():
+        for step, share in enumerate(won):
+            take(league.pool, adapter(step, name=name), step)
+            for play in range(200):
+                reward = 1.0 if play < 200 * share else -1.0
+                account = league.table.account(f"{name}@{step}", "random", ["first"], ["second"])
+                account.count(reward, -reward)
+    usual = SimpleNamespace(matchmaker=None, policies=("policy",))
+    played = SimpleNamespace(matchmaker=league, policies=policies)
+    mix: Any = SimpleNamespace(arenas={**dict.fromkeys(arenas, usual), "duel": played})
+    trainer: Any = SimpleNamespace(
+        step=2,
+        num_steps=4,
+        policies=policies,
+        alarms=AlarmLog(),
+        settings=SimpleNamespace(staleness_limit=0),
+    )
+
+    async def stop() -> None:
+        stopped.append(True)
+
+    async def on_writer(write: Callable[[], object]) -> None:
+        write()
+
+    run = RunLeague(
+        mix,
+        RunFolder(tmp_path),
+        trainer,
+        LeagueConfig(snapshot_every=2, on_collapse="stop"),
+        adapters=list,
+        stop=stop,
+        discard=lambda _: None,
+        on_writer=on_writer,
+    )
+    found = asyncio.run(run.after_step(FakePublisher(), {"solver/entropy": 0.5}))
+    prefix = "league/" if len(arenas) == 1 else "league/duel/"
+    assert found[f"{prefix}fall"] > 100
+    assert found[f"{prefix}forgotten"] == 1
+    assert found[f"{prefix}solver/fall"] == found[f"{prefix}solver/forgotten"] == 0
+    assert not any("exploiter" in name for name in found)
+    assert stopped == [True]
+    assert "its best snapshot is policy@0" in caplog.text
 
 
 def test_one_of_two_arenas_has_opponents(tmp_path: Path) -> None:
