@@ -19,7 +19,7 @@ from legos.config.schema import PlayConfig, RunConfig
 from legos.errors import ArenaError, ConfigError
 from legos.fakes import ScriptedClient
 from legos.league.cast import PERSON, URLS, Cast
-from legos.league.ratings import cyclic_share, nash_mixture, ratings
+from legos.league.ratings import cyclic_share, nash_mixture, ratings, strongest_cycle
 from legos.league.tournament import (
     Meeting,
     Results,
@@ -68,7 +68,9 @@ def tournament(
         the reward that counts as a whole win where wins differ in size; ``ratings``: member ->
         ``rating`` (Elo), ``low`` and ``high`` (its interval of 95 %), ``plays`` and ``forfeits``,
         the strongest first; ``matrix``: member -> member -> figures of the first against the
-        second, if they met; ``nash``: member -> its share, empty unless all met; ``cyclic_share``.
+        second, in all roles and in each of ``roles``, if they met; ``nash``: member -> its share,
+        empty unless all met; ``cyclic_share``; ``cycle``: the members of the strongest cycle, each
+        of whom beats the next, if there is one.
 
     Raises:
         LegosError: a member, the arena or a setting is not valid, or members never met.
@@ -93,13 +95,13 @@ def tournament(
                 "low": each.low,
                 "high": each.high,
                 "plays": 0 if table.exact else each.plays,
-                "forfeits": sum(table.tally(each.member, other).forfeits for other in order),
+                "forfeits": table.forfeits(each.member, order),
             }
             for each in rated
         },
         "matrix": {
             mine: {
-                theirs: figures(results, mine, theirs)
+                theirs: _by_role(results, mine, theirs)
                 for theirs in order
                 if theirs != mine and table.tally(mine, theirs).plays
             }
@@ -107,6 +109,7 @@ def tournament(
         },
         "nash": dict(zip(order, map(float, shares), strict=False)),
         "cyclic_share": float(cyclic_share(table.scores(order, results.unit))),
+        "cycle": strongest_cycle(table, order, unit=results.unit),
     }
 
 
@@ -139,18 +142,16 @@ def evaluate_against(
     pairs = [(mine, theirs) for theirs in dict.fromkeys(members)]
     exact = given.keys().isdisjoint(OF_PLAYS)
     results = meet(name, config, pairs, exact=exact, seed=config.seed, api_key=api_key)
-    against = {
-        theirs: {
-            **figures(results, mine, theirs),
-            "roles": {
-                role: figures(results, mine, theirs, role)
-                for role in results.roles
-                if results.table.tally(mine, theirs, role).plays
-            },
-        }
-        for _, theirs in pairs
-    }
+    against = {theirs: _by_role(results, mine, theirs) for _, theirs in pairs}
     return {**_counts(name, results), "against": against}
+
+
+def _by_role(results: Results, mine: str, theirs: str) -> dict[str, Any]:
+    """Figures of a member against another, in all roles and in each of ``roles``."""
+    table = results.table
+    met = [role for role in results.roles if table.tally(mine, theirs, role).plays]
+    roles = {role: figures(results, mine, theirs, role) for role in met}
+    return {**figures(results, mine, theirs), "roles": roles}
 
 
 def meet(

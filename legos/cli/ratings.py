@@ -1,11 +1,11 @@
 """Members of a league as tables: their ratings, and what each has from each other."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from legos.cli.output import show_line, show_table
 
-__all__ = ["interval", "show_members"]
+__all__ = ["interval", "show_cycle", "show_members"]
 
 
 def interval(rated: Mapping[str, Any]) -> str:
@@ -35,3 +35,9 @@ def show_members(
             for member, name in names.items()
         },
     )
+
+
+def show_cycle(members: Sequence[str]) -> None:
+    """Write the members of a cycle, if there is one."""
+    if members:
+        show_line(f"strongest cycle, of whom each beats the next: {', '.join(members)}")

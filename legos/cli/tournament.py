@@ -5,7 +5,7 @@ from typing import Any
 
 from legos.cli.output import Flag, show, show_line
 from legos.cli.overrides import Count, Key, PlaySettings, dotted
-from legos.cli.ratings import interval, show_members
+from legos.cli.ratings import interval, show_cycle, show_members
 
 __all__ = ["tournament"]
 
@@ -90,3 +90,4 @@ def _show_tables(found: Mapping[str, Any]) -> None:
     mixture = (f"{member} {share:.2g}" for member, share in found["nash"].items() if share >= 0.005)
     show_line(f"\nNash mixture: {', '.join(mixture) or 'not computed, as some members never met'}")
     show_line(f"cyclic share: {found['cyclic_share']:.2g}")
+    show_cycle(found["cycle"])

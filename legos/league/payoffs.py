@@ -1,6 +1,6 @@
 """Pay-offs between members, from which ratings, opponents and tournaments are computed."""
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import product
 from math import nan
 from operator import add
@@ -134,6 +134,10 @@ class PayoffTable:
         """The roles in which a member has met others."""
         cells = (self._cells.get((member, other), {}) for other in others)
         return tuple(dict.fromkeys(role for cell in cells for role in cell))
+
+    def forfeits(self, member: str, others: Iterable[str]) -> float:
+        """Plays against others that a member has forfeited."""
+        return sum(self.tally(member, other).forfeits for other in others)
 
     def connected(self, member: str, among: Sequence[str]) -> list[str]:
         """Those of ``among`` whom plays connect with a member, over others; itself first."""

@@ -33,6 +33,7 @@ EXACT_PLAYS = 1000.0
 """Plays that an exact probability weighs as, beside the virtual plays."""
 
 TINY = 1e-12
+SURE = 1.96  # standard errors between a score and an end of its interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,23 +159,30 @@ def cyclic_share(scores: FloatArray) -> float:
     return min(_divergence(score[met], _expected(theta)[met]) / total, 1.0) if total > TINY else 0.0
 
 
-def strongest_cycle(scores: FloatArray, *, least: float = 0.5) -> tuple[int, int, int] | None:
-    """Three members of whom each beats the next, and the last the first.
+def strongest_cycle(
+    table: PayoffTable, members: Sequence[str], *, unit: float | None = None
+) -> list[str]:
+    """Three members of whom each beats the next, and the last the first; [] where there are none.
+
+    Where plays were sampled, a score counts by the lower end of its interval of 95 %, so that
+    chance makes few cycles. Of several cycles, the one whose smallest score is largest is meant.
 
     Args:
-        scores: [M, M] mean scores, nan for pairs that never met.
-        least: score that each of the three must exceed.
-
-    Returns:
-        The indices of the cycle whose smallest score is largest; None if there is none.
+        table: the plays.
+        members: who is looked at.
+        unit: the largest reward, as for ``ratings``.
     """
-    score = np.nan_to_num(_both_sides(scores), nan=0.0)
+    plays, points, squares = _results(table, members, unit)
+    noise = np.zeros_like(plays)
+    if not table.exact:  # four plays are added, as for ``mean_interval``
+        plays, points, squares = plays + 4, points + 2, squares + 2
+        mean = points / plays
+        noise = SURE * np.sqrt(np.maximum(squares / plays - mean**2, 0.0) / plays)
+    score = points / np.maximum(plays, TINY) - noise
     weakest = np.minimum(np.minimum(score[:, :, None], score), score.T[:, None, :])
-    best = np.unravel_index(np.argmax(weakest), weakest.shape) if weakest.size else (0, 0, 0)
-    if not weakest.size or weakest[best] <= least + TINY:
-        return None
-    first, second, third = map(int, best)
-    return first, second, third
+    if not weakest.size or weakest.max() <= 0.5 + TINY:
+        return []
+    return [members[int(index)] for index in np.unravel_index(np.argmax(weakest), weakest.shape)]
 
 
 def nash_mixture(rewards: FloatArray) -> FloatArray:

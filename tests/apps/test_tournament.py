@@ -3,6 +3,7 @@
 import io
 import re
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,12 @@ def test_a_game_is_computed_and_the_optimum_is_the_strongest(told: Told) -> None
         assert row.keys() == members - {mine}
         for theirs, cell in row.items():
             assert cell["reward"] == pytest.approx(-found["matrix"][theirs][mine]["reward"])
+            by_role = [cell["roles"][role]["reward"] for role in ("first", "second")]
+            assert cell["reward"] == pytest.approx(sum(by_role) / 2)
+    cycle = found["cycle"]  # of members that are nearly equal, if there is one
+    assert "optimal" not in cycle
+    for mine, theirs in pairwise([*cycle, *cycle[:1]]):
+        assert found["matrix"][mine][theirs]["reward"] > 0
     newest, same = found["matrix"]["nim"], found["matrix"]["nim@v2"]
     assert newest["random"] == same["random"] != found["matrix"]["nim@v1"]["random"]
     assert newest["nim@v2"]["reward"] == pytest.approx(0.0)

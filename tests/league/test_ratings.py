@@ -310,16 +310,45 @@ def test_the_share_of_small_cycles_is_that_of_hodge() -> None:
     assert cyclic_share(1 / (1 + np.exp(-odds))) == pytest.approx(share, rel=0.01)
 
 
+def scored(scores: dict[tuple[str, str], float], *, plays: float = 1.0) -> PayoffTable:
+    """Wins and losses of pairs by the score of the first; one play is a probability."""
+    table = PayoffTable(exact=plays == 1)
+    for (mine, theirs), score in scores.items():
+        won, lost = plays * score, plays * (1 - score)
+        for pair, wins, losses in (((mine, theirs), won, lost), ((theirs, mine), lost, won)):
+            table.put(*pair, "first", Tally(wins, 0.0, losses, wins - losses, plays))
+    return table
+
+
 def test_the_strongest_cycle() -> None:
-    scores = np.full((5, 5), 0.5)
-    for won, lost, score in ((4, 1, 0.9), (1, 3, 0.8), (3, 4, 0.7), (0, 1, 0.6), (3, 0, 0.6)):
-        scores[won, lost], scores[lost, won] = score, 1 - score
-    assert strongest_cycle(scores) == (1, 3, 4)  # and 0 beats 1 beats 3 beats 0, by less
-    assert strongest_cycle(scores, least=0.7) is None
-    assert strongest_cycle(expected_scores(np.array([0.0, 1.0, -1.0, 3.0]))) is None
-    scores[3, 4] = scores[4, 3] = np.nan
-    assert strongest_cycle(scores) == (0, 1, 3)
-    assert strongest_cycle(np.zeros((0, 0))) is None
+    scores = {("e", "b"): 0.9, ("b", "d"): 0.8, ("d", "e"): 0.7, ("a", "b"): 0.6, ("d", "a"): 0.6}
+    assert strongest_cycle(scored(scores), "abcde") == ["b", "d", "e"]  # d, a and b by less
+    assert strongest_cycle(scored(scores), "abde", unit=1.0) == ["b", "d", "e"]
+    del scores["d", "e"]
+    assert strongest_cycle(scored(scores), "abcde") == ["a", "b", "d"]
+    del scores["a", "b"]
+    assert strongest_cycle(scored(scores), "abde") == []
+    assert strongest_cycle(PayoffTable(), []) == []
+
+
+def test_sampled_plays_make_a_cycle_beyond_their_noise_alone() -> None:
+    """The lower end of the interval of 0.6 is above 0.5 from about 95 plays on."""
+    scores = {("a", "b"): 0.6, ("b", "c"): 0.6, ("c", "a"): 0.6}
+    assert strongest_cycle(scored(scores, plays=85), "abc") == []
+    found = strongest_cycle(scored(scores, plays=105), "abc")
+    assert sorted(found) == ["a", "b", "c"]
+
+
+def test_who_wins_few_large_plays_beats_who_wins_many_small_ones() -> None:
+    """Each wins one play in four from the next, and three times the reward of the others."""
+    table = PayoffTable(exact=True)
+    for mine, theirs in ("ab", "bc", "ca"):
+        table.put(mine, theirs, "first", Tally(0.25, 0.0, 0.75, 0.75, 7.0))
+        table.put(theirs, mine, "first", Tally(0.75, 0.0, 0.25, -0.75, 7.0))
+    by_reward = strongest_cycle(table, "abc", unit=5.0)
+    assert by_reward[(by_reward.index("a") + 1) % 3] == "b"
+    by_wins = strongest_cycle(table, "abc")
+    assert by_wins[(by_wins.index("a") + 1) % 3] == "c"
 
 
 def test_nash_mixtures_that_are_known() -> None:
