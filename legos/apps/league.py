@@ -8,6 +8,7 @@ from legos.files.atomic import refusals_named
 from legos.run.ending import standing
 from legos.run.find import find_run
 from legos.run.leagues import stored_leagues
+from legos.run.metrics import MetricTail
 
 __all__ = ["ask_for_snapshot", "league"]
 
@@ -19,13 +20,14 @@ def league(run: str) -> dict[str, Any]:
         run: folder of the run, or its name in runs/.
 
     Raises:
-        CheckpointError: there is no such run, it has no opponents, or the file of people's plays is
-            damaged.
+        CheckpointError: there is no such run, it has no opponents, its metrics cannot be read, or
+            the file of people's plays is damaged.
         ConfigError: its settings cannot be read.
     """
     folder = find_run(run)
     leagues = stored_leagues(folder, read_config(folder.settings))
-    found = {each.arena: each.figures() for each in leagues}
+    metrics = MetricTail(folder.metrics, steps_alone=True).read()
+    found = {each.arena: each.figures(metrics) for each in leagues}
     if not found:
         raise CheckpointError(
             f"{folder.path} has no league: its policy plays itself alone; train with opponents, "

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from legos.cli.output import Flag, show, show_line
-from legos.cli.ratings import interval, show_members
+from legos.cli.output import Flag, show, show_line, show_table
+from legos.cli.ratings import interval, show_cycle, show_members
 
 __all__ = ["league"]
 
@@ -14,7 +14,9 @@ def league(run: str, *, snapshot: Flag = False, json: Flag = False) -> None:
 
     A rating counts the plays of the policy since a snapshot as those of that snapshot. A random
     player has 0, and the oldest snapshot where nobody has met one. People are rated by the plays of
-    legos play --name NAME. To let snapshots meet in fresh plays: legos tournament RUN@all.
+    legos play --name NAME. To let snapshots meet in fresh plays: legos tournament RUN@all. Below
+    the scores stand the guards: what the newest snapshots are judged by, and from which value on
+    there is an alarm.
 
     Args:
         run: Folder of the run, or its name in runs/.
@@ -36,7 +38,8 @@ def league(run: str, *, snapshot: Flag = False, json: Flag = False) -> None:
 
 
 def _show(figures: Mapping[str, Any]) -> None:
-    """The ratings, and the scores of each pair that has met."""
+    """The ratings, the scores of each pair that has met, and the guards."""
+    forfeits = any(one["forfeits"] for one in figures["ratings"].values())
     show_line(f"{figures['arena']}, step {figures['step']}")
     show_members(
         {
@@ -44,6 +47,7 @@ def _show(figures: Mapping[str, Any]) -> None:
                 "rating": f"{one['rating']:+.0f}",
                 "95 %": interval(one),
                 "plays": int(one["plays"]),
+                **({"forfeits": int(one["forfeits"])} if forfeits else {}),
             }
             for member, one in figures["ratings"].items()
         },
@@ -55,3 +59,18 @@ def _show(figures: Mapping[str, Any]) -> None:
     )
     if figures["alone"]:
         show_line(f"\nmet nobody yet: {', '.join(figures['alone'])}")
+    show_line("")
+    show_cycle(figures["cycle"])
+    if not (guards := figures["guards"]):
+        show_line("no snapshot has been judged yet")
+        return
+    rows = {name: _guard(row) for name, row in guards.items()}
+    show_table(f"guard, step {max(row['step'] for row in guards.values())}", rows)
+
+
+def _guard(row: Mapping[str, Any]) -> dict[str, object]:
+    """A metric, its limit, and whether it has reached it."""
+    limit = f"{'at most' if row['below'] else 'at least'} {row['limit']:g}"
+    lost_to = f": {', '.join(row['members'])}" if row["members"] else ""
+    value = "too few plays" if row["value"] is None else f"{row['value']:.4g}"
+    return {"value": value, "wrong if": limit, "alarm": f"{row['alarm'] or 'none'}{lost_to}"}

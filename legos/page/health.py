@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from legos.league.guards import guard_prefixes, guard_rules
 from legos.losses.alarms import alarms
 
 if TYPE_CHECKING:
@@ -24,12 +25,20 @@ class AlarmHistory:
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], dict[str, Any]] = {}
-        self._step = 0
+        self._step = self._judged = 0  # the newest step, and the newest with alarms of a league
 
-    def add(self, line: "Metrics") -> None:
-        """Take the metrics of a step."""
+    def add(self, line: "Metrics", collapse_elo: float) -> None:
+        """Take the metrics of a step.
+
+        Args:
+            line: the metrics.
+            collapse_elo: fall of the rating that counts as a collapse.
+        """
         before, self._step = self._step, int(line["step"] or 0)
-        for alarm in alarms(line, list(_prefixes(line))):
+        leagues = guard_prefixes(line)
+        self._judged = self._step if leagues else self._judged
+        found = alarms(line, list(_prefixes(line)))
+        for alarm in (*found, *alarms(line, leagues, guard_rules(collapse_elo))):
             key = alarm.metric, alarm.level
             if key not in self._found:
                 self._found[key] = {"level": alarm.level, "metric": alarm.metric, "count": 0}
@@ -43,11 +52,12 @@ class AlarmHistory:
                 spans.append([self._step, self._step])
 
     def listed(self) -> list[dict[str, Any]]:
-        """Each alarm with its steps: those of the newest step first, errors before warnings."""
-        rows = [
-            {**each, "spans": each["spans"][-_LAST:], "now": each["spans"][-1][1] == self._step}
-            for each in self._found.values()
-        ]
+        """Each alarm with its steps: those that hold now first, errors before warnings."""
+        rows: list[dict[str, Any]] = []
+        for each in self._found.values():  # alarms of a league hold until it is judged again
+            newest = self._judged if each["metric"].startswith("league/") else self._step
+            now: bool = each["spans"][-1][1] == newest
+            rows.append({**each, "spans": each["spans"][-_LAST:], "now": now})
         return sorted(rows, key=lambda row: (not row["now"], row["level"] != "error"))
 
 

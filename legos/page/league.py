@@ -20,19 +20,17 @@ def league(run: RunView) -> dict[str, Any]:
         leagues = stored_leagues(run.folder, run.config)
     except CheckpointError as error:
         return {"leagues": [], "problem": str(error)}
-    arenas = run.config.arenas
     shown = [
-        each.figures()
-        | {"shares": arenas[each.arena].play.opponents}
-        | _over_steps(run, each.arena, several=len(arenas) > 1)
+        each.figures(run.metrics)
+        | {"shares": run.config.arenas[each.arena].play.opponents}
+        | _over_steps(run, each.prefix)
         for each in leagues
     ]
-    return {"leagues": shown, "problem": None}
+    return {"leagues": shown, "problem": None, "plays_kept": run.config.loop.plays_kept}
 
 
-def _over_steps(run: RunView, arena: str, *, several: bool) -> dict[str, Any]:
+def _over_steps(run: RunView, prefix: str) -> dict[str, Any]:
     """The rating of the policy at each snapshot, and who was met in each step."""
-    prefix = f"league/{arena}/" if several else "league/"
 
     def points(name: str) -> list[Any]:
         return run.metrics.points(f"{prefix}{name}", most=_POINTS)

@@ -5,6 +5,7 @@ from pathlib import Path
 from threading import RLock
 from time import monotonic
 
+from legos.config.league import LeagueConfig
 from legos.config.resolve import resolve, settings_of
 from legos.config.schema import RunConfig
 from legos.errors import CheckpointError, LegosError
@@ -63,20 +64,21 @@ class RunView:
         with self.lock:
             if self.exists:
                 self._unreadable = []
+                self._read_config()
                 for read in (self._read_metrics, self._read_evaluations):
                     try:
                         read()
                     except CheckpointError as error:
                         self._unreadable.append(str(error))
-                self._read_config()
         return self
 
     def _read_metrics(self) -> None:
         known, self.metrics = self.metrics.num_steps, self._steps.read()
         if self._steps.rewritten:  # a resumed run repeats steps
             known, self.alarms = 0, AlarmHistory()
+        league = self.config.league if self.config else LeagueConfig()
         for row in self.metrics.rows(known):
-            self.alarms.add(row)
+            self.alarms.add(row, league.collapse_elo)
 
     def _read_evaluations(self) -> None:
         self.evaluations = self._evaluated.read()

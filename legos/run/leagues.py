@@ -1,18 +1,21 @@
 """The leagues of a run, as its newest checkpoint has them, and the people who play against it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
 from legos.config.schema import RunConfig
 from legos.league.cast import PERSON
-from legos.league.payoffs import PayoffTable
+from legos.league.guards import forgotten, guard_prefixes, guard_rules, metric_prefix
+from legos.league.payoffs import PayoffTable, Tally
 from legos.league.pool import Pool
-from legos.league.ratings import pool_ratings
+from legos.league.ratings import pool_ratings, strongest_cycle
+from legos.losses.alarms import alarms
 from legos.records.names import BASE, adapter_name, frozen_name
 from legos.run.checkpoint import newest_whole, read_state
 from legos.run.folder import RunFolder
+from legos.run.metrics import MetricTable
 from legos.run.people import lasting_base, personal_plays
 
 __all__ = ["StoredLeague", "stored_leagues"]
@@ -26,6 +29,8 @@ class StoredLeague:
     step: int  # of the checkpoint
     pool: Pool
     table: PayoffTable
+    prefix: str  # of the names of its metrics
+    collapse_elo: float  # fall of the rating that counts as a collapse
     unit: float | None = None  # reward that counts as a whole win; None: every win does
     people: Sequence[str] = ()  # ``person:NAME`` of those whose plays count
     met: Sequence[str] = ()  # snapshots that people have played against
@@ -76,18 +81,25 @@ class StoredLeague:
                 found[frozen_name(digest)] = counted[-1]
         return found
 
-    def figures(self) -> dict[str, Any]:
-        """Ratings and pay-offs as JSON values.
+    def figures(self, metrics: MetricTable) -> dict[str, Any]:
+        """Ratings, pay-offs and guards as JSON values.
+
+        Args:
+            metrics: those of the run's steps.
 
         Returns:
             ``arena``; ``step``; ``ratings``: member -> ``rating`` (Elo), ``low`` and ``high`` (its
-            interval of 95 %), ``plays``, and ``step`` of a snapshot, the strongest first;
-            ``matrix``: member -> member -> ``score``, ``reward`` and ``plays`` of the first against
-            the second, where they have met; ``alone``: snapshots that have met nobody yet, and
-            people who have met none of the members.
+            interval of 95 %), ``plays``, ``forfeits``, and of a snapshot its ``step`` and ``until``
+            which step the policy's plays count for it (None: it is the newest), the strongest
+            first; ``matrix``: member -> member -> ``score``, ``reward``, ``plays``, ``wins``,
+            ``draws``, ``losses`` and ``forfeits`` of the first against the second, and the same of
+            each of its ``roles``, where they have met; ``cycle``: the members of the strongest
+            cycle; ``alone``: snapshots that have met nobody yet, and people who have met none of
+            the members; ``guards``: metric -> ``value`` at the ``step`` that was judged last (None:
+            there are too few plays), ``limit``, whether values ``below`` it are bad, ``alarm``
+            ("warning", "error" or None), and ``members`` that are forgotten.
         """
         snapshots = [each.name for each in self.pool.members]
-        taken = {name: _step(name) for name in self.pool.taken.values()}
         rated = pool_ratings(self.table, self.pool, unit=self.unit, also=self.met)
         order = [each.member for each in rated]
         return {
@@ -99,20 +111,76 @@ class StoredLeague:
                     "low": each.low,
                     "high": each.high,
                     "plays": each.plays,
-                    "step": taken.get(each.member),
+                    "forfeits": self.table.forfeits(each.member, order),
+                    **self._steps_of(each.member),
                 }
                 for each in rated
             },
             "matrix": {
                 mine: {
-                    theirs: {"score": found.score, "reward": found.mean, "plays": found.plays}
+                    theirs: self._cell(mine, theirs)
                     for theirs in order
-                    if (found := self.table.tally(mine, theirs)).plays
+                    if self.table.tally(mine, theirs).plays
                 }
                 for mine in order
             },
+            "cycle": strongest_cycle(self.table, order, unit=self.unit),
             "alone": [name for name in (*snapshots, *self.people) if name not in order],
+            "guards": dict(self._guards(metrics, order)),
         }
+
+    def _cell(self, mine: str, theirs: str) -> dict[str, Any]:
+        """What a member has from another, in all roles and in each of them."""
+        table = self.table
+        tallies = {role: table.tally(mine, theirs, role) for role in table.roles(mine, [theirs])}
+        roles = {role: _numbers(tally) for role, tally in tallies.items() if tally.plays}
+        return {**_numbers(table.tally(mine, theirs)), "roles": roles}
+
+    def _steps_of(self, member: str) -> dict[str, int | None]:
+        """When a snapshot was taken, and the next one; None of other members."""
+        taken = {*self.pool.taken.values(), *(each.name for each in self.pool.members)}
+        step = _step(member) if member in taken else None
+        of = (_step(name) for name in taken if adapter_name(name) == adapter_name(member))
+        later = (other for other in of if step is not None and other > step)
+        return {"step": step, "until": min(later, default=None)}
+
+    def _guards(
+        self, metrics: MetricTable, order: Sequence[str]
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What the policies' newest standings are judged by, in the order of the rules."""
+        rules = guard_rules(self.collapse_elo)
+        for prefix in guard_prefixes(metrics):
+            if not prefix.startswith(self.prefix):
+                continue
+            step = max((step for step, _ in metrics.points(f"{prefix}forgotten")), default=0)
+            names = [f"{prefix}{rule.metric}" for rule in rules]
+            values = {name: dict(metrics.points(name)).get(step) for name in names}
+            sounding = {alarm.metric: alarm.level for alarm in alarms(values, [prefix], rules)}
+            for name, rule in zip(names, rules, strict=True):
+                lost = self._forgotten(prefix, order) if rule.metric == "forgotten" else []
+                yield (
+                    name.removeprefix(self.prefix),
+                    {
+                        "value": values[name],
+                        "limit": rule.warning,
+                        "below": rule.below,
+                        "step": step,
+                        "alarm": sounding.get(name),
+                        "members": lost if sounding.get(name) else [],
+                    },
+                )
+
+    def _forgotten(self, prefix: str, order: Sequence[str]) -> list[str]:
+        """The members that a policy has forgotten, by the plays up to the checkpoint."""
+        policy = prefix.removeprefix(self.prefix).rstrip("/") or self.pool.members[0].policy
+        own = [each.name for each in self.pool.of(policy) if each.name in order]
+        return [*forgotten(self.table, own, order)] if own else []
+
+
+def _numbers(tally: Tally) -> dict[str, float]:
+    """Results of plays from one side."""
+    counts = {name: getattr(tally, name) for name in ("plays", "wins", "draws", "losses")}
+    return {"score": tally.score, "reward": tally.mean, **counts, "forfeits": tally.forfeits}
 
 
 def _step(snapshot: str) -> int:
@@ -143,6 +211,8 @@ def stored_leagues(run: RunFolder, config: RunConfig) -> list[StoredLeague]:
         league = StoredLeague(
             arena=arena,
             step=state["trainer"]["step"],
+            prefix=metric_prefix(arena, several=len(config.arenas) > 1),
+            collapse_elo=config.league.collapse_elo,
             pool=pool,
             table=table,
             unit=stored["unit"] or None,

@@ -24,6 +24,7 @@ from legos.config.schema import PlayConfig
 from legos.errors import RecordError
 from legos.fakes import ScriptedClient
 from legos.games.exact import GameTree, optimal_move_rate, optimal_policy
+from legos.league.guards import guard_rules
 from legos.losses.alarms import PAGE, RULES
 from legos.wiring.arena import make_arena
 
@@ -133,6 +134,14 @@ def test_the_page_of_alarms_has_each_with_its_levels() -> None:
         (rule.metric, f"{rule.warning:g}", f"{rule.error:g}" if isfinite(rule.error) else "never")
         for rule in RULES
     ]
+
+
+def test_the_page_of_alarms_has_each_guard_with_its_limit() -> None:
+    rows = re.findall(r"^\| `league/(\w+)`.*? \| (.*?) \|", (ROOT / PAGE).read_text(), re.MULTILINE)
+    limits = {rule.metric: f"{rule.warning:g}" for rule in guard_rules(100.0)}
+    limits |= {"fall": "`league.collapse_elo`", "forgotten": "one"}
+    assert dict(rows).keys() == limits.keys()
+    assert [(name, text) for name, text in rows if limits[name] not in text.split()] == []
 
 
 def one_step(game: str, credit: str) -> list[list[float]]:

@@ -1,5 +1,6 @@
 """The page in Chromium, on a run of nim that is trained here and on a run of a chat model."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from chromium import count, served, until
+from made_leagues import with_league
 from made_runs import add_lines, add_play, made_run, step_line
 from short_runs import FEW, NIM
 
@@ -18,13 +20,14 @@ LEAGUE = (
     *NIM,
     *("--play.opponents", "self=0.4", "--play.opponents", "past=0.4"),
     *("--play.opponents", "random=0.2", "--league.snapshot-every", "2", "--loop.plays-kept", "1"),
+    *("--training.staleness-limit", "0"),  # no play waits while a snapshot is taken
 )
 HOSTILE = "<img src=x onerror=\"document.title='taken'\"><b>bold</b>"
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of nim, kuhn, a league and a chat model, and one with bad steps."""
+    """Runs of nim, kuhn, a league and a chat model, one with bad steps, and a league that falls."""
     place = tmp_path_factory.mktemp("page") / "runs"
     kuhn = (*FEW, "--arena", "kuhn")
     runs = (("nim-0", 0, NIM), ("nim-1", 1, NIM), ("kuhn-0", 0, kuhn), ("league-1", 1, LEAGUE))
@@ -35,6 +38,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(Path(__file__).parent / "countdown_run", place / "countdown-1")
     folder = made_run(place / "bad", steps=40, model="nobody/has-this-model")
     add_lines(folder.metrics, [step_line(step, clip_fraction=0.9) for step in (41, 42)])
+    falling = made_run(place / "few", steps=3)
+    with_league(falling)
+    add_lines(falling.metrics, [step_line(4, **{"league/fall": 120.0, "league/forgotten": 0.0})])
     add_play(folder, 3, f"{HOSTILE}\u202e", question=HOSTILE, advantage=0.5)
     return place
 
@@ -61,7 +67,7 @@ def texts(page: Any, selector: str) -> list[str]:
 
 def test_the_overview_shows_each_run_and_leads_to_its_curves(page: Any) -> None:
     page.goto("/")
-    assert {"nim-0", "nim-1", "kuhn-0", "league-1", "countdown-1", "bad"} == set(
+    assert {"nim-0", "nim-1", "kuhn-0", "league-1", "countdown-1", "bad", "few"} == set(
         texts(page, ".card .name")
     )
     card = page.locator(".card", has_text="nim-0")
@@ -204,11 +210,34 @@ def test_the_league_has_ratings_and_leads_to_the_plays_of_a_pair(page: Any) -> N
     members = texts(page, "tbody tr td:first-child")
     assert {"random", "policy@0", "policy@2", "policy@4"} <= {each.strip() for each in members}
     assert page.locator(".ratings circle.end").count() == 3
-    cell = page.locator("table.heat a[aria-label^='policy@4 against random: score']")
-    assert 0 <= float(cell.inner_text()) <= 1
-    cell.click()
-    assert "seat=random" in page.url
-    until(page, count("tbody tr") + " > 0")
+    for newer, first, last in (("policy@2", 3, 4), ("policy@4", 5, 6)):
+        page.goto("/#/league?run=league-1")
+        cell = page.locator(f"table.heat a[aria-label^='{newer} against random: score']")
+        assert 0 <= float(cell.inner_text()) <= 1
+        plays = re.findall(r"(\d+ plays?) \(\d+ wins", cell.get_attribute("aria-label"))
+        cell.click()
+        page.wait_for_selector("table.plays")
+        assert page.url.endswith(f"&kind=training&step_min={first}&step_max={last}")
+        assert "seat=random" in page.url
+        assert texts(page, ".head [role=status]") == plays
+
+
+def test_the_league_shows_its_guards_and_says_that_few_plays_are_kept(page: Any) -> None:
+    page.goto("/#/league?run=league-1")
+    rows = {row.split("\t")[0]: row.split("\t")[1:] for row in texts(page, ".guards tbody tr")}
+    names = ["fall", "forgotten", "draw_share", "seat_gap", "length", "entropy", "collusion"]
+    assert [*rows] == names
+    assert all(each[0] == "6" for each in rows.values())
+    assert rows["forgotten"][2] == "at least 1"
+    assert rows["entropy"][2] == "at most 0.1"
+    assert "loop.plays_kept" not in page.inner_text("main")
+    page.goto("/#/league?run=few")
+    page.wait_for_selector("text=keeps the plays of 5 % of its tasks (loop.plays_kept)")
+    alarm = page.locator(".guards tr", has_text="fall")
+    assert alarm.locator(".tag.error").inner_text() == "error"
+    page.goto("/#/health?run=few")
+    page.wait_for_selector(".alarm.error")
+    assert "league/fall" in page.inner_text(".alarm.error")
 
 
 AXE = """(async () => (await axe.run()).violations.map(

@@ -55,3 +55,28 @@ def test_each_policy_has_its_own_alarms(runs: Path) -> None:
     found = answered(page_of(parent=runs), "health", run="one")
     assert [each["metric"] for each in found["alarms"]] == ["rival/clip_fraction", "rival/applied"]
     assert found["skipped"] == {"applied": [], "rival/applied": [2]}
+
+
+def test_alarms_of_a_league_hold_until_it_is_judged_again(runs: Path) -> None:
+    folder = made_run(runs / "one", steps=1, league__collapse_elo=80.0)
+    calm = {"fall": 79.0, "forgotten": 0.0, "collusion": 0.0, "entropy": 0.2}
+    judged = [
+        (2, {"fall": 90.0, "forgotten": 2.0, "collusion": 0.6, "entropy": 0.2}),
+        (4, {**calm, "draw_share": 0.96, "seat_gap": 0.9, "length": 2.5, "entropy": 0.05}),
+    ]
+    for prefix, (step, values) in zip(("league/", "league/rival/"), judged, strict=True):
+        named = {f"{prefix}{name}": value for name, value in values.items()}
+        add_lines(folder.metrics, [step_line(step, **named), step_line(step + 1)])
+    found = answered(page_of(parent=runs), "health", run="one")["alarms"]
+    levels = {each["metric"]: (each["level"], each["spans"], each["now"]) for each in found}
+    rival = ("draw_share", "entropy", "length", "seat_gap")
+    assert levels == {
+        "league/fall": ("error", [[2, 2]], False),
+        **{f"league/{name}": ("warning", [[2, 2]], False) for name in ("forgotten", "collusion")},
+        **{f"league/rival/{name}": ("warning", [[4, 4]], True) for name in rival},
+    }
+    fall = next(each["text"] for each in found if each["metric"] == "league/fall")
+    assert fall.startswith("league/fall is 90, at or above 80: the rating is")
+    assert "docs/run/alarms.md" in fall
+    [row] = answered(page_of(parent=runs), "runs")["runs"]
+    assert {each["metric"] for each in row["alarms"]} == {f"league/rival/{name}" for name in rival}

@@ -1,38 +1,25 @@
 """The opponents of a run, from its newest checkpoint."""
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from made_leagues import with_league
 from made_runs import add_lines, answered, made_run, page_of, step_line
-from made_snapshots import adapter, take
+from made_snapshots import adapter
 
 from legos.apps.league import league
-from legos.config.resolve import read_config
+from legos.cli.process import main
 from legos.errors import CheckpointError
 from legos.league.payoffs import PayoffTable
-from legos.league.pool import Pool
 from legos.records.episode import Episode, Task
 from legos.records.names import frozen_name
 from legos.run.checkpoint import write_checkpoint
-from legos.run.folder import RunFolder
 from legos.run.people import PEOPLE, PersonalPlay
 
 RATED = {"elo": 7.0, "elo_low": 1.0, "elo_high": 12.0}
-
-
-def with_league(folder: RunFolder, *, size: int = 8) -> None:
-    """A checkpoint in which policy@2 beats policy@0 and random; policy@4 has met nobody."""
-    pool, table = Pool(size), PayoffTable()
-    for step in (0, 2, 4):
-        take(pool, adapter(step), step)
-    for theirs in ("policy@0", "random"):
-        for reward in (1.0,) * 15 + (-1.0,) * 5:
-            table.account("policy@2", theirs, ["first"], ["second"]).count(reward, -reward)
-    stored = {"pool": pool.state(), "table": table.state(), "unit": 1.0}
-    arenas = {name: {"matchmaker": {}} for name in read_config(folder.settings).arenas}
-    state = {"trainer": {"step": 4}, "arenas": {**arenas, "nim": {"matchmaker": stored}}}
-    write_checkpoint(folder.checkpoints, 4, lambda _: state, keep=1)
 
 
 def test_members_are_rated_and_their_scores_shown(runs: Path) -> None:
@@ -44,7 +31,14 @@ def test_members_are_rated_and_their_scores_shown(runs: Path) -> None:
     assert next(iter(found["ratings"])) == "policy@2"
     assert found["ratings"]["random"]["rating"] == 0.0
     assert found["ratings"]["policy@2"]["low"] > 0
-    assert found["matrix"]["policy@2"]["random"] == {"score": 0.75, "reward": 0.5, "plays": 20.0}
+    counts = {"plays": 20.0, "wins": 15.0, "draws": 0.0, "losses": 5.0, "forfeits": 2.0}
+    cell = {"score": 0.75, "reward": 0.5, **counts}
+    assert found["matrix"]["policy@2"]["random"] == {**cell, "roles": {"first": cell}}
+    assert found["ratings"]["policy@2"]["forfeits"] == 4.0
+    assert found["matrix"]["random"]["policy@2"]["roles"]["second"]["losses"] == 15.0
+    steps = {who: (one["step"], one["until"]) for who, one in found["ratings"].items()}
+    assert steps == {"policy@2": (2, 4), "policy@0": (0, 2), "random": (None, None)}
+    assert found["cycle"] == []
     assert "policy@0" not in found["matrix"]["random"]
     assert found["alone"] == ["policy@4"]
     assert found["elo"] == [[4, 7.0, 1.0, 12.0]]
@@ -61,6 +55,76 @@ def test_the_only_league_of_a_mix_has_its_course_too(runs: Path) -> None:
     [found] = answered(page_of(parent=runs), "league", run="one")["leagues"]
     assert (found["arena"], found["elo"]) == ("nim", [[4, 7.0, 1.0, 12.0]])
     assert found["shares"] == shares
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_the_guards_have_their_newest_values_and_limits(mixed: bool, runs: Path) -> None:
+    mix = {"kuhn": {"share": 0.5}, "nim": {"share": 0.5}} if mixed else {}
+    folder = made_run(runs / "one", steps=3, mix=mix, league__collapse_elo=80.0)
+    with_league(folder)
+    before = {"fall": 0.0, "forgotten": 0.0, "collusion": 0.0, "draw_share": 0.1}
+    judged = {"fall": 90.0, "forgotten": 1.0, "collusion": 0.0, "entropy": 0.5, "length": 2.0}
+    prefix = "league/nim/" if mixed else "league/"
+    for step, values in ((4, before), (6, judged)):
+        named = {f"{prefix}{name}": value for name, value in values.items()}
+        add_lines(folder.metrics, [step_line(step, **named)])
+    add_lines(folder.metrics, [step_line(7, **{f"{prefix}plays_past": 12.0})])
+    found = league(str(folder.path))["nim"]["guards"]
+    rows = {name: (row["value"], row["limit"], row["alarm"]) for name, row in found.items()}
+    assert rows == {
+        "fall": (90.0, 80.0, "error"),
+        "forgotten": (1.0, 1.0, "warning"),
+        "draw_share": (None, 0.95, None),
+        "seat_gap": (None, 0.8, None),
+        "length": (2.0, 2.0, "warning"),
+        "entropy": (0.5, 0.1, None),
+        "collusion": (0.0, 0.5, None),
+    }
+    assert {row["step"] for row in found.values()} == {6}
+    assert [name for name, row in found.items() if row["below"]] == ["entropy"]
+    shown = answered(page_of(parent=runs), "league", run="one")
+    assert [each["guards"] for each in shown["leagues"]] == [found]
+    assert shown["plays_kept"] == 0.05
+
+
+def test_the_command_shows_the_guards_and_whom_the_policy_has_forgotten(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = made_run(runs / "one", steps=3)
+    table = PayoffTable()
+    for member, theirs, won in (("policy@0", "random", 80), ("policy@2", "random", 30)):
+        account = table.account(member, theirs, ["first"], ["second"])
+        for play in range(100):
+            account.count(*((1.0, -1.0) if play < won else (-1.0, 1.0)))
+    with_league(folder, table=table)
+    assert main(["league", str(folder.path)]) == 0
+    assert "no snapshot has been judged yet" in capsys.readouterr().out
+    judged = {"league/fall": 150.0, "league/forgotten": 1.0, "league/rival/forgotten": 0.0}
+    add_lines(folder.metrics, [step_line(4, **judged)])
+    assert main(["league", str(folder.path)]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"guard, step 4 +value +wrong if +alarm", shown)
+    assert re.search(r"\nfall +150 +at least 100 +error *\n", shown)
+    assert re.search(r"\nforgotten +1 +at least 1 +warning: random *\n", shown)
+    assert re.search(r"\nlength +too few plays +at least 2 +none *\n", shown)
+    assert re.search(r"\nrival/forgotten +0 +at least 1 +none *\n", shown)
+    assert main(["league", str(folder.path), "--json"]) == 0
+    guards = json.loads(capsys.readouterr().out)["nim"]["guards"]
+    assert guards["forgotten"]["members"] == ["random"]
+
+
+def test_a_cycle_is_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = PayoffTable()
+    for mine, theirs in (("policy@2", "policy@0"), ("policy@0", "random"), ("random", "policy@2")):
+        for reward in (1.0,) * 40 + (-1.0,) * 10:
+            table.account(mine, theirs, ["first"], ["second"]).count(reward, -reward)
+    folder = made_run(runs / "one", steps=3)
+    with_league(folder, table=table)
+    found = league(str(folder.path))["nim"]["cycle"]
+    at = found.index("policy@2")
+    assert found[at:] + found[:at] == ["policy@2", "policy@0", "random"]
+    assert main(["league", str(folder.path)]) == 0
+    assert f"each beats the next: {', '.join(found)}" in capsys.readouterr().out
 
 
 def kept(opponent: str, reward: float, *, name: str = "ada", **changes: Any) -> None:
@@ -95,7 +159,7 @@ def test_people_are_rated_by_their_plays_against_members(runs: Path) -> None:
     kept(frozen_name("0" * 32), 1.0, name="bob")
     found = league(str(folder.path))["nim"]
     cells = found["matrix"]["person:ada"]
-    assert cells["policy@2"] == {"score": 0.75, "reward": 0.5, "plays": 8.0}
+    assert [cells["policy@2"][name] for name in ("score", "reward", "plays")] == [0.75, 0.5, 8.0]
     assert {who: cell["plays"] for who, cell in cells.items()} == {"policy@2": 8, "random": 1}
     assert found["matrix"]["policy@2"]["person:ada"]["score"] == 0.25
     ada = found["ratings"].pop("person:ada")

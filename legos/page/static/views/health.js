@@ -33,7 +33,7 @@ function alarms({ alarms: found, steps }) {
     found.map((alarm) =>
       h(`div.alarm.${alarm.level}`, {},
         h("div.who", {}, h(`span.tag.${alarm.level}`, {}, alarm.level), h("b", {}, alarm.metric),
-          h("span.muted.small", {}, `${plural(alarm.count, "step")}${alarm.now ? ", the newest too" : `, last in step ${number(alarm.spans.at(-1)[1])}`}`)),
+          h("span.muted.small", {}, `${plural(alarm.count, "step")}${alarm.now && alarm.spans.at(-1)[1] === lastStep(found, steps) ? ", the newest too" : `, last in step ${number(alarm.spans.at(-1)[1])}`}`)),
         strip(alarm.spans, { end: lastStep(found, steps), level: alarm.level }),
         h("p.small", {}, advice(alarm.text)))));
 }

@@ -19,17 +19,17 @@ export async function draw(root, parameters, options) {
     root,
     h("div.head", {}, h("h1", {}, "League"), runField("league", run, runs)),
     values.leagues.length
-      ? values.leagues.map((each) => arena(each, run, values.leagues.length > 1))
+      ? values.leagues.map((each) => arena(each, run, values))
       : h("div.empty", {}, values.problem ? h("p", {}, values.problem) : h("p", {}, "This run has no opponents: its policy plays itself alone. ",
           h("code", {}, "--play.opponents self=0.5 --play.opponents past=0.5"), " lets it meet its own past.")),
   );
 }
 
-function arena(league, run, several) {
+function arena(league, run, { leagues, plays_kept: kept }) {
   const members = Object.entries(league.ratings);
   const shares = Object.entries(league.shares).map(([name, share]) => `${name} ${number(100 * share)} %`);
   return [
-    several ? h("h2", {}, league.arena) : null,
+    leagues.length > 1 ? h("h2", {}, league.arena) : null,
     h("p.muted", {}, `opponents: ${shares.join(", ")}`),
     h("section.panel", {}, h("h2", {}, "Rating over the steps"), rating(league.elo),
       h("p.small.muted", {}, "Elo of the policy among the members it has met, with intervals of 95 %; 0 is a random player, where it is one of them, otherwise the oldest snapshot.")),
@@ -37,7 +37,10 @@ function arena(league, run, several) {
       h("section.panel", {}, h("h2", {}, "Members"), members.length ? table(members) : h("p.muted", {}, "Nobody has met yet."),
         league.alone.length ? h("p.small.muted", {}, `met nobody yet: ${league.alone.join(", ")}`) : null),
       h("section.panel", {}, h("h2", {}, "Scores"), heat(members.map(([name]) => name), league, run),
-        h("p.small.muted", {}, "Row against column: 1 is a win, 0.5 a draw. A cell opens the plays; those of people are in no run."))),
+        league.cycle.length ? h("p.small", {}, `Strongest cycle, of whom each beats the next: ${league.cycle.join(", ")}.`) : null,
+        h("p.small.muted", {}, "Row against column: 1 is a win, 0.5 a draw. A cell opens the plays, by the steps that trained on them; those of people are in no run.",
+          kept < 1 ? ` The run keeps the plays of ${number(100 * kept)} % of its tasks (loop.plays_kept), so a cell may open few or none.` : null))),
+    h("section.panel", {}, h("h2", {}, "Guards"), guards(league.guards)),
     h("div.charts", {}, Object.entries(league.met).map(([name, { plays, score }]) =>
       h("figure.chart", {}, h("figcaption", {}, `score against ${name}`,
         h("span.muted.small", {}, ` ${number(score.at(-1)?.[1])} in ${plural(plays.at(-1)?.[1] ?? 0, "play")} of the newest step`)),
@@ -72,21 +75,39 @@ function table(members) {
         h("td.muted", {}, `${signed(Math.round(one.low))} to ${signed(Math.round(one.high))}`), h("td.num", {}, number(one.plays))))));
 }
 
+// What the newest snapshots are judged by; the names are those of the metrics, without the arena.
+function guards(rows) {
+  const found = Object.entries(rows);
+  if (!found.length) return h("p.muted", {}, "No snapshot has been judged yet.");
+  return h("table.guards", {},
+    h("thead", {}, h("tr", {}, ["metric", "step", "value", "wrong if", "alarm"].map((each) => h("th", { scope: "col" }, each)))),
+    h("tbody", {}, found.map(([name, { value, step, limit, below, alarm: level, members }]) =>
+      h("tr", {}, h("td", {}, name), h("td.num", {}, number(step)),
+        value === null ? h("td.muted", {}, "too few plays") : h("td.num", {}, number(value)),
+        h("td.muted", {}, `${below ? "at most" : "at least"} ${number(limit)}`),
+        h("td", {}, level ? h(`span.tag.${level}`, {}, level) : h("span.good", {}, "none"), members.length ? ` ${members.join(", ")}` : null)))));
+}
+
 // Rows and columns in the order of the ratings; a cell is the warmer the higher the score of its row.
-// The plays of a pair are those of the policy, in the steps after the newer snapshot, against the older.
+// The plays of a pair are those of the policy against the older snapshot, in the steps after the newer
+// one, up to that of the next. Two snapshots of one step have met as policies that both learn.
 function heat(names, { arena: name, matrix, ratings }, run) {
   const cell = (mine, theirs) => {
     const found = matrix[mine]?.[theirs];
     if (!found) return h("td.none", {}, mine === theirs ? "" : "–");
     const share = Math.abs(found.score - 0.5) * 2;
     const colour = found.score >= 0.5 ? "--good" : "--bad";
-    const text = `${mine} against ${theirs}: score ${number(found.score)}, mean reward ${signed(found.reward)}, ${plural(found.plays, "play")}`;
+    const counts = ["wins", "draws", "losses", "forfeits"].filter((each) => found[each] || each === "wins").map((each) => `${number(found[each])} ${each}`);
+    const text = `${mine} against ${theirs}: score ${number(found.score)}, mean reward ${signed(found.reward)}, ${plural(found.plays, "play")} (${counts.join(", ")})`;
     const person = [mine, theirs].some((each) => each.startsWith("person:")); // whose plays are in no run
     const [older, newer] = [mine, theirs].sort((a, b) => (ratings[a].step ?? -1) - (ratings[b].step ?? -1));
+    const { step, until } = ratings[newer];
+    const apart = !person && step !== ratings[older].step;
+    const plays = { run, arena: name, seat: older, kind: "training", step_min: step + 1, step_max: until };
     return h("td.num", { style: { background: `color-mix(in srgb, var(${colour}) ${Math.round(45 * share)}%, transparent)` } },
-      person
-        ? h("span", { title: text }, found.score.toFixed(2))
-        : h("a", { href: address("plays", { run, arena: name, seat: older, step_min: (ratings[newer].step ?? 0) + 1 }), title: text, "aria-label": text }, found.score.toFixed(2)));
+      apart
+        ? h("a", { href: address("plays", plays), title: text, "aria-label": text }, found.score.toFixed(2))
+        : h("span", { title: text }, found.score.toFixed(2)));
   };
   return h("div.wideable", {}, h("table.heat", {},
     h("thead", {}, h("tr", {}, h("td", {}), names.map((each, index) => h("th", { scope: "col", title: each, "aria-label": each }, index + 1)))),
