@@ -43,7 +43,9 @@ def adapters_of(
         }
     except CheckpointError as error:
         others = ", ".join((*BOTS, BASE))
-        raise CheckpointError(f"{error}; other players are {others} and http://...") from error
+        raise CheckpointError(
+            f"{error}; other players are {others}, FILE.py:Class and http://..."
+        ) from error
 
 
 def model_of(model: str | None, adapters: Mapping[tuple[str, str], Adapter]) -> str:

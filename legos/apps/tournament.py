@@ -18,7 +18,7 @@ from legos.config.resolve import read_config, resolve
 from legos.config.schema import PlayConfig, RunConfig
 from legos.errors import ArenaError, ConfigError
 from legos.fakes import ScriptedClient
-from legos.league.cast import PERSON, URLS, Cast
+from legos.league.cast import PERSON, Cast, only_plays
 from legos.league.ratings import cyclic_share, nash_mixture, ratings, strongest_cycle
 from legos.league.tournament import (
     Meeting,
@@ -53,9 +53,9 @@ def tournament(
     """Let every member meet every other one, and rate them.
 
     Args:
-        members: random, optimal, base, RUN, RUN@STEP, RUN@best, RUN@vN, adapter folders, addresses
-            of servers, ``person:NAME`` with the plays that were kept; ``RUN@all`` stands for
-            several adapters of a run.
+        members: random, optimal, base, RUN, RUN@STEP, RUN@best, RUN@vN, adapter folders, bots as
+            ``FILE.py:Class``, addresses of servers, ``person:NAME`` with the plays that were kept;
+            ``RUN@all`` stands for several adapters of a run.
         arena: the arena; None: that of the first run, with its settings.
         seed: seed of the tasks and the plays.
         model: the base model; None: that of the run, or of the adapters.
@@ -185,10 +185,10 @@ def meet(
     arena, count = _arena(name, config), Count()
 
     async def met(cast: Cast) -> Results:
-        servers = any(who.startswith(URLS) for who in members)
+        unseen = any(map(only_plays, members))
         try:
             alone = len(arena.policies) == 1
-            if exact and alone and not servers and not people and cast.tree is not None:
+            if exact and alone and not unseen and not people and cast.tree is not None:
                 return await exact_results(cast, cast.tree, members)
             return await played_results(
                 cast,

@@ -8,15 +8,16 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import legos
 from legos.arena.arena import Arena, GameArena
 from legos.arena.game import Game
 from legos.builtin import BUILTIN, is_builtin
-from legos.errors import ArenaError, did_you_mean
+from legos.errors import ArenaError, ConfigError, did_you_mean
 from legos.installed import adding
 
-__all__ = ["advice", "find_arena", "is_arena_file", "known_arenas", "load_module"]
+__all__ = ["advice", "find_arena", "is_arena_file", "known_arenas", "load_module", "made_of"]
 
 GROUP = "legos.arenas"
 """Entry-point group: a package that lists its arenas here can be named without its module."""
@@ -145,6 +146,29 @@ def load_module(place: str) -> ModuleType:
         return importlib.import_module(place)
     except (Exception, SystemExit) as error:
         raise ArenaError(f"cannot import {place}: {_reason(error)}") from error
+
+
+def made_of(name: str, what: str) -> Any:
+    """An object of a user's file, ``FILE.py:NAME``; a class is made without arguments.
+
+    Args:
+        name: the file, or a module, and the name in it.
+        what: what it is for, which begins the messages.
+
+    Raises:
+        ArenaError: the file cannot be imported.
+        ConfigError: it has no such name, or the class cannot be made.
+    """
+    place, colon, kind_name = name.rpartition(":")
+    if not colon:
+        raise ConfigError(f"{what} is {name!r}; expected FILE.py:Class")
+    kind = getattr(load_module(place), kind_name, None)
+    if kind is None:
+        raise ConfigError(f"{what} is {name!r}, but {place} has no {kind_name!r}")
+    try:
+        return kind() if callable(kind) else kind
+    except Exception as error:  # the class's own code may raise anything
+        raise ConfigError(f"{what}: {name!r} cannot be made: {error!r}") from error
 
 
 def is_arena_file(module: ModuleType) -> bool:

@@ -32,8 +32,8 @@ def evaluate(
         run: Run folder, or its name in runs/; RUN@STEP, RUN@best or RUN@vN for another adapter.
         adapter: Evaluate this one on the run's arena: an adapter folder, or another run.
         against: Who has the other seats, in place of the policy itself: random, optimal, base, a
-            RUN, RUN@STEP, an adapter folder, or the address of a server; may be repeated. Every
-            seat is evaluated.
+            RUN, RUN@STEP, an adapter folder, FILE.py:Class, or the address of a server; may be
+            repeated. Every seat is evaluated.
         api_key: File with the API key of the servers.
         json: Print one JSON object.
         play: Settings of the arena.

@@ -34,8 +34,9 @@ def play(
     Args:
         arena: Name of an arena, FILE.py:Class, or package.module:Class.
         seat: ROLE=WHO, once for each role. WHO is me, random, optimal (small games), base (the
-            model without an adapter), RUN, RUN@STEP, RUN@best, an adapter folder, or the address of
-            a server, URL or URL#NAME. If nobody is me, the first role that is not named is.
+            model without an adapter), RUN, RUN@STEP, RUN@best, an adapter folder, a bot of your
+            own, FILE.py:Class, or the address of a server, URL or URL#NAME. If nobody is me, the
+            first role that is not named is.
         against: WHO plays the other roles.
         name: Your name; keeps the plays in runs/people.jsonl, so that person:NAME can be a member
             of a tournament, and is rated by legos league.

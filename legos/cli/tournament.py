@@ -35,8 +35,9 @@ def tournament(
 
     Args:
         members: random, optimal (small games), base (the model without an adapter), RUN, RUN@STEP,
-            RUN@best, RUN@vN, RUN@all (several of its adapters), an adapter folder, the address of
-            a server, URL or URL#NAME, or person:NAME, with the plays of legos play --name NAME.
+            RUN@best, RUN@vN, RUN@all (several of its adapters), an adapter folder, a bot of your
+            own, FILE.py:Class, the address of a server, URL or URL#NAME, or person:NAME, with the
+            plays of legos play --name NAME.
         arena: Name of an arena, FILE.py:Class, or package.module:Class; by default that of the
             first RUN, with its settings.
         plays: Plays of each pair; half of them with the seats swapped. By default 100.

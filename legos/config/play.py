@@ -47,7 +47,7 @@ class PlayConfig(Settings):
     opponents: dict[str, float] = knob({})
     """Who plays against the policy, each with its share of the tasks, NAME=SHARE (may be repeated):
     self; past, recent, hard or even for its own snapshots; exploiter, exploiters; random, optimal,
-    base, an adapter (RUN, RUN@STEP or a folder) or the address of a server. None: itself alone."""
+    base, FILE.py:Class, an adapter (RUN, RUN@STEP or a folder) or a server. None: itself alone."""
     opponents_end: dict[str, float] = knob({})
     """Their shares at the end of the run, which are approached linearly; none: the same."""
     matchmaker: str | None = knob(None)

@@ -3,18 +3,31 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
+from inspect import iscoroutinefunction
 from urllib.parse import urldefrag
 
 from legos.arena.arena import Arena
+from legos.arena.registry import made_of
 from legos.clients.openai import OpenAIClient
-from legos.errors import ArenaError
+from legos.errors import ArenaError, ConfigError
 from legos.games.bots import OptimalBot, RandomBot
 from legos.games.exact import GameTree, Policy, optimal_policy
 from legos.games.scored import enumerated
 from legos.protocols import Client, Seat
 from legos.records.names import BASE, POLICY
+from legos.records.numbers import shown
 
-__all__ = ["BOTS", "OPTIMAL", "PERSON", "RANDOM", "URLS", "Cast", "is_adapter"]
+__all__ = [
+    "BOTS",
+    "OPTIMAL",
+    "PERSON",
+    "RANDOM",
+    "URLS",
+    "Cast",
+    "is_adapter",
+    "is_own_bot",
+    "only_plays",
+]
 
 RANDOM, OPTIMAL = "random", "optimal"
 BOTS = (RANDOM, OPTIMAL)
@@ -22,9 +35,20 @@ PERSON = "person:"  # and a name
 URLS = ("http://", "https://")
 
 
+def is_own_bot(who: str) -> bool:
+    """Whether a member is a bot in a file of the user, ``FILE.py:Class``."""
+    return (".py:" in who or who.endswith(".py")) and not who.startswith((*URLS, PERSON))
+
+
 def is_adapter(who: str) -> bool:
     """Whether an adapter that has to be loaded answers for a member: no bot, server or person."""
-    return who not in (*BOTS, BASE) and not who.startswith((*URLS, PERSON))
+    named = who in (*BOTS, BASE) or who.startswith((*URLS, PERSON))
+    return not named and not is_own_bot(who)
+
+
+def only_plays(who: str) -> bool:
+    """Whether nothing but plays shows the policy of a member: a server, or a bot of the user."""
+    return who.startswith(URLS) or is_own_bot(who)
 
 
 class Cast:
@@ -54,27 +78,29 @@ class Cast:
         self.arena = arena
         self._api_key = api_key
         self._servers: dict[str, OpenAIClient] = {}
-        self._random = RandomBot()
+        self._bots: dict[str, Client] = {RANDOM: RandomBot()}
         self._optimal: dict[str, OptimalBot] = {}  # by role
 
     def seat(self, who: str, default: Seat) -> Seat:
         """The seat of a member, which is not trained.
 
         Args:
-            who: ``random``, ``optimal``, ``base``, an adapter, or the address of a server;
-                ``URL#MODEL`` names its model.
+            who: ``random``, ``optimal``, ``base``, an adapter, ``FILE.py:Class``, or the address
+                of a server; ``URL#MODEL`` names its model.
             default: the seat of the role that the arena has by default.
 
         Raises:
-            ArenaError: an optimal player cannot be computed, or a person is named.
+            ArenaError: an optimal player cannot be computed, a person is named, or a bot's file
+                cannot be imported.
+            ConfigError: what a file has is no bot.
         """
         client, adapter = self._answers(who, default)
         return replace(default, name=who, client=client, adapter=adapter, trainable=False)
 
     def _answers(self, who: str, default: Seat) -> tuple[Client, str]:
         """The client that answers for a member, and its adapter."""
-        if who == RANDOM:
-            return self._random, POLICY
+        if who == RANDOM or is_own_bot(who):
+            return self.bot(who), POLICY
         if who == OPTIMAL:
             if default.role not in self._optimal:
                 self._optimal[default.role] = OptimalBot(default.role, self.best)
@@ -91,6 +117,19 @@ class Cast:
                 self._servers[who] = client
             return self._servers[who], model or POLICY
         return default.client, self.live.get((who, default.policy or POLICY), who)
+
+    def bot(self, who: str) -> Client:
+        """The bot of a name, which answers in every seat of that name; as ``seat`` raises."""
+        if who not in self._bots:
+            made = made_of(who, "player")
+            if not iscoroutinefunction(getattr(made, "complete", None)):
+                raise ConfigError(
+                    f"player {who!r} is {shown(made)}, which has no `async def complete(self, "
+                    "prompt, sampling, *, adapter)`; give it this method, which returns a "
+                    "legos.Completion (docs/arenas/seats.md)"
+                )
+            self._bots[who] = made
+        return self._bots[who]
 
     @cached_property
     def tree(self) -> GameTree | None:

@@ -9,12 +9,12 @@ from legos.arena.checks import check_attributes
 from legos.arena.curriculum import CURRICULA
 from legos.arena.game import Game
 from legos.arena.matchmaker import ArenaSeats
-from legos.arena.registry import find_arena, load_module
+from legos.arena.registry import find_arena, made_of
 from legos.config.league import LeagueConfig
 from legos.config.schema import GenerationConfig, PlayConfig, PlayedArena, RunConfig
 from legos.credit import make_credit
 from legos.errors import ArenaError, ConfigError, LegosError
-from legos.league.cast import OPTIMAL, Cast
+from legos.league.cast import OPTIMAL, Cast, is_own_bot
 from legos.league.matchmaker import EXPLOITER, EXPLOITERS, LeagueSeats
 from legos.loop.mix import Mix
 from legos.protocols import Client, CreditAssigner
@@ -133,10 +133,10 @@ def _seat_opponents(arena: Arena, play: PlayConfig, settings: LeagueConfig) -> N
     Raises:
         ArenaError: an optimal opponent cannot be computed.
         ConfigError: the arena has one seat, chooses its players itself, or has several policies; or
-            a matchmaker is none.
+            a matchmaker or a bot is none.
     """
     if play.matchmaker is not None:
-        arena.matchmaker = made = _made(play.matchmaker, "play.matchmaker")
+        arena.matchmaker = made = made_of(play.matchmaker, "play.matchmaker")
         if lacking := [name for name in MATCHMAKER if not hasattr(made, name)]:
             raise ConfigError(
                 f"play.matchmaker is {play.matchmaker!r}, whose class has no {lacking[0]!r}; make "
@@ -167,6 +167,8 @@ def _seat_opponents(arena: Arena, play: PlayConfig, settings: LeagueConfig) -> N
     cast = Cast(arena, api_key=os.environ.get("LEGOS_API_KEY"))
     if OPTIMAL in shares:
         _ = cast.best  # refused here, and not in the first play
+    for bot in filter(is_own_bot, shares):
+        cast.bot(bot)  # the same
     arena.matchmaker = LeagueSeats(
         play.opponents,
         cast,
@@ -184,26 +186,7 @@ def _credit(name: str) -> CreditAssigner:
         ArenaError: the file cannot be imported.
         ConfigError: there is no such rule, or it cannot be made without arguments.
     """
-    return _made(name, "play.credit") if ":" in name else make_credit(name)
-
-
-def _made(name: str, setting: str) -> Any:
-    """An object of a user's class, ``FILE.py:Class``, made without arguments.
-
-    Raises:
-        ArenaError: the file cannot be imported.
-        ConfigError: it has no such class, or the class cannot be made.
-    """
-    place, colon, kind_name = name.rpartition(":")
-    if not colon:
-        raise ConfigError(f"{setting} is {name!r}; expected FILE.py:Class")
-    kind = getattr(load_module(place), kind_name, None)
-    if kind is None:
-        raise ConfigError(f"{setting} is {name!r}, but {place} has no {kind_name!r}")
-    try:
-        return kind()
-    except Exception as error:  # the class's own code may raise anything
-        raise ConfigError(f"{setting}: {name!r} cannot be made: {error!r}") from error
+    return made_of(name, "play.credit") if ":" in name else make_credit(name)
 
 
 def make_mix(config: RunConfig, client: Client | None) -> Mix:

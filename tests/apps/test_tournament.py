@@ -39,6 +39,15 @@ class Pairs(Fails):
     policies = ("one", "two")
 '''
 
+BETS = """
+from legos import Completion
+
+
+class Bets:
+    async def complete(self, prompt, sampling, *, adapter="policy"):
+        return Completion(text=sampling.choices[-1])
+"""
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -124,6 +133,26 @@ def test_a_server_is_a_member_and_plays(told: Told) -> None:
     cell = found["matrix"][f"{url}/v1"]["random"]
     assert (cell["plays"], cell["forfeits"]) == (8, 0)
     assert {asked.body["model"] for asked in server.asked} == {"passive"}
+
+
+def test_a_bot_of_ones_own_is_a_member_by_its_name_and_plays(
+    told: Told, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("bots.py").write_text(BETS)
+    members = ("bots.py:Bets", "random", "nim@v1", "--arena", "kuhn", "--plays", "8")
+    found = told("tournament", *members)
+    assert (found["exact"], found["plays"], found["failed"]) == (False, 24, 0)
+    assert found["ratings"].keys() == {"bots.py:Bets", "random", "nim@v1"}
+    alone = told("tournament", "bots.py:Bets", "random", "--arena", "kuhn")
+    assert (alone["exact"], alone["plays"]) == (False, 100)  # nothing but plays shows its policy
+    against = told("eval", "kuhn", "--against", "bots.py:Bets", "--loop.evaluation-plays", "8")
+    cell = against["against"]["bots.py:Bets"]
+    assert (against["exact"], cell["plays"], cell["forfeits"]) == (False, 8, 0)
+    assert main(["play", "kuhn", "--seat", "first=bots.py:Bets", "--seat", "second=random"]) == 0
+    capsys.readouterr()
+    for command in ("tournament --arena kuhn random", "eval kuhn --against"):
+        assert main([*command.split(), "bots.py:Lost"]) != 0
+        assert "player is 'bots.py:Lost', but bots.py has no 'Lost'" in capsys.readouterr().err
 
 
 def test_snapshots_are_spread_over_the_steps(told: Told) -> None:

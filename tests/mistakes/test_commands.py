@@ -109,8 +109,8 @@ PRINTS = {  # command -> message, in which ... stands for any text
     "serve --api-key x": "--api-key ...: ... give --api-key-file FILE, or set LEGOS_API_KEY",
     "play nim --seat third=me": "--seat names the role 'third'; known: first, second",
     "play nim --against nobody": (
-        "nobody holds no run and no adapter: ...; other players are random, optimal, base and "
-        "http://..."
+        "nobody holds no run and no adapter: ...; other players are random, optimal, base, "
+        "FILE.py:Class and http://..."
     ),
     "tournament run": "a tournament needs two different members and has run; name another one, ...",
     "imitate none.jsonl": "none.jsonl cannot be read: No such file or directory",

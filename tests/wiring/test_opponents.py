@@ -32,6 +32,23 @@ class Needs:
     def __init__(self, size):
         pass
 """
+BOTS = """
+from legos import Completion
+
+class Greedy:
+    async def complete(self, prompt, sampling, *, adapter="policy"):
+        return Completion(text=sampling.choices[-1])
+
+class Blocking:
+    def complete(self, prompt, sampling, *, adapter="policy"):
+        return Completion(text=sampling.choices[-1])
+
+class Needs:
+    def __init__(self, size):
+        pass
+
+greedy, number = Greedy(), 3
+"""
 TWO = """
 from legos import Arena
 
@@ -119,6 +136,40 @@ def test_a_matchmaker_of_ones_own(tmp_path: Path) -> None:
         made(matchmaker="Own")
     with pytest.raises(ValueError, match=r"the matchmaker decides who meets whom: leave one"):
         RunConfig.model_validate({"play": {"matchmaker": "a.py:B", "opponents": HALF}})
+
+
+@pytest.mark.parametrize("name", ["Greedy", "greedy"])
+def test_a_bot_of_ones_own_is_an_opponent(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "bots.py"
+    file.write_text(BOTS)
+    who = f"{file}:{name}"
+    arena = made(opponents={who: 1.0})
+    [(task, seed)] = plays_from(arena, 0, 1)
+    [rival] = [seat for seat in arena.seated(task, seed).values() if not seat.trainable]
+    assert rival.name == who
+    assert type(rival.client).__name__ == "Greedy"
+    config = {"play": {"opponents": {who: 1.0}}, "arena": "kuhn"}
+    assert rivals_of(RunConfig.model_validate(config)) == 8 + 2  # it takes no slot
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("bots.py:Lost", r"player is 'bots\.py:Lost', but bots\.py has no 'Lost'"),
+        ("bots.py", r"player is 'bots\.py'; expected FILE\.py:Class"),
+        ("lost.py:Bot", r"there is no file lost\.py in .*start from where it is, or move it"),
+        ("bots.py:Needs", r"cannot be made: TypeError.*'size'"),
+        ("bots.py:number", r"player 'bots\.py:number' is 3, an int, .* no `async def complete"),
+        ("bots.py:Blocking", r"'bots\.py:Blocking' is <.*a Blocking, .* no `async def complete"),
+    ],
+)
+def test_what_is_no_bot_is_refused_before_anything_runs(
+    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bots.py").write_text(BOTS)
+    with pytest.raises((ArenaError, ConfigError), match=message):
+        made(opponents={"self": 0.5, name: 0.5})
 
 
 def test_several_policies_have_no_exploiter(tmp_path: Path) -> None:
