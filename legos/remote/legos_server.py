@@ -20,7 +20,7 @@ from legos.records.names import adapter_name
 from legos.records.request import Generated, Request
 from legos.weights.adapter import Adapter, AdapterInfo, pack_adapter
 
-__all__ = ["LegosServer"]
+__all__ = ["LegosServer", "LiveAdapters"]
 
 REQUEST_S = 600.0  # maximum time of one answer
 LOAD_S = 120.0  # maximum time to load an adapter
@@ -36,6 +36,13 @@ class _Scores(msgspec.Struct):
     """Log-probabilities of choices, nats."""
 
     scores: list[list[float]]
+
+
+class LiveAdapters(msgspec.Struct):
+    """The adapters of a server, and how many it may have."""
+
+    adapters: list[AdapterInfo]
+    max_adapters: int | None = None  # None: an older server, which does not tell
 
 
 class LegosServer:
@@ -116,6 +123,18 @@ class LegosServer:
             ask = partial(self._transport.request, "POST", "/score", read, json=body)
             scores += (await self._answered(adapter, ask)).scores
         return scores
+
+    async def live(self) -> LiveAdapters:
+        """The adapters that are live there, those of others included.
+
+        Raises:
+            EngineError: the server cannot be reached.
+        """
+        read = partial(decoded, kind=LiveAdapters)
+        try:
+            return await self._loads.request("GET", "/adapters/version", read)
+        except EndpointError as error:
+            raise EngineError(str(error)) from error
 
     async def publish(self, adapter: Adapter) -> AdapterInfo:
         """Load an adapter; return once it is live.

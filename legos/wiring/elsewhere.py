@@ -81,4 +81,4 @@ def engine_at(
             f"server {other!r} is {_KINDS[kinds[other]]}, and the servers of a run are all "
             "`legos serve` or all vLLM; give addresses of one kind"
         )
-    return partial(served_engine, urls, api_key=api_key, policies=policies)
+    return partial(served_engine, urls, api_key=api_key, policies=policies, rivals=rivals)

@@ -11,9 +11,10 @@ from legos.clients.engine import EngineClient
 from legos.clients.requests import Dialect
 from legos.clients.transport import Transport, api_root
 from legos.device import LocalEngine, ModelHandle
-from legos.errors import EndpointError, EngineError, RequestError
+from legos.errors import ConfigError, EndpointError, EngineError, RequestError
+from legos.records.names import frozen_name
 from legos.remote.engine import RemoteEngine
-from legos.remote.legos_server import RETRIES, LegosServer
+from legos.remote.legos_server import RETRIES, LegosServer, LiveAdapters
 from legos.remote.publish.broadcast import Broadcaster
 from legos.wiring.same_model import check_same_model
 
@@ -71,6 +72,7 @@ def served_engine(
     *,
     api_key: str | None,
     policies: Sequence[str] | None = None,
+    rivals: int = 0,
 ) -> TokenEngine:
     """The engine on running servers (``legos serve``), which must have the model.
 
@@ -79,8 +81,10 @@ def served_engine(
         model: the trainer's model, with LoRA.
         api_key: their API key.
         policies: names of the adapters that stay there after the run; None: all.
+        rivals: number of further adapters that play at the same time.
 
     Raises:
+        ConfigError: a server may not have as many adapters.
         ModelError: a server has another model, or another tokenizer.
         EngineError: a server does not answer.
     """
@@ -91,7 +95,28 @@ def served_engine(
     with ExitStack() as stack:
         stack.callback(engine.close)
         check_same_model(engine, model, where="server")
+        for server in servers if rivals else ():
+            _check_room(server, engine.call(server.live()).result(), policies or (), rivals)
         return TokenEngine(engine, model, closing=stack.pop_all().close)
+
+
+def _check_room(
+    server: LegosServer, live: LiveAdapters, policies: Sequence[str], rivals: int
+) -> None:
+    """Refuse a server whose adapters would be too many once the pool of a league is full.
+
+    Those that may be of this run, which is resumed, count once.
+    """
+    most, own = live.max_adapters, (*policies, frozen_name(""))
+    others = sum(not each.name.startswith(own) for each in live.adapters)
+    needed = 2 * len(policies) + rivals
+    if most is not None and others + needed > most:
+        raise ConfigError(
+            f"server {server.name} may have {most} adapters (--max-adapters) and has {others} of "
+            f"others, but this run needs {needed}: its policies, their evaluated copies, and "
+            f"{rivals} opponents; start it with --max-adapters {others + needed}, or keep fewer "
+            "snapshots (league.snapshots)"
+        )
 
 
 async def kind_of(url: str, *, api_key: str | None) -> Dialect:

@@ -1,6 +1,9 @@
 """``legos train --server``: the whole run over HTTP, with the account of its tokens."""
 
+import re
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ from legos.device import LocalEngine, ModelHandle
 from legos.server.app import make_app
 from legos.server.options import ServerOptions
 from legos.server.service import Service
+from legos.wiring.engines import served_engine
 
 RUN = Path("run")
 
@@ -43,8 +47,9 @@ def engine(model: ModelHandle) -> Iterator[LocalEngine]:
     made.close()
 
 
-@pytest.fixture(scope="module")
-def url(model: ModelHandle, engine: LocalEngine) -> Iterator[str]:
+def served(
+    model: ModelHandle, engine: LocalEngine, options: ServerOptions
+) -> AbstractContextManager[str]:
     client = EngineClient(engine, model.tokenizer, use_threads=True)
     context = model.context
     service = Service(
@@ -54,10 +59,34 @@ def url(model: ModelHandle, engine: LocalEngine) -> Iterator[str]:
         model="builtin",
         context=context,
         lora_scale=1.0,
-        options=ServerOptions(),
+        options=options,
     )
-    with serving(make_app(service)) as address:
+    return serving(make_app(service))
+
+
+@pytest.fixture(scope="module")
+def url(model: ModelHandle, engine: LocalEngine) -> Iterator[str]:
+    with served(model, engine, ServerOptions()) as address:
         yield address
+
+
+def test_a_server_without_room_for_all_opponents_is_refused_before_the_first_step(
+    model: ModelHandle, engine: LocalEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.load_adapter(replace(model.base_adapter(), name="judge")).result()
+    taken = len(engine.adapters().keys() - {"policy", "policy-evaluated"})
+    with served(model, engine, ServerOptions(max_adapters=taken + 4)) as url:
+        served_engine([url], model, api_key=None, policies=("policy",), rivals=2).close()
+        opponents = ("--play.opponents", "self=0.5", "--play.opponents", "past=0.5")
+        assert main(["train", "--server", url, "--out", str(RUN), *FEW, *opponents]) == 2
+    engine.drop_adapter("judge").result()
+    said = " ".join(capsys.readouterr().err.split())
+    message = (
+        rf"server 127\.0\.0\.1:\d+ may have {taken + 4} adapters \(--max-adapters\) and has "
+        rf"{taken} of others, but this run needs 12: .* 10 opponents; .*--max-adapters {taken + 12}"
+    )
+    assert re.search(message, said), said
+    assert not RUN.exists()
 
 
 @pytest.mark.slow

@@ -50,12 +50,14 @@ def adapter_router(service: Service) -> APIRouter:
 
     @router.get("/adapters/version")
     async def versions(name: str = POLICY) -> dict[str, Any]:
-        """Version and digest of the named adapter (default: the policy), and of all adapters."""
+        """The named adapter (default: the policy), all adapters, and how many may be live."""
         live = service.engine.adapters()
         if name not in live and name != POLICY:
             raise _unknown(name)
         one = live.get(name, AdapterInfo(name=name, version=0, digest=""))
-        return {**asdict(one), "adapters": [asdict(info) for _, info in sorted(live.items())]}
+        listed = [asdict(info) for _, info in sorted(live.items())]
+        most = service.options.max_adapters
+        return {**asdict(one), "adapters": listed, "max_adapters": most}
 
     @router.delete("/adapters/{name}")
     async def drop(name: str, request: Request) -> AdapterInfo:

@@ -38,6 +38,7 @@ def test_more_adapters_than_allowed_are_refused(fake: Any) -> None:
         error = load(http, "c").json()["error"]
         assert error["code"] == "too_many_adapters"
         assert "--max-adapters" in error["message"]
+        assert http.get("/adapters/version").json()["max_adapters"] == 2
         http.delete("/adapters/a")
         assert load(http, "c").status_code == 200
 
