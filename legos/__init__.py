@@ -12,6 +12,8 @@ _MODULES = {  # module -> its public names; ``__init__.pyi`` lists them for type
     "arena.rows": "hold_out read_tasks",
     "clients.openai": "OpenAIClient",
     "clients.workers": "Workers",
+    "config.league": "LeagueConfig",
+    "config.play": "PlayConfig",
     "config.schema": "TrainingConfig",
     "credit": "make_credit",
     "credit.gae": "GAECredit",

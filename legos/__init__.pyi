@@ -13,6 +13,8 @@ from legos.arena.rows import hold_out as hold_out
 from legos.arena.rows import read_tasks as read_tasks
 from legos.clients.openai import OpenAIClient as OpenAIClient
 from legos.clients.workers import Workers as Workers
+from legos.config.league import LeagueConfig as LeagueConfig
+from legos.config.play import PlayConfig as PlayConfig
 from legos.config.schema import TrainingConfig as TrainingConfig
 from legos.credit import make_credit as make_credit
 from legos.credit.gae import GAECredit as GAECredit

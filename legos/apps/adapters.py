@@ -1,32 +1,24 @@
-"""Adapters by the names that users give them, and models that answer with them."""
+"""Models that answer with adapters, and the command that resumes a run."""
 
 import os
 import shlex
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from legos.clients.engine import EngineClient
 from legos.device import LocalEngine, ModelHandle
-from legos.errors import CheckpointError
 from legos.records.limits import EngineLimits
-from legos.records.names import POLICY
-from legos.run.find import find_adapter
-from legos.run.folder import RunFolder
-from legos.run.metrics import MetricTail
 from legos.weights.adapter import Adapter
-from legos.weights.folder import read_adapter
 from legos.wiring.engines import TokenEngine
 from legos.wiring.model import apply_lora, launched, load_model
 from legos.wiring.serving import base_of, put_on
 
 __all__ = [
     "Loaded",
-    "adapters_beside",
     "loaded",
-    "named_adapter",
     "report_loading",
     "resume_command",
 ]
@@ -49,37 +41,6 @@ class Loaded:
 def report_loading(model: str) -> None:
     """Say on standard error that a model is loaded, which takes long, at first even a small one."""
     sys.stderr.write(f"loading {model}\n")
-
-
-def named_adapter(text: str, *, name: str = POLICY) -> Adapter:
-    """Read the adapter that a user names.
-
-    Args:
-        text: an adapter folder, ``RUN``, ``RUN@STEP``, ``RUN@best`` or ``RUN@vN``.
-        name: name of the adapter in an engine.
-
-    Raises:
-        CheckpointError: the run or the adapter is not found.
-        AdapterError: the adapter is damaged.
-    """
-    return replace(read_adapter(find_adapter(text)), name=name)
-
-
-def adapters_beside(run: RunFolder, version: int, policies: Sequence[str]) -> list[Adapter]:
-    """The adapters of further policies after the newest step with a version of the first.
-
-    Raises:
-        CheckpointError: the run has not trained one of them.
-        AdapterError: the run does not keep an adapter of that step.
-    """
-    if lacking := [name for name in policies if not (run.adapters / name).exists()]:
-        raise CheckpointError(
-            f"{run.path} has trained no policy {lacking[0]!r}, which the arena has; name a run of "
-            "that arena"
-        )
-    versions = MetricTail(run.metrics).read().of_version(version)  # {}: version 0 of all
-    numbers = {name: int(versions.get(f"{name}/policy_version") or 0) for name in policies}
-    return [read_adapter(run.adapters / name / f"v{numbers[name]}") for name in policies]
 
 
 def resume_command(folder: Path) -> str:

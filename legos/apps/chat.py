@@ -10,7 +10,7 @@ from typing import TextIO
 
 from rich.console import Console
 
-from legos.apps.adapters import loaded, named_adapter
+from legos.apps.adapters import loaded
 from legos.apps.transcript import visible
 from legos.arena.game import position, split_position
 from legos.builtin import BUILTIN, EXAMPLE
@@ -21,6 +21,7 @@ from legos.errors import LegosError
 from legos.records.limits import EngineLimits
 from legos.records.message import Completion, Message, Sampling
 from legos.records.names import BASE, POLICY
+from legos.wiring.named import named_adapter
 
 __all__ = ["Chat", "chat"]
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from legos.apps.adapters import adapters_beside, loaded, named_adapter
+from legos.apps.adapters import loaded
 from legos.apps.seated import load_seated
 from legos.config.resolve import resolve
 from legos.errors import ConfigError
@@ -16,6 +16,7 @@ from legos.records.count import Count
 from legos.run.find import find_run, split_place
 from legos.wiring.arena import make_mix, policies_of
 from legos.wiring.evaluate import evaluation_of
+from legos.wiring.named import adapters_beside, named_adapter
 from legos.wiring.options import check_options
 from legos.wiring.serving import put_on
 

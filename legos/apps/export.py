@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from legos.apps.adapters import named_adapter, report_loading
+from legos.apps.adapters import report_loading
 from legos.apps.model_card import ExportFormat, model_card
 from legos.errors import CheckpointError
 from legos.files.atomic import write_folder
@@ -14,6 +14,7 @@ from legos.weights.adapter import Adapter
 from legos.weights.folder import write_adapter
 from legos.weights.peft import write_peft
 from legos.wiring.model import load_model
+from legos.wiring.named import named_adapter
 
 __all__ = ["export"]
 

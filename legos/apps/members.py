@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from legos.apps.adapters import loaded
-from legos.apps.seated import frozen_adapters, load_seated
+from legos.apps.seated import load_seated
 from legos.arena.arena import Arena
 from legos.arena.cursor import plays_from
 from legos.errors import CheckpointError
@@ -16,6 +16,7 @@ from legos.records.limits import EngineLimits
 from legos.records.names import BASE, POLICY
 from legos.run.people import lasting_base
 from legos.weights.adapter import Adapter
+from legos.wiring.named import frozen_adapters
 from legos.wiring.serving import base_of, put_on
 
 __all__ = ["adapters_of", "cast_of", "free_seats", "lasting_names", "model_of"]

@@ -1,12 +1,10 @@
 """Adapters of other runs that the seats of an arena name, such as ``duel-1@10``."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 
-from legos.apps.adapters import adapters_beside, named_adapter
 from legos.arena.arena import Arena
 from legos.arena.cursor import plays_from
 from legos.arena.matchmaker import ArenaSeats, SeatOverride, renamed
@@ -15,14 +13,14 @@ from legos.config.schema import RunConfig
 from legos.errors import CheckpointError, ConfigError, did_you_mean
 from legos.league.cast import BOTS, PERSON, is_adapter
 from legos.league.matchmaker import DRAWS, EXPLOITER, LeagueSeats, with_adapters
-from legos.records.names import BASE, POLICY, frozen_name
+from legos.records.names import BASE, POLICY
 from legos.run.find import find_run, split_place
 from legos.run.folder import CONFIG, RUNS, RunFolder
 from legos.weights.adapter import Adapter
+from legos.wiring.named import frozen_adapters, named_adapter
 
 __all__ = [
     "check_opponents_exist",
-    "frozen_adapters",
     "load_seated",
     "run_of",
     "warn_of_other_arena",
@@ -127,20 +125,6 @@ def load_seated(
             arena.matchmaker = SeatOverride(partial(renamed, live), arena.matchmaker)
             loaded |= live
     return loaded, opponents
-
-
-def frozen_adapters(text: str, policies: Sequence[str]) -> Mapping[str, Adapter]:
-    """Policy -> its adapter of the step that a user names; equal weights have equal names.
-
-    Raises:
-        CheckpointError: the run or the adapter is not found.
-        AdapterError: an adapter is damaged, or the run keeps none of a policy.
-    """
-    found = [named_adapter(text)]
-    if len(policies) > 1:
-        found += adapters_beside(find_run(split_place(text)[0]), found[0].version, policies[1:])
-    named = (replace(one, name=frozen_name(one.digest)) for one in found)
-    return dict(zip(policies, named, strict=True))
 
 
 def _found(text: str) -> Adapter | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from legos.apps.adapters import loaded, named_adapter
+from legos.apps.adapters import loaded
 from legos.apps.restart import end_process
 from legos.builtin import BUILTIN, EXAMPLE
 from legos.config.schema import GenerationConfig
@@ -25,6 +25,7 @@ from legos.server.options import ServerOptions
 from legos.stalls import LoopWatch, Watchdog
 from legos.weights.adapter import Adapter, checked_name
 from legos.wiring.http import app_of
+from legos.wiring.named import named_adapter
 
 __all__ = ["end_if_stuck", "serve"]
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from legos.arena.matchmaker import ArenaSeats
+from legos.errors import ArenaError
 from legos.league.cast import Cast, is_adapter
 from legos.league.payoffs import Account, PayoffTable, result
 from legos.league.pool import Pool, Snapshot
@@ -60,6 +61,7 @@ class LeagueSeats(Matchmaker):
             newest snapshot.
         unit: the largest reward so far, without its sign; it counts as a whole win.
         cast: seats members by name.
+        every: steps from one snapshot to the next.
         progress: share of the run that is done, for shares that change during it.
     """
 
@@ -72,6 +74,7 @@ class LeagueSeats(Matchmaker):
         seed: int = 0,
         snapshots: int = 8,
         recent: int = 3,
+        every: int = 10,
     ) -> None:
         """Make a matchmaker with an empty pool.
 
@@ -82,10 +85,11 @@ class LeagueSeats(Matchmaker):
             seed: seed of the draws.
             snapshots: maximum number of snapshots of each policy.
             recent: number of newest snapshots that ``recent`` is drawn from.
+            every: steps from one snapshot to the next, where the training loop takes them.
         """
         self.pool = Pool(snapshots)
         self.progress = 0.0
-        self.cast = cast
+        self.cast, self.every = cast, every
         self._ends = shares if ends is None else ends
         self._shares, self._recent = shares, recent
         self._stream = mix(seed, _STREAM)
@@ -215,12 +219,17 @@ class LeagueSeats(Matchmaker):
         return rivals[bisect(bounds, draw)]
 
     def _rivals_of(self, opponent: str, policy: str) -> "_Rivals":
-        """Who may sit in the place of a policy, and how often."""
+        """Who may sit in a policy's place, and how often; ``ArenaError`` where none is taken."""
         if opponent == EXPLOITER or opponent not in DRAWS:
             return [1.0], [(opponent, "")]
         snapshots = self.pool.of(EXPLOITER if opponent == EXPLOITERS else policy)
         if opponent == "recent":
             snapshots = snapshots[-self._recent :]
+        if not self.pool.members:
+            raise ArenaError(
+                f"opponent {opponent!r} is a snapshot of the policy, and nothing takes any here: "
+                "play through legos.training_loop or `legos train`, which do"
+            )
         if not snapshots:
             return [1.0], [("", "")]  # the policy itself
         return _bounds(self._weights(opponent, snapshots)), [(s.name, s.live) for s in snapshots]

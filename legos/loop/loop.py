@@ -13,6 +13,7 @@ cancelled.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import closing, nullcontext
+from functools import partial
 from typing import Any
 
 from legos.arena.arena import Arena
@@ -22,6 +23,7 @@ from legos.loop.buffer import Buffer
 from legos.loop.concurrency import ConcurrencyLimit, EngineStats
 from legos.loop.mix import Mix, mix_of
 from legos.loop.player import Player, PlayGroup
+from legos.loop.snapshots import Snapshots
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.play.step import play_each
 from legos.protocols import Publisher
@@ -44,6 +46,7 @@ async def training_loop(
     after_step: AfterStep | None = None,
     batcher: Batcher | None = None,
     publisher: Publisher | None = None,
+    snapshots: bool = True,
     play: PlayGroup = play_each,
     stats: EngineStats | None = None,
     progress: bool = True,
@@ -63,6 +66,8 @@ async def training_loop(
             in its buffers. Without it, the remaining groups are recorded as discarded.
         publisher: sends the adapter of each step to the engines; None: to the trainer's engine
             and to the servers of the arenas' clients.
+        snapshots: take the snapshots that opponents of an arena are drawn from, and load those
+            that it names; False: the caller does.
         play: plays a group, here or in other processes.
         stats: returns what the engine reports; the number of simultaneous plays then follows it,
             and ``episode_concurrency * step_concurrency`` is its maximum. None: it is fixed.
@@ -72,16 +77,13 @@ async def training_loop(
         Stopped: ``batcher.end`` was called with it.
         ConfigError: two arenas have the same name, or no play may go on.
         TrainerError: an arena names a policy that the trainer does not train.
+        CheckpointError: an arena names an opponent that is not found.
         Exception: the error of the trainer, or of the player outside of single plays.
     """
     mix = mix_of(arena)
-    for name, value in (("episode", episode_concurrency), ("step", step_concurrency)):
-        if value < 1:
-            raise ConfigError(f"{name}_concurrency is {value}; expected at least 1")
-    _check_policies(mix, trainer)
+    _check(mix, trainer, episode=episode_concurrency, step=step_concurrency)
     trainer.num_steps, trainer.mixed = num_steps, len(mix.arenas) > 1
-    given = batcher
-    batcher = batcher or batcher_of(trainer, mix)
+    given, batcher = batcher, batcher or batcher_of(trainer, mix)
     players = [
         Player(
             each,
@@ -98,16 +100,19 @@ async def training_loop(
     failure: Exception | None = None
     clients = [each.client for each in mix.arenas.values()]
     reached = nullcontext(publisher) if publisher else reaching(clients, trainer.publisher)
+    leagues = Snapshots(mix.arenas if snapshots else {}, trainer)
     table = ConsoleTracker(num_steps=num_steps, arenas=[*mix.arenas]) if progress else None
     shown = closing(table) if table else nullcontext()
     async with reached as live:
         await trainer.publish_to(live)
+        await leagues.begin(live)
+        taking = partial(leagues.after_step, live)
         await batcher.release(trainer.versions)
         async with asyncio.TaskGroup() as group:
             playing = [group.create_task(player.run()) for player in players]
             try:
                 with shown as console:
-                    report = _reporting(console, limits, after_step)
+                    report = _reporting(console, limits, after_step, taking)
                     while trainer.step < num_steps:
                         await _whole(_one_step(trainer, batcher, live, report), batcher)
             except Exception as error:
@@ -179,11 +184,13 @@ def _reporting(
     console: ConsoleTracker | None,
     limits: Mapping[str, ConcurrencyLimit],
     after_step: AfterStep | None,
+    taking: Callable[[Metrics], Awaitable[Mapping[str, float]]],
 ) -> AfterStep:
-    """Combine the console and ``after_step``; the console comes first, to show a failing step."""
+    """Combine snapshots, the console and ``after_step``, which may fail and so comes last."""
 
     async def report(metrics: Metrics, groups: Sequence[Group]) -> None:
         metrics |= {f"play/{name}/concurrency": each.limit for name, each in limits.items()}
+        metrics |= await taking(metrics)
         if console is not None:
             console.log(metrics, step=int(metrics["step"] or 0))
         if after_step is not None:
@@ -192,7 +199,10 @@ def _reporting(
     return report
 
 
-def _check_policies(mix: Mix, trainer: PolicyTrainer) -> None:
+def _check(mix: Mix, trainer: PolicyTrainer, **concurrency: int) -> None:
+    for name, value in concurrency.items():
+        if value < 1:
+            raise ConfigError(f"{name}_concurrency is {value}; expected at least 1")
     for name, arena in mix.arenas.items():
         if set(arena.policies).difference(trainer.policies):
             raise TrainerError(

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from legos.errors import TrainerError
+from legos.league.matchmaker import LeagueSeats
 from legos.loop.alarm_log import AlarmLog
 from legos.loop.by_arena import play_metrics
 from legos.loop.ledger import Ledger
@@ -243,6 +244,12 @@ class PolicyTrainer:
         """Publish the current adapters; returns what is live of the first."""
         first, *_ = [await publisher.publish(adapter) for adapter in self.adapters]
         return first
+
+    def opponents(
+        self, league: LeagueSeats, policies: Sequence[str]
+    ) -> Mapping[tuple[str, str], Adapter]:
+        """The adapters of opponents that an engine lacks, by opponent and policy: here none."""
+        return {}
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Write the backend's state into a folder; returns the other state as JSON values."""

@@ -11,10 +11,11 @@ from pathlib import Path
 from legos.config.league import LeagueConfig
 from legos.errors import AdapterError, CheckpointError
 from legos.files.atomic import refusals_named
-from legos.league.guards import Standing, guard_alarms, metric_prefix, standing
+from legos.league.guards import Standing, guard_alarms, standing
 from legos.league.matchmaker import EXPLOITER, LeagueSeats
 from legos.league.pool import Snapshot
 from legos.loop.mix import Mix
+from legos.loop.snapshots import Snapshots
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.losses.alarms import Alarm
 from legos.protocols import Publisher
@@ -23,11 +24,9 @@ from legos.run.metrics import newest_metrics
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
 
-__all__ = ["LEAD", "RunLeague"]
+__all__ = ["RunLeague"]
 
 logger = logging.getLogger(__name__)
-COUNTS = ("tokens", "rollouts")  # of a step, by arena
-LEAD = 2  # steps from the start of a play elsewhere to its training, besides its staleness
 
 
 class RunLeague:
@@ -57,17 +56,12 @@ class RunLeague:
             discard: discards the groups that wait, for a reason.
             on_writer: calls a function in the thread that writes files.
         """
-        self._leagues: dict[str, LeagueSeats] = {
-            name: arena.matchmaker
-            for name, arena in mix.arenas.items()
-            if isinstance(arena.matchmaker, LeagueSeats)
-        }
+        self._snapshots = Snapshots(mix.arenas, trainer)
+        self._leagues = self._snapshots.leagues
         self._folder, self._trainer, self._settings = folder, trainer, settings
         self._adapters, self._stop, self._on_writer = adapters, stop, on_writer
         self._discard = discard
-        self._policies = {name: arena.policies for name, arena in mix.arenas.items()}
-        several = len(mix.arenas) > 1
-        self._prefixes = {name: metric_prefix(name, several=several) for name in mix.arenas}
+        self._prefixes = self._snapshots.prefixes
         # Arena and policy -> where the policy stands.
         self._standings: dict[tuple[str, str], Standing] = {}
         self._taking = asyncio.Lock()  # an evaluation takes snapshots too
@@ -78,7 +72,7 @@ class RunLeague:
         Raises:
             CheckpointError: they cannot be written.
         """
-        for snapshot in self._in_engines():
+        for snapshot in self._snapshots.in_engines:
             place = self._place(snapshot)
             source = run / place.relative_to(self._folder.path)
             if source.exists() and not place.exists():
@@ -91,7 +85,7 @@ class RunLeague:
         Raises:
             CheckpointError: the files of a snapshot are gone or damaged, or cannot be written.
         """
-        for snapshot in self._in_engines():
+        for snapshot in self._snapshots.in_engines:
             await publisher.publish(replace(self._read(snapshot), name=snapshot.live))
         if any(not league.pool.members for league in self._leagues.values()):
             await self._take(publisher)
@@ -122,22 +116,15 @@ class RunLeague:
             await self._take(publisher, metrics)
         return own
 
-    def _figures(self, name: str, metrics: Metrics, policy: str) -> dict[str, float]:
-        """Length and entropy of a policy in a step."""
-        prefix = "" if policy == self._trainer.policies[0] else f"{policy}/"
-        tokens, seats = (metrics.get(f"batches/{name}/{key}") or 0.0 for key in COUNTS)
-        length = tokens / seats if seats else 0.0
-        return {"length": length, "entropy": float(metrics.get(f"{prefix}entropy") or 0.0)}
-
     def _judged(self, name: str, league: LeagueSeats, metrics: Metrics) -> dict[str, float]:
         """The metrics of the policies' ratings; their alarms are logged when they begin."""
         found: list[Alarm] = []
         own: dict[str, float] = {}
-        unit, first = league.unit or None, self._policies[name][0]
-        for policy in self._policies[name]:
+        unit, (first, *_) = league.unit or None, self._snapshots.policies[name]
+        for policy in self._snapshots.policies[name]:
             if policy == EXPLOITER:  # it is to beat the policy of this step, and no other
                 continue
-            figures = self._figures(name, metrics, policy)
+            figures = self._snapshots.figures(name, metrics, policy)
             now = standing(league.table, league.pool, policy, unit=unit, **figures)
             self._standings[name, policy] = now
             prefix = self._prefixes[name] + ("" if policy == first else f"{policy}/")
@@ -197,40 +184,7 @@ class RunLeague:
             metrics = newest_metrics(self._folder.metrics, step=step)
         async with self._taking:
             await self._on_writer(partial(self._folder.write_adapters, adapters))
-            for name, league in self._leagues.items():
-                for adapter in adapters:
-                    if adapter.name not in self._policies[name] or not league.pools(adapter.name):
-                        continue  # nobody of this arena meets it
-                    figures = self._figures(name, metrics, adapter.name)
-                    snapshot = league.pool.new(adapter, step, **figures)
-                    if snapshot is not None:
-                        await self._add(snapshot, adapter, league, publisher)
-            await self._drop_unused(step, publisher)
-
-    async def _add(
-        self, snapshot: Snapshot, adapter: Adapter, league: LeagueSeats, publisher: Publisher
-    ) -> None:
-        """Make a snapshot live in the engines, and only then let plays draw it."""
-        try:
-            await publisher.publish(replace(adapter, name=snapshot.live))
-        finally:  # where that fails the run ends, and publishes it when it is resumed
-            league.add(snapshot)
-
-    async def _drop_unused(self, step: int, publisher: Publisher) -> None:
-        """Drop from the engines what has left the pools and plays no more."""
-        patience = self._trainer.settings.staleness_limit + LEAD
-        gone = [
-            snapshot.live
-            for league in self._leagues.values()
-            for snapshot in league.pool.forget(before=step - patience, but=league.playing)
-        ]
-        for name in set(gone).difference(snapshot.live for snapshot in self._in_engines()):
-            await publisher.drop(name)
-
-    def _in_engines(self) -> list[Snapshot]:
-        """The snapshots that must be live, each once."""
-        found = [each for league in self._leagues.values() for each in league.pool.in_engines]
-        return [*{snapshot.live: snapshot for snapshot in found}.values()]
+            await self._snapshots.take(publisher, step, adapters, metrics, among=self._leagues)
 
     def _place(self, snapshot: Snapshot) -> Path:
         """The folder of its adapter."""

@@ -298,6 +298,7 @@ class Run:
                 after_step=partial(self._after_step, out),
                 batcher=self._batcher,
                 publisher=out.publisher,
+                snapshots=False,
                 play=self._play,
                 stats=self._engine_stats if self._follows_engine else None,
                 progress=False,

@@ -176,6 +176,7 @@ def _seat_opponents(arena: Arena, play: PlayConfig, settings: LeagueConfig) -> N
         seed=arena.seed,
         snapshots=settings.snapshots,
         recent=settings.recent,
+        every=settings.snapshot_every,
     )
 
 

@@ -2,8 +2,8 @@
 
 from legos.config.schema import RunConfig
 from legos.league.matchmaker import EXPLOITER, EXPLOITERS, with_adapters
+from legos.loop.snapshots import LEAD
 from legos.run.find import find_adapter
-from legos.run.league import LEAD
 from legos.weights.folder import read_adapter
 from legos.wiring.arena import policies_of
 

@@ -12,7 +12,8 @@ from legos.clients.engine import EngineClient
 from legos.clients.pool import all_done
 from legos.config.schema import RunConfig, TrainingConfig
 from legos.device import LocalEngine, ModelHandle
-from legos.errors import AdapterError, ConfigError
+from legos.errors import AdapterError, CheckpointError, ConfigError
+from legos.league.matchmaker import EXPLOITER, LeagueSeats
 from legos.loop.trainer import PolicyTrainer
 from legos.records.limits import EngineLimits, TrainingSize
 from legos.records.names import POLICY
@@ -30,6 +31,7 @@ from legos.wiring.device import find_device
 from legos.wiring.elsewhere import elsewhere, engine_at
 from legos.wiring.engines import MakeEngine, TokenEngine
 from legos.wiring.model import apply_lora, check_loaded, model_place
+from legos.wiring.named import frozen_adapters
 from legos.wiring.references import reference_servers
 from legos.wiring.serving import both_named
 
@@ -187,6 +189,37 @@ class Trainer(PolicyTrainer):
                 f"adapter {name!r} is being trained here; load yours as another name"
             )
         return self.engine.load_adapter(replace(read_adapter(Path(folder)), name=name)).result()
+
+    def opponents(
+        self, league: LeagueSeats, policies: Sequence[str]
+    ) -> Mapping[tuple[str, str], Adapter]:
+        """The adapters of opponents that the engine lacks, by opponent and policy.
+
+        Raises:
+            CheckpointError: one is not found; or snapshots of an earlier process are missing.
+            AdapterError: one is damaged, or the run keeps none of a policy.
+        """
+        live = self.engine.adapters()
+        if gone := [one.name for one in league.pool.in_engines if one.live not in live]:
+            raise CheckpointError(
+                f"snapshots {', '.join(gone)} of the league are not in the engine, and a script "
+                "keeps them in no file; make the arena again, or resume a run of `legos train`"
+            )
+        known = {*live, *(who for who, _ in league.cast.live)}
+        found: dict[tuple[str, str], Adapter] = {}
+        trained = [name for name in policies if name != EXPLOITER]
+        for name in league.named:
+            if name in known:
+                continue
+            try:
+                frozen = frozen_adapters(name, trained)
+            except CheckpointError as error:
+                raise CheckpointError(
+                    f"play.opponents names {name!r}, which is neither live in the engine nor found "
+                    f"({error}); load it: trainer.load_adapter(FOLDER, name={name!r})"
+                ) from error
+            found |= {(name, policy): adapter for policy, adapter in frozen.items()}
+        return found
 
     @property
     def engine(self) -> LocalEngine:

@@ -75,6 +75,18 @@ def test_the_program_of_the_page_on_python_runs(
     assert "optimal_move_rate" in told
 
 
+@pytest.mark.slow
+def test_the_program_of_the_page_on_leagues_meets_the_past_and_a_bot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = program(ROOT / "docs" / "arenas" / "league.md", tmp_path / "program.py")
+    assert len(runpy.run_path(str(path))["arena"].matchmaker.pool.members) == 4
+    told = re.findall(r"^\{.*\}$", capsys.readouterr().out, re.MULTILINE)
+    assert len(told) == 6
+    for name in ("past", "random"):
+        assert all(f"'league/score_{name}': " in line for line in told)
+
+
 def test_the_program_of_the_page_on_ratings_shows_what_the_page_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

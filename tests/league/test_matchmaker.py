@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from arenas.kuhn import Kuhn
 from legos.arena.arena import Arena, GameArena
+from legos.errors import ArenaError
 from legos.fakes import ScriptedClient
 from legos.league.cast import Cast
 from legos.league.guards import standing
@@ -79,9 +80,10 @@ def test_plays_of_one_task_have_the_same_players() -> None:
         assert all(other == first for other in others)
 
 
-def test_without_snapshots_the_policy_plays_itself() -> None:
+def test_without_anything_that_takes_snapshots_none_is_drawn() -> None:
     arena, _ = arena_with({"past": 1.0})
-    assert rivals(drawn(arena, 20)) == {"": 20}
+    with pytest.raises(ArenaError, match=r"'past' is a snapshot .* nothing takes any here: play t"):
+        drawn(arena, 20)
 
 
 def test_a_snapshot_answers_with_its_own_weights() -> None:

@@ -19,7 +19,7 @@ from short_runs import NIM
 from starlette.testclient import TestClient
 from tiny_folders import write_tiny_model
 
-from legos.apps.adapters import loaded, named_adapter
+from legos.apps.adapters import loaded
 from legos.cli.process import main
 from legos.fakes import make_sample
 from legos.records.limits import EngineLimits
@@ -28,6 +28,7 @@ from legos.server.options import ServerOptions
 from legos.weights.folder import read_adapter
 from legos.wiring.http import app_of
 from legos.wiring.model import apply_lora, load_model
+from legos.wiring.named import named_adapter
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -1,19 +1,26 @@
 """Opponents from settings: who is seated, and what is refused by name before anything runs."""
 
+import asyncio
 import re
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from legos import Trainer, load_model, training_loop
 from legos.arena.cursor import plays_from
 from legos.cli.process import main
 from legos.config.league import LeagueConfig
 from legos.config.schema import PlayConfig, RunConfig
-from legos.errors import ArenaError, ConfigError
+from legos.errors import ArenaError, CheckpointError, ConfigError
 from legos.fakes import ScriptedClient
 from legos.league.matchmaker import LeagueSeats
 from legos.loop.evaluation import ArenaEvaluation
+from legos.records.episode import Episode
+from legos.records.group import Group
+from legos.weights.folder import write_adapter
 from legos.wiring.arena import make_arena, policies_of
 from legos.wiring.rivals import rivals_of
 
@@ -170,6 +177,40 @@ def test_what_is_no_bot_is_refused_before_anything_runs(
     Path("bots.py").write_text(BOTS)
     with pytest.raises((ArenaError, ConfigError), match=message):
         made(opponents={"self": 0.5, name: 0.5})
+
+
+@pytest.mark.slow
+def test_a_script_loads_the_adapters_that_opponents_name(tmp_path: Path) -> None:
+    place, shares = tmp_path / "v3", {"self": 0.4, "past": 0.2}
+    place.mkdir()
+    with closing(Trainer(model=load_model("builtin"))) as trainer:
+
+        def arena(other: str) -> Any:
+            play = PlayConfig(opponents={**shares, other: 0.4}, tasks_per_step=16)
+            return make_arena("kuhn", trainer.client(), play=play)
+
+        [own] = trainer.adapters
+        write_adapter(own, place)
+        trainer.load_adapter(place, name="old")
+        plays: list[Episode] = []
+
+        async def after_step(metrics: object, groups: Sequence[Group]) -> None:
+            plays.extend(episode for group in groups for episode in group.episodes)
+
+        for step, named in ((1, f"{place}"), (2, "old")):
+            made = arena(named)
+            asyncio.run(training_loop(made, trainer, step, after_step=after_step, progress=False))
+        assert {each.error for each in plays} == {None}
+        seats = {rollout.seat for each in plays for rollout in each.rollouts}
+        assert seats == {"policy", "policy@0", "policy@1", f"{place}", "old"}
+        with pytest.raises(CheckpointError, match=r"'nim-1@4', which is neither .*load_adapter\("):
+            asyncio.run(training_loop(arena("nim-1@4"), trainer, 3, progress=False))
+        again = arena("old")
+        again.restore(made.state())
+        for snapshot in made.matchmaker.pool.members:
+            trainer.engine.drop_adapter(snapshot.live).result()
+        with pytest.raises(CheckpointError, match=r"snapshots policy@1 .* not in the engine"):
+            asyncio.run(training_loop(again, trainer, 3, progress=False))
 
 
 def test_several_policies_have_no_exploiter(tmp_path: Path) -> None:
