@@ -20,17 +20,35 @@ from nested_values import nested_values
 from safetensors.numpy import load_file
 from stored_plays import TIMES
 
-from legos import Arena, Task, Trainer, apply_lora, load_model
+from legos import (
+    Arena,
+    LeagueConfig,
+    Message,
+    PlayConfig,
+    Sampling,
+    Task,
+    Trainer,
+    TrainingConfig,
+    apply_lora,
+    load_model,
+    make_arena,
+    training_loop,
+)
 from legos.cli.process import main
+from legos.clients.engine import EngineClient
 from legos.credit import DrGRPOCredit
 from legos.league.cast import Cast
 from legos.league.matchmaker import LeagueSeats
+from legos.league.pool import Snapshot
 from legos.play.table import Table
 from legos.records.episode import Episode
+from legos.records.limits import EngineLimits
 from legos.run.checkpoint import newest_whole, read_state
 from legos.run.folder import RunFolder
 from legos.run.lock import hold
 from legos.weights.adapter import Adapter
+from legos.weights.folder import read_adapter
+from legos.wiring.engines import TokenEngine
 
 OPTIONS = (
     *("--arena", "kuhn", "--play.tasks-per-step", "16", "--training.min-samples-per-step", "16"),
@@ -175,6 +193,87 @@ def test_an_opponent_stays_within_its_play_while_weights_change() -> None:
         first = next(each for each, _ in league.pool.leaving if each.step == 1)
         assert [each.live for each in league.pool.forget(before=99)] == [first.live]
         assert league.playing == set()
+
+
+@pytest.mark.slow
+def test_settings_alone_seat_the_past_a_bot_and_a_fixed_adapter_and_rate_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train(Path("runs/first"), "self=1", steps=3)
+    shares = ("self=0.25", "past=0.25", "random=0.25", "first@3=0.25")
+    train(Path("runs/second"), *shares, steps=6)
+    capsys.readouterr()
+    assert main(["league", "second", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["kuhn"]
+    snapshots = {name for name in found["ratings"] if name.startswith("policy@")}
+    assert snapshots
+    assert found["ratings"].keys() == {*snapshots, "random", "first@3"}
+    assert found["ratings"]["random"]["rating"] == 0.0
+    for rated in found["ratings"].values():
+        assert rated["plays"] > 0
+        assert rated["low"] <= rated["rating"] <= rated["high"]
+    metrics = read_steps(Path("runs/second/metrics.jsonl"))
+    for opponent in ("past", "random", "first@3"):
+        assert sum(line.get(f"league/plays_{opponent}") or 0 for line in metrics) > 0
+    assert {line["arena/failed"] for line in metrics} == {0.0}
+
+
+@pytest.mark.slow
+def test_a_snapshot_stays_the_same_through_a_hundred_updates(tmp_path: Path) -> None:
+    """Its file and its digest, and what the engine computes and samples under its name."""
+    moves = ("1", "2", "3")
+    prompts = [
+        ((Message("user", f"Nim: {left} left, last one wins.\nMoves: 1 2 3"),), moves)
+        for left in range(4, 12)
+    ]
+    samplings = [Sampling(choices=moves, restrict=True, seed=seed) for seed in range(8)]
+    few = TrainingConfig(learning_rate=3e-3, min_samples_per_step=4, clip_skip_threshold=1.0)
+    play = PlayConfig(opponents={"recent": 1.0}, tasks_per_step=4, group_size=4)
+    folder = RunFolder(tmp_path)
+    with closing(Trainer(model=load_model("builtin"), config=few)) as trainer:
+        client = trainer.client()
+        arena: Any = make_arena(
+            "kuhn", client, play=play, league=LeagueConfig(snapshot_every=2, recent=1)
+        )
+
+        async def answers(name: str) -> list[Any]:
+            said = [await client.complete(prompts[0][0], one, adapter=name) for one in samplings]
+            return [(each.text, each.logprobs, each.versions) for each in said]
+
+        async def scores(name: str, *, of: EngineClient = client, last: bool = False) -> Any:
+            return np.array(await of.score(prompts[4:] if last else prompts[:4], adapter=name))
+
+        async def check() -> None:
+            await training_loop(arena, trainer, 2, progress=False)
+            snapshot: Snapshot = arena.matchmaker.pool.of("policy")[-1]
+            folder.write_adapters(trainer.adapters)
+            file = folder.adapters / f"v{snapshot.version}/adapters.safetensors"
+            name, content, version = snapshot.live, file.read_bytes(), trainer.version
+            said, before = await answers(name), await scores(name)
+            batch = await arena.step()
+            for update in range(100):
+                trainer.train_step(batch)
+                if update % 10 == 9:
+                    await trainer.publish_weights()
+            assert trainer.version == version + 100
+            batch = await arena.step()
+            rivals = {one.seat for play in batch.episodes for one in play.rollouts}
+            assert rivals == {"policy", snapshot.name}
+            kept = read_adapter(file.parent)
+            assert kept.digest == snapshot.digest == trainer.engine.adapters()[name].digest
+            assert file.read_bytes() == content
+            assert await answers(name) == said
+            np.testing.assert_allclose(await scores(name), before, atol=1e-6)
+            assert np.abs(await scores("policy") - before).max() > 0.1
+            # Positions that were never computed before, by an engine that has read the file.
+            with closing(trainer.model.make_engine(EngineLimits())) as fresh:
+                fresh.load_adapter(replace(kept, name=name)).result()
+                other = TokenEngine(fresh, trainer.model).client()
+                expected = await scores(name, of=other, last=True)
+            np.testing.assert_allclose(await scores(name, last=True), expected, atol=1e-5)
+
+        asyncio.run(check())
 
 
 @pytest.mark.slow
