@@ -108,8 +108,7 @@ class LeagueSeats(Matchmaker):
         self._policies: list[str] = []  # that they have
         self._companies: dict[object, _Company] = {}  # by the learner and its rivals
         self._seated: dict[int | None, _Company] = {}  # by first_play, of plays under way
-        # first_play of the newest recorded play, and its company
-        self._recorded: tuple[int | None, _Company | None] = (None, None)
+        self._recorded: tuple[int | None, _Company | None] = (None, None)  # newest: first_play
 
     @property
     def named(self) -> list[str]:
@@ -121,10 +120,7 @@ class LeagueSeats(Matchmaker):
         return policy != EXPLOITER or EXPLOITERS in self._names
 
     def add(self, snapshot: Snapshot) -> None:
-        """Add a snapshot, which is live in the engines, to the pool; the best by its rating stays.
-
-        Few opponents are snapshots in some runs, so the policy's scores against them tell less.
-        """
+        """Add a snapshot, which is live in the engines, to the pool; the best by rating stays."""
         rated = pool_ratings(self.table, self.pool, snapshot.policy, unit=self.unit or None)
         self.pool.add(snapshot, {each.member: each.elo for each in rated})
 
