@@ -19,7 +19,7 @@ from legos.builtin import BUILTIN
 from legos.config.command import train_command
 from legos.installed import own_version
 from legos.run.key_figures import before_and_after, key_figures
-from legos.run.metrics import Metrics, MetricTable
+from legos.run.metrics import MetricTable
 from legos.run.reader import RunReader, RunSettings
 from legos.weights.adapter import Adapter
 
@@ -73,7 +73,7 @@ def model_card(run: RunReader, adapter: Adapter, form: ExportFormat) -> str:
     )
     shown_base = base if _is_on_hub(base) else Path(base).name
     facts = [
-        *_facts(config, run.metrics.of_version(adapter.version), adapter),
+        *_facts(config, run.metrics, adapter),
         ("base", "the model that ships with legos" if base == BUILTIN else shown_base),
         ("versions of this export", ", ".join(_versions())),
     ]
@@ -94,18 +94,23 @@ def model_card(run: RunReader, adapter: Adapter, form: ExportFormat) -> str:
     return Template(_CARD.read_text(encoding="utf-8")).substitute(given)
 
 
-def _facts(config: RunSettings, newest: Metrics, adapter: Adapter) -> Iterator[tuple[str, str]]:
+def _facts(config: RunSettings, table: MetricTable, adapter: Adapter) -> Iterator[tuple[str, str]]:
     """What was trained, and on how much."""
-    values = config.values
+    values, newest = config.values, table.of_version(adapter.version)
     yield "arena", ", ".join(_arenas(config))
     yield "optimiser steps", f"{adapter.version} applied, of {values['loop.steps']} in the run"
     for name in ("generated", "trained"):
         if (tokens := newest.get(f"tokens_{name}")) is not None:
             yield f"tokens {name}", f"{int(tokens):,}"
     yield "LoRA", f"rank {adapter.shape.rank}, scale {adapter.shape.scale:g}"
-    for name in ("training.learning_rate", "seed", "fork_from", "adapter"):
+    last = newest.get("step", 0)
+    rates = [rate for step, rate in table.points("learning_rate") if step <= last]
+    if rates:
+        ends = (f"{end:.3g}" for end in (min(rates), max(rates)))
+        yield "learning rate", " to ".join(dict.fromkeys(ends))
+    for name in ("seed", "fork_from", "adapter"):
         if values.get(name) is not None:
-            yield name.rpartition(".")[2].replace("_", " "), f"{values[name]}"
+            yield name.replace("_", " "), f"{values[name]}"
 
 
 def _arenas(config: RunSettings) -> list[str]:

@@ -220,9 +220,9 @@ class PolicyTrainer:
             parts.append(
                 PolicyPass(policy, before[policy], objective, of_policy, found, metrics, reason)
             )
+        update = settings.update(self.step, self.num_steps)
         for part in parts:  # after all passes: if one fails, no policy has changed
             if part.reason is None:
-                update = settings.update(self.step, self.num_steps)
                 yield self.backend.optim_step(update, policy=part.policy)
         for part in parts:
             self._book(part)
@@ -230,6 +230,7 @@ class PolicyTrainer:
         waiting = queued()
         self.ledger.check(queued=waiting)
         metrics = self._metrics(groups, parts, before, queued=waiting)
+        metrics["learning_rate"] = update.learning_rate
         metrics["step_s"] = time.perf_counter() - started
         prefixes = {name: self._prefix(name) for name in self.policies}
         self.alarms.after_step(metrics, groups, prefixes)

@@ -58,6 +58,16 @@ def test_the_text_has_the_evaluation_of_the_exported_version(folder: RunFolder) 
     assert "uv run legos train --model owner/Small-1B --seed 7 --loop.steps 4" in text
 
 
+def test_the_learning_rate_is_that_of_the_steps(folder: RunFolder) -> None:
+    assert "learning rate" not in card_of(folder, 3).text  # of a run that has not recorded it
+    folder.metrics.unlink()
+    rates = {1: 2.1e-4, 2: 4.2e-4, 3: 2.1e-4, 4: 5e-4}  # after the warm-up, and as it falls
+    lines = [step_line(n, policy_version=n, learning_rate=rate) for n, rate in rates.items()]
+    add_lines(folder.metrics, lines)
+    assert "| learning rate | 0.00021 |" in card_of(folder, 1).text
+    assert "| learning rate | 0.00021 to 0.00042 |" in card_of(folder, 3).text
+
+
 def test_a_version_without_evaluation_says_so(folder: RunFolder) -> None:
     card = card_of(folder, 3)
     assert "This version (3) was not evaluated; the figures are those of step 0." in card.text
