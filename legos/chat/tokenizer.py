@@ -4,7 +4,6 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property, lru_cache, partial
 from itertools import groupby
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from legos.chat.channels import MARKS, without_channels
 from legos.chat.continuation import ANSWERS, after_answer, extended, probes
 from legos.chat.fields import Neutraliser, message_fields
+from legos.chat.template import ChatTemplate
 from legos.chat.tools import plain_messages
 from legos.errors import ModelError
 from legos.records.message import Continuation, Message
@@ -84,7 +84,7 @@ class ChatTokenizer:
         tokenizer.encode("")
         self._rust: Any = tokenizer.backend_tokenizer
         self._controls = _control_tokens(tokenizer)
-        self._neutral = Neutraliser(self._controls)
+        self._template = ChatTemplate(tokenizer, Neutraliser(self._controls))
         self._special_ids = frozenset(tokenizer.all_special_ids) | {
             token for token, added in tokenizer.added_tokens_decoder.items() if added.special
         }
@@ -94,9 +94,8 @@ class ChatTokenizer:
         self._remember_after = lru_cache(maxsize=_REMEMBERED_PROMPTS)(self._after)
         self.vocab_size: int = len(tokenizer)
         self.end_ids: tuple[int, ...] = tuple(sorted(set(end_ids)))
-        template = str(tokenizer.chat_template or "")
-        self.knows_tools: bool = "tools" in template
-        self.knows_thinking: bool = "<think>" in template
+        self.knows_tools: bool = self._template.knows_tools
+        self.knows_thinking: bool = self._template.knows_thinking
 
     def encode(self, text: str, *, specials: bool = False) -> tuple[int, ...]:
         """Return the ids of a text; none are added around it unless `specials` is True."""
@@ -191,7 +190,7 @@ class ChatTokenizer:
 
     def check(self) -> None:
         """Say in the log what becomes of chats with this tokenizer."""
-        if not self._tokenizer.chat_template:
+        if not self._template.exists:
             logger.warning(
                 "the tokenizer has no chat template, as of a base model: prompts are lines `role: "
                 "content`. Take the model that was tuned to chat (often -Instruct), or let it "
@@ -201,6 +200,11 @@ class ChatTokenizer:
             logger.warning(
                 "neither the tokenizer nor generation_config.json names a token that ends an "
                 "answer (eos_token, eos_token_id): every answer runs to max_tokens"
+            )
+        if self._template.merges_system:
+            logger.warning(
+                "the model's chat template refuses or omits system messages, so their texts, such "
+                "as rules and descriptions of tools, begin the questions after them"
             )
         if not self.continues:
             logger.warning(
@@ -216,8 +220,8 @@ class ChatTokenizer:
 
         No text in messages or tools can end a message: a control token spelled out in it is broken
         by a space, except thinking tags in what an assistant says. A conversation that goes on
-        keeps its tokens, where the chat template allows it. Where the template refuses a system
-        message, its text begins the first question.
+        keeps its tokens, where the chat template allows it. Where the template has no system
+        messages, their texts begin the questions after them.
 
         Args:
             prompt: the messages.
@@ -254,16 +258,53 @@ class ChatTokenizer:
         Raises:
             ModelError: the model's chat template refuses these messages, or there are none.
         """
-        if not messages:
-            raise ModelError("a chat needs at least one message to be rendered")
-        try:
-            chat: Sequence[Mapping[str, Any]] = [self._neutral.message(one) for one in messages]
-            given, variables = self._neutral.value(tools), self._neutral.value(options or {})
-        except RecursionError as error:
-            raise ModelError("the messages or tools of a chat are nested too deeply") from error
-        if not self.knows_tools:
-            chat, given = plain_messages(chat, given), []
-        return self._apply(chat, {**variables, "tools": given or None})
+        ids = self.encode(
+            self._template.text(messages, tools, options), specials=not self._template.exists
+        )
+        if not self._template.exists:
+            return ids[:-1] if ids[-1] == self._tokenizer.eos_token_id else ids
+        first = self._tokenizer.bos_token_id
+        return ids[1:] if first is not None and ids[:2] == (first, first) else ids
+
+    def answer_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        answer: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> tuple[int, ...]:
+        """The tokens with which a model says an assistant's message, the end of its turn included.
+
+        A text is said as it stands, tool calls and thinking as the chat template writes them.
+
+        Args:
+            messages: the prompt, as ``render_chat`` takes it.
+            answer: the assistant's message.
+            tools: what may be called.
+
+        Raises:
+            ModelError: the chat template does not write the message after this prompt.
+        """
+        thinking = answer.get("reasoning_content")
+        if not (thinking or (answer.get("tool_calls") and self.knows_tools)):
+            return (*self.encode(plain_messages([answer], ())[0]["content"]), *self._turn_end)
+        before = self._template.text(messages, tools)
+        whole = self._template.text([*messages, answer], tools, asks=False)
+        text = whole.removeprefix(before)
+        said = self.encode(text)
+        length = next((n for n, token in enumerate(said, 1) if token in self.end_ids), 0)
+        if not whole.startswith(before) or not length or (thinking or "").strip() not in text:
+            raise ModelError(
+                "the model's chat template does not write an answer with tool_calls or "
+                "reasoning_content after this prompt; give the answer as the model says it, in "
+                "content"
+            )
+        return said[:length]
+
+    @cached_property
+    def _turn_end(self) -> tuple[int, ...]:
+        """Of the tokens that end a completion, the one that ends a turn in the chat template."""
+        after = self._after((Message("user", "new"),)) if self.continues else ()
+        return after[:1] if after and after[0] in self.end_ids else self.end_ids[:1]
 
     def _render(self, chat: tuple[Message, ...]) -> tuple[int, ...]:
         return self.render_chat([message_fields(message) for message in chat])
@@ -271,30 +312,6 @@ class ChatTokenizer:
     def _after(self, new: tuple[Message, ...]) -> tuple[int, ...]:
         one, other = map(self._render, probes(new))
         return after_answer(one, other)
-
-    def _apply(
-        self, chat: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
-    ) -> tuple[int, ...]:
-        if not self._tokenizer.chat_template:
-            lines = [f"{message['role']}: {message['content']}\n" for message in chat]
-            ids = self.encode("".join(lines) + "assistant:", specials=True)
-            return ids[:-1] if ids[-1] == self._tokenizer.eos_token_id else ids
-        try:
-            rendered = self._tokenizer.apply_chat_template(
-                chat, add_generation_prompt=True, tokenize=False, **options
-            )
-        except Exception as error:  # templates raise their own errors through the renderer
-            roles: str = ", ".join(message["role"] for message in chat)
-            if roles.startswith("system, user"):
-                text = f"{chat[0]['content']}\n\n{chat[1]['content']}"
-                with suppress(ModelError):
-                    return self._apply([{"role": "user", "content": text}, *chat[2:]], options)
-            raise ModelError(
-                f"the model's chat template refuses messages of roles {roles}: {error}"
-            ) from error
-        ids = self.encode(rendered)
-        first = self._tokenizer.bos_token_id
-        return ids[1:] if first is not None and ids[:2] == (first, first) else ids
 
 
 def _is_long(chat: Sequence[Message]) -> bool:

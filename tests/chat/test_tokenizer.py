@@ -127,16 +127,39 @@ def test_a_template_that_refuses_is_named(tmp_path: Path) -> None:
         tokenizer.render([Message("system", "S"), Message("user", "Q")])
 
 
-def test_a_system_message_that_is_refused_begins_the_first_question(tmp_path: Path) -> None:
-    template = (
-        "{% for m in messages %}{% if m['role'] == 'system' %}"
-        "{{ raise_exception('System role not supported') }}{% endif %}"
-        "{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}"
-    )
+LINES = "{{ m['role'] + ': ' + m['content'] + '\\n' }}"
+REFUSES = (
+    "{% for m in messages %}{% if m['role'] == 'system' %}"
+    "{{ raise_exception('System role not supported') }}{% endif %}" + LINES + "{% endfor %}"
+)
+OMITS = "{% for m in messages %}{% if m['role'] != 'system' %}" + LINES + "{% endif %}{% endfor %}"
+
+
+@pytest.mark.parametrize("template", [REFUSES, OMITS])
+def test_system_messages_that_a_template_cannot_say_begin_the_next_question(
+    template: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tokenizer = load_tokenizer(copy_with(tmp_path, chat_template=template))
-    chat = [Message("system", "Rules."), Message("user", "Q"), Message("assistant", "A")]
-    ids = tokenizer.render([*chat, Message("user", "R")])
-    assert tokenizer.decode(ids) == "user: Rules.\n\nQ\nassistant: A\nuser: R\n"
+    assert caplog.text.count("refuses or omits system messages") == 1
+    said = [Message("user", "Q"), Message("assistant", "A")]
+    chat = [Message("system", "Rules."), *said, Message("system", "More."), Message("user", "R")]
+    merged = "user: Rules.\n\nQ\nassistant: A\nuser: More.\n\nR\n"
+    assert tokenizer.decode(tokenizer.render(chat)) == merged
+    alone = [chat[0], said[1], chat[3]]
+    told = "user: Rules.\nassistant: A\nuser: More.\n"
+    assert tokenizer.decode(tokenizer.render(alone)) == told
+    tool = {
+        "type": "function",
+        "function": {"name": "add", "description": "Sum.", "parameters": {}},
+    }
+    assert "Sum." in tokenizer.decode(tokenizer.render([chat[4]], [tool]))
+
+
+def test_a_system_message_that_a_template_writes_stays(caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = load_tokenizer(builtin_path())
+    assert "system messages" not in caplog.text
+    ids = tokenizer.render([Message("system", "S"), Message("user", "Q")])
+    assert "<|system|>S<|end|>" in tokenizer.decode(ids, controls=True)
 
 
 @pytest.mark.parametrize(

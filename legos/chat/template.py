@@ -1,0 +1,103 @@
+"""A model's chat template: messages and tools to the text of a prompt."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from legos.chat.fields import Neutraliser
+from legos.chat.tools import plain_messages
+from legos.errors import ModelError
+
+__all__ = ["ChatTemplate"]
+
+Chat = Sequence[Mapping[str, Any]]
+_RULES = "qzxj"  # a text that no template writes by itself
+_PROBE: Chat = ({"role": "system", "content": _RULES}, {"role": "user", "content": "?"})
+
+
+class ChatTemplate:
+    """Writes chats as a model was tuned to read them.
+
+    Attributes:
+        exists: whether the tokenizer has a template; without one, each message is a line.
+        knows_tools: whether the template takes tools; without, the system message has them.
+        knows_thinking: whether it knows thinking tags.
+    """
+
+    def __init__(self, tokenizer: Any, neutral: Neutraliser) -> None:
+        self._tokenizer = tokenizer
+        self._neutral = neutral
+        template = str(tokenizer.chat_template or "")
+        self.exists = bool(template)
+        self.knows_tools = "tools" in template
+        self.knows_thinking = "<think>" in template
+
+    @cached_property
+    def merges_system(self) -> bool:
+        """Whether texts of system messages begin questions: the template refuses or omits them."""
+        if not self.exists:
+            return False
+        try:
+            return _RULES not in self._written(_PROBE, {})
+        except ModelError:
+            try:
+                return _RULES in self._written(_without_system(_PROBE), {})
+            except ModelError:
+                return False  # it refuses every chat, and says why
+
+    def text(
+        self,
+        messages: Chat,
+        tools: Chat = (),
+        options: Mapping[str, Any] | None = None,
+        *,
+        asks: bool = True,
+    ) -> str:
+        """The text of a chat; with ``asks``, up to where the assistant's next message begins.
+
+        Raises:
+            ModelError: the template refuses these messages, or there are none.
+        """
+        if not messages:
+            raise ModelError("a chat needs at least one message to be rendered")
+        try:
+            chat: Chat = [self._neutral.message(one) for one in messages]
+            given, variables = self._neutral.value(tools), self._neutral.value(options or {})
+        except RecursionError as error:
+            raise ModelError("the messages or tools of a chat are nested too deeply") from error
+        if not self.knows_tools:
+            chat, given = plain_messages(chat, given), []
+        if not self.exists:
+            lines = [f"{message['role']}: {message['content']}\n" for message in chat]
+            return "".join(lines) + ("assistant:" if asks else "")
+        if any(message["role"] == "system" for message in chat) and self.merges_system:
+            chat = _without_system(chat)
+        return self._written(chat, {**variables, "tools": given or None}, asks=asks)
+
+    def _written(self, chat: Chat, variables: Mapping[str, Any], *, asks: bool = True) -> str:
+        try:
+            return self._tokenizer.apply_chat_template(
+                chat, add_generation_prompt=asks, tokenize=False, **variables
+            )
+        except Exception as error:  # templates raise their own errors through the renderer
+            roles: str = ", ".join(message["role"] for message in chat)
+            raise ModelError(
+                f"the model's chat template refuses messages of roles {roles}: {error}"
+            ) from error
+
+
+def _without_system(chat: Chat) -> Chat:
+    """The same chat in which the text of a system message begins the question after it."""
+    found: list[Mapping[str, Any]] = []
+    held: list[str] = []
+    for message in chat:
+        if message["role"] == "system":
+            held.append(message["content"])
+            continue
+        if message["role"] == "user":
+            message = {**message, "content": "\n\n".join((*held, message["content"]))}
+        elif held:
+            found.append({"role": "user", "content": "\n\n".join(held)})
+        held = []
+        found.append(message)
+    return [*found, {"role": "user", "content": "\n\n".join(held)}] if held else found
