@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
-import msgspec
+from pydantic import ValidationError
 
 from legos.arena.arena import Arena
 from legos.arena.rows import hold_out, read_tasks
@@ -23,15 +23,18 @@ from legos.config.schema import PlayConfig
 from legos.errors import ArenaError, ConfigError
 from legos.protocols import Seat
 from legos.records.episode import Task
-from legos.records.message import Message
-from legos.run.episodes import StoredEpisode, StoredMessage, StoredSeat, numbered_episode
+from legos.run.episodes import StoredEpisode, StoredSeat, numbered_episode
 from legos.run.find import find_run
 from legos.run.play_files import NewPlays
+from legos.server.endpoints.chat_body import ChatPrompt
+from legos.server.problems import Problem, invalid
 from legos.weights.adapter import model_name
 from legos.wiring.arena import make_arena
 
 __all__ = ["SETTINGS", "Imitation", "model_of", "num_steps"]
 
+Fields = Mapping[str, Any]
+Messages = list[dict[str, Any]]
 SETTINGS: Mapping[str, object] = {
     "arena": "legos.apps.imitate:Imitation",
     "training.loss": "reinforce",
@@ -39,6 +42,10 @@ SETTINGS: Mapping[str, object] = {
 """Settings of supervised training: the loss is the negative log-likelihood of the answers."""
 
 EXPECTED = "messages, or prompt and completion"
+FORM = (
+    "a text, or a list of messages as OpenAI's interface has them: role, and content (a text, or "
+    "parts of type text) or tool_calls (arguments: JSON as text); and tools as it has them"
+)
 
 
 class Imitation(Arena):
@@ -90,15 +97,12 @@ class Imitation(Arena):
     def seats(self, task: Task) -> Mapping[str, Seat]:
         """The policy, which says the answer."""
         (seat,) = super().seats(task).values()
-        prompt, answer = task.data
-        if prompt and not isinstance(prompt[0], int):
-            prompt = [Message(*message) for message in prompt]
-        return {seat.role: replace(seat, client=RecitedClient(seat.client, prompt, answer))}
+        return {seat.role: replace(seat, client=RecitedClient(seat.client, *task.data))}
 
     async def play(self, t: Any) -> Mapping[str, float]:
         """One answer."""
         prompt = t.task.data[0]
-        asked = prompt if prompt and isinstance(prompt[0], int) else prompt[-1][1]
+        asked = prompt if isinstance(prompt[0], int) else prompt[-1]["content"]
         logprobs = (await t.ask("player", asked)).completion.logprobs
         return {"player": fmean(logprobs) if logprobs else 0.0}
 
@@ -147,7 +151,7 @@ def model_of(data: str, model: str | None) -> str | None:
 
 
 def _answers(data: str, min_reward: float) -> list[Task]:
-    """A task for each answer; its data are the prompt and the answer."""
+    """A task for each answer; its data are those of a ``RecitedClient``."""
     if not _is_run(data):
         rows = read_tasks(data)
         found = [Task(id=f"{row.id}{part}", data=pair) for row in rows for part, pair in _row(row)]
@@ -171,35 +175,48 @@ def _is_run(data: str) -> bool:
     return Path(data).is_dir() or ("/" not in data and not Path(data).suffix)
 
 
-def _row(row: Task) -> Iterator[tuple[str, tuple[list[list[str]], str]]]:
-    """The answers of a row, each with its place in it and its prompt."""
-    fields = cast("Mapping[str, Any]", row.data)
+def _row(row: Task) -> Iterator[tuple[str, tuple[Messages, Fields, Messages]]]:
+    """The answers of a row, each with its place in it, its prompt and its tools."""
+    fields = cast("Fields", row.data)
     if "messages" in fields:
-        chat, given = _messages(fields["messages"], f"{row.id}: messages", "user"), 1
+        (chat, tools), given = _chat(row, "messages", "user"), 1
     elif {"prompt", "completion"} <= fields.keys():
-        chat = _messages(fields["prompt"], f"{row.id}: prompt", "user")
-        given = len(chat)
-        chat += _messages(fields["completion"], f"{row.id}: completion", "assistant")
+        prompt, tools = _chat(row, "prompt", "user")
+        chat, given = [*prompt, *_chat(row, "completion", "assistant")[0]], len(prompt)
     else:
         raise ArenaError(
             f"{row.id}: the row has {', '.join(fields) or 'no field'}; expected {EXPECTED}"
         )
-    for number, (role, content) in enumerate(chat):
-        if role == "assistant" and number >= given:
-            yield f".{number}", (chat[:number], content)
-
-
-def _messages(given: Any, what: str, role: str) -> list[list[str]]:
-    """Roles and texts of messages; a plain text is one message of ``role``."""
-    try:
-        read = msgspec.convert(given, str | list[StoredMessage])
-    except msgspec.ValidationError as error:
+    answers = [n for n, message in enumerate(chat) if message["role"] == "assistant" and n >= given]
+    if not answers or not given:
+        roles = ", ".join(message["role"] for message in chat) or "none"
         raise ArenaError(
-            f"{what}: {error}; expected a text, or a list of messages, each with role and content"
-        ) from error
-    if isinstance(read, str):
-        return [[role, read]]
-    return [[message.role, message.content] for message in read]
+            f"{row.id}: the roles of the row's messages are {roles}; expected an assistant's "
+            "message after another to imitate: add it, or remove the row"
+        )
+    for number in answers:
+        answer = chat[number]
+        if not (answer["content"] or answer.get("tool_calls")):
+            raise ArenaError(
+                f"{row.id}: the text of message {number} of the row, an assistant's, is empty; "
+                "write the answer, or remove the row"
+            )
+        yield f".{number}", (chat[:number], answer, tools)
+
+
+def _chat(row: Task, name: str, role: str) -> tuple[Messages, Messages]:
+    """Messages and tools as the server renders them; a plain text is one message of ``role``."""
+    fields = cast("Fields", row.data)
+    given = fields[name]
+    if isinstance(given, str):
+        given = [{"role": role, "content": given}]
+    try:
+        prompt = ChatPrompt.model_validate({"messages": given, "tools": fields.get("tools")})
+        return prompt.checked(), prompt.listed_tools()
+    except (ValidationError, Problem) as error:
+        problem = invalid(error) if isinstance(error, ValidationError) else error
+        told = f"{problem}".replace("messages", name, 1)
+        raise ArenaError(f"{row.id}: {told}; expected {FORM}") from error
 
 
 def _of_play(play: StoredEpisode, min_reward: float) -> Iterator[tuple[list[int], list[int]]]:

@@ -1,13 +1,14 @@
 """A client that says a known answer, with the probability that the policy gives it."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from legos.clients.engine import EngineClient
 from legos.clients.requests import split_adapter
 from legos.errors import RequestError
-from legos.records.message import Completion, Message, Prompt, Sampling
+from legos.records.message import Completion, Prompt, Sampling
 from legos.records.names import BASE, POLICY
 
 __all__ = ["RecitedClient"]
@@ -23,8 +24,9 @@ class RecitedClient:
     """
 
     client: object  # client of the policy
-    prompt: Sequence[Message] | Sequence[int]  # chat messages or token ids
-    answer: str | Sequence[int]  # a text, which the model's end of turn follows, or token ids
+    prompt: Sequence[Any]  # messages as OpenAI's interface has them, or token ids
+    answer: Mapping[str, Any] | Sequence[int]  # an assistant's message, or token ids
+    tools: Sequence[Mapping[str, Any]] = ()  # what the messages may call
 
     async def complete(
         self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
@@ -33,17 +35,19 @@ class RecitedClient:
 
         Raises:
             RequestError: the engine refuses the tokens.
+            ModelError: the model's chat template refuses the messages.
             EngineError: the engine died or was closed.
         """
         client, answer = self.client, self.answer
         if not isinstance(client, EngineClient):
-            return Completion(text=str(answer), adapter=adapter)
+            text = f"{answer['content']}" if isinstance(answer, Mapping) else f"{answer}"
+            return Completion(text=text, adapter=adapter)
         tokenizer = client.tokenizer
-        prompt_ids = client.prompt_ids(self.prompt, Sampling())
-        if isinstance(answer, str):
-            token_ids, text = (*tokenizer.encode(answer), *tokenizer.end_ids[:1]), answer
+        if isinstance(answer, Mapping):
+            prompt_ids = tokenizer.render_chat(self.prompt, self.tools)
+            token_ids = tokenizer.answer_ids(self.prompt, answer, self.tools)
         else:
-            token_ids, text = tuple(answer), tokenizer.decode(answer)
+            prompt_ids, token_ids = tuple(self.prompt), tuple(answer)
         name, asked = split_adapter(adapter)
 
         rows = [(prompt_ids, (token_ids,))]
@@ -58,7 +62,7 @@ class RecitedClient:
                 if asked is not None or client.engine.versions().get(name, 0) == version:
                     raise
         return Completion(
-            text=text,
+            text=tokenizer.decode(token_ids),
             prompt_ids=prompt_ids,
             token_ids=token_ids,
             logprobs=tuple(logprobs),

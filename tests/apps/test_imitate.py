@@ -1,5 +1,6 @@
 """``legos imitate``: what is read, and a loss that is the negative log-likelihood and falls."""
 
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,14 +11,18 @@ import pytest
 from made_runs import made_run
 from metric_lines import read_steps
 from short_runs import NIM
+from starlette.testclient import TestClient
 
-from legos import Message, load_model
+from legos import Message, Trainer, TrainingConfig, load_model
 from legos.apps.imitate import Imitation, model_of
 from legos.cli.process import main
 from legos.config.resolve import ResolvedConfig
+from legos.credit.imitated import ImitationCredit
 from legos.errors import ArenaError
 from legos.run.episodes import parse_episode
 from legos.run.play_files import NewPlays
+from legos.server.options import ServerOptions
+from legos.wiring.http import app_of
 
 QUESTION, ANSWER = "Nim: 5 left, last one wins.\nMoves: 1 2 3", "1"
 ROW = {"prompt": QUESTION, "completion": ANSWER}
@@ -29,7 +34,7 @@ def written(folder: Path, *rows: Any) -> str:
     return str(file)
 
 
-def pairs(data: str, **options: Any) -> list[tuple[Any, Any]]:
+def pairs(data: str, **options: Any) -> list[tuple[Any, ...]]:
     return [task.data for task in Imitation(data=data, held_out=0.0, **options).answers]
 
 
@@ -64,35 +69,85 @@ def test_the_forms_of_a_row(tmp_path: Path) -> None:
         {"role": "assistant", "content": "d"},
     ]
     talk = {"prompt": chat[:2], "completion": chat[2:3]}
-    system, user = ["system", "s"], ["user", "a"]
+    system, user, said = chat[:3]
     assert pairs(written(tmp_path, ROW, {"messages": chat}, talk)) == [
-        ([["user", QUESTION]], ANSWER),
-        ([system, user], "b"),
-        ([system, user, ["assistant", "b"], ["user", "c"]], "d"),
-        ([system, user], "b"),
+        ([{"role": "user", "content": QUESTION}], {"role": "assistant", "content": ANSWER}, []),
+        ([system, user], said, []),
+        ([system, user, said, chat[3]], chat[4], []),
+        ([system, user], said, []),
     ]
+
+
+@pytest.mark.slow
+def test_a_chat_with_tools_is_rendered_as_the_server_does(tmp_path: Path) -> None:
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    called = {"id": "call_1", "type": "function", "function": function}
+    parts = [{"type": "text", "text": "1 + "}, {"type": "text", "text": "1?"}]
+    messages: list[Any] = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": parts, "name": "Ann"},
+        {"role": "assistant", "content": None, "tool_calls": [called], "refusal": None},
+        {"role": "tool", "content": "", "tool_call_id": "call_1"},
+        {"role": "assistant", "content": "2"},
+    ]
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    data = written(tmp_path, {"messages": messages, "tools": tools})
+    model = load_model()
+    trainer = Trainer(model=model, config=TrainingConfig(min_samples_per_step=1))
+    asyncio.run(trainer.publish_weights())
+    options = ServerOptions.for_host("127.0.0.1", api_key=None)
+    app = app_of(model, trainer.engine, name="builtin", options=options)
+    arena = Imitation(trainer.client(), data=data, held_out=0.0, credit_assigner=ImitationCredit())
+    arena.tasks_per_step = 2
+    with TestClient(app, base_url="http://127.0.0.1") as http:
+        batch = asyncio.run(arena.step())
+        turns = [episode.rollouts[0].turns[0].completion for episode in batch.episodes]
+        for before, turn in zip(
+            (2, 4), sorted(turns, key=lambda t: len(t.prompt_ids)), strict=True
+        ):
+            body = {"messages": messages[:before], "tools": tools}
+            assert list(turn.prompt_ids) == http.post("/tokenize", json=body).json()["tokens"]
+    trainer.close()
+    call = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    assert [turn.text for turn in turns] == [call, "2"]
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
         ({"text": "x"}, r":1: the row has text; expected messages, or prompt and completion"),
-        ({"messages": 5}, r":1: messages: Expected `str \| array`, got `int`; expected a text,"),
+        ({"messages": 5}, r":1: messages: Input should be a valid list; expected a text, or a"),
         (
-            {"messages": [{"role": "user"}]},
-            r"missing required field `content` - at `\$\[0\]`; expected a text, or",
+            {"messages": [{"content": "a"}]},
+            r":1: messages.0.role: Field required; expected a text, or a list of messages",
         ),
         (
             {"prompt": "a", "completion": None},
-            r":1: completion: Expected `str \| array`, got `null`; expected a",
+            r":1: the roles of the row's messages are user; expected",
         ),
-        ({"messages": [{"role": "user", "content": "a"}]}, "has no answer to imitate; a row needs"),
+        (
+            {"prompt": [{"role": "user", "content": "a", "mood": "b"}], "completion": "c"},
+            r":1: prompt\.0\.mood is not known; known: .*; expected a text",
+        ),
+        ({**ROW, "tools": [{"name": "f"}]}, r":1: tools\.0\.type: Field required; .*; and tools"),
+        (
+            {"messages": [{"role": "user", "content": "a"}]},
+            r":1: the roles of the row's messages are user; expected an assistant's message after",
+        ),
+        ({"prompt": [], "completion": "a"}, ":1: the roles of the row's messages are assistant;"),
+        ({**ROW, "completion": ""}, ":1: the text of message 1 of the row, .*, is empty; write"),
+        (
+            {"prompt": "a", "completion": [{"role": "assistant", "content": None}]},
+            ":1: the text of message 1 of the row",
+        ),
         ("[1", "the row is no JSON"),
     ],
 )
 def test_a_row_of_another_form_is_named(row: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(ArenaError, match=message):
         Imitation(data=written(tmp_path, row))
+    with pytest.raises(ArenaError, match=message.replace(":1:", ":2:")):  # beside a good one too
+        Imitation(data=written(tmp_path, ROW, row))
 
 
 @pytest.mark.slow
@@ -105,7 +160,7 @@ def test_the_best_plays_of_a_run_are_imitated_token_by_token(tmp_path: Path) -> 
     won = [seat for play in trained for seat in play.seats if play.rewards[seat.role] >= 1]
     found = pairs(str(run))
     assert len(found) == sum(len(seat.turns) for seat in won) > 0
-    assert [list(answer) for _, answer in found] == [t.token_ids for s in won for t in s.turns]
+    assert [list(answer) for _, answer, *_ in found] == [t.token_ids for s in won for t in s.turns]
     assert len(pairs(str(run), min_reward=-1.0)) > len(found)
     steps = imitated(str(run), tmp_path / "run", "--epochs", "3")
     assert steps[0]["loss"] == pytest.approx(-steps[0]["reward_mean"], abs=0.2)  # by token, by play

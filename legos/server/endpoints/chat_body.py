@@ -124,6 +124,10 @@ class ChatPrompt(Body):
                 )
         return [message.fields() for message in self.messages]
 
+    def listed_tools(self) -> list[dict[str, Any]]:
+        """The tools as a chat template reads them."""
+        return [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
+
     def plain(self) -> tuple[Message, ...] | None:
         """The messages as the kit's records, or None if these cannot represent them."""
         if self.tools or self.chat_template_kwargs:
@@ -183,7 +187,7 @@ class ChatBody(ChatPrompt, SamplingFields):
         Raises:
             Problem: ``tool_choice`` names a tool that does not exist.
         """
-        tools = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
+        tools = self.listed_tools()
         choice = self.tool_choice
         if choice in (None, "auto"):
             return tools, False

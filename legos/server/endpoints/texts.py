@@ -87,8 +87,7 @@ def text_router(service: Service) -> APIRouter:
             specials = body.add_special_tokens
             (ids,) = await encode_texts(service, [body.prompt], specials=specials)
         else:
-            tools: list[Any] = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
-            ids = await render_prompt(service, body, tools)
+            ids = await render_prompt(service, body, body.listed_tools())
         answer = {"tokens": ids, "count": len(ids), "max_model_len": service.context}
         return await _json(answer, len(ids))
 
