@@ -8,6 +8,8 @@ from typing import Literal
 
 from legos.arena.arena import Arena
 from legos.arena.cursor import plays_from
+from legos.chat.fields import message_fields
+from legos.chat.tools import arguments_text
 from legos.checks.players import failure, played
 from legos.config.schema import PlayConfig
 from legos.credit.means import with_children
@@ -15,6 +17,7 @@ from legos.errors import ArenaError, ConfigError
 from legos.fakes.client import Asked, ScriptedClient
 from legos.files.atomic import write_file
 from legos.records.episode import Episode, Task
+from legos.records.message import Message
 from legos.wiring.arena import make_arena
 
 __all__ = ["By", "write_answers"]
@@ -83,5 +86,14 @@ def _rows(episode: Episode) -> Iterator[dict[str, object]]:
     """The answers of a play, and of those it spawned."""
     for play in with_children([episode]):
         for turn in (turn for rollout in play.rollouts for turn in rollout.turns):
-            prompt = [{"role": m.role, "content": m.content} for m in turn.messages]
-            yield {"prompt": prompt, "completion": turn.completion.text}
+            said = turn.completion
+            answer = Message("assistant", said.text, said.tool_calls)
+            row: dict[str, object] = {
+                "prompt": [message_fields(each, arguments_text) for each in turn.messages],
+                "completion": [message_fields(answer, arguments_text)]
+                if said.tool_calls
+                else said.text,
+            }
+            if turn.sampling is not None and turn.sampling.tools:
+                row["tools"] = json.loads(turn.sampling.tools)
+            yield row

@@ -48,6 +48,43 @@ def test_every_turn_is_an_answer_after_what_was_said_before(tmp_path: Path) -> N
     assert answer["prompt"][0] == call["prompt"][0]
 
 
+SHOP = """
+from legos import Arena, Task
+
+
+def price(thing: str) -> int:
+    return 7
+
+
+class Shop(Arena):
+    def tasks(self, rng):
+        yield Task(id="tea")
+
+    async def play(self, t):
+        reply = await t.ask("player", "tea?", tools=[price])
+        return {"player": float(reply.answer == "7")}
+
+    def oracle(self, role, prompt, task, rng):
+        call = '<tool_call>{"name": "price", "arguments": {"thing": "tea"}}</tool_call>'
+        return [call if prompt == "tea?" else "7"]
+"""
+
+
+def test_calls_and_their_tools_are_written(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(SHOP)
+    rows = written(f"{tmp_path}/shop.py:Shop", tmp_path / "calls.jsonl", plays=1)
+    assert [tool["function"]["name"] for row in rows for tool in row["tools"]] == ["price"] * 2
+    (call,) = rows[0]["completion"][0]["tool_calls"]
+    assert call["function"] == {"name": "price", "arguments": '{"thing": "tea"}'}
+    assert rows[1]["prompt"][1:] == [
+        rows[0]["completion"][0],
+        {"role": "tool", "content": "7", "tool_call_id": call["id"]},
+    ]
+    assert rows[1]["completion"] == "7"
+    imitated = Imitation(data=str(tmp_path / "calls.jsonl"), held_out=0.0).answers
+    assert imitated[1].data[2] == rows[1]["tools"]
+
+
 def test_a_game_gives_random_moves(tmp_path: Path) -> None:
     rows = written("nim", tmp_path / "moves.jsonl", "--by", "example")
     assert {row["completion"] for row in rows} == {"1", "2", "3"}
