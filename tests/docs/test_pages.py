@@ -22,7 +22,7 @@ from legos.cli.app import make_app
 from legos.cli.process import main
 from legos.config.schema import PlayConfig
 from legos.errors import RecordError
-from legos.fakes import ScriptedClient
+from legos.fakes import Asked, ScriptedClient
 from legos.games.exact import GameTree, optimal_move_rate, optimal_policy
 from legos.league.guards import guard_rules
 from legos.losses.alarms import PAGE, RULES
@@ -62,6 +62,27 @@ def test_the_arena_of_the_index_plays(tmp_path: Path) -> None:
     batch = asyncio.run(arena.step(concurrency=2))
     told = {episode.task.data: episode.rewards["writer"] for episode in batch.episodes}
     assert told == {"sea": 1.0, "snow": 0.0, "bread": 0.0}
+
+
+def test_the_task_of_the_page_on_chat_models_plays(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "start" / "chat_model.md"
+    kind = find_arena(f"{program(page, tmp_path / 'my_task.py')}:Additions")
+
+    def answer(asked: Asked) -> str:
+        first, second = map(int, re.findall(r"\d+", asked.prompt))
+        right = f"{first} + {second} = {first + second}"
+        return right if first % 2 else f"{right}, and this goes on"
+
+    arena = kind(ScriptedClient(answer), credit_assigner=GRPOCredit())
+    rng, shown = random.Random(0), page.read_text()
+    trained, held_out = list(arena.tasks(rng)), list(arena.held_out(rng))
+    assert f"here {len(held_out)} of {len(trained) + len(held_out)}" in shown
+    assert not {tuple(task.data) for task in trained} & {tuple(task.data) for task in held_out}
+    arena.group_size = 1
+    plays = asyncio.run(arena.step()).episodes
+    told = {int(play.task.id.split()[0]) % 2: play.rewards["player"] for play in plays}
+    assert told == {0: 1.0, 1: 1.2}
+    assert f"{arena.tasks_per_step * kind.group_size} answers a step" in shown
 
 
 @pytest.mark.slow
