@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from metric_lines import read_metrics
+from metric_lines import read_metrics, read_steps
 from real.conftest import ModelFolder
 
 from legos.cli.process import main
@@ -57,7 +57,8 @@ def test_kuhn_by_chat(seed: str, model: str, tmp_path: Path) -> None:
     train = ("train", "--model", model, "--arena", "kuhn", "--steps", "40", "--seed", seed)
     first, last = evaluated(tmp_path / "run", *train)
     assert first["eval/exploitability"] >= 0.7
-    assert last["eval/exploitability"] <= 0.35
+    assert last["eval/exploitability"] <= 0.28  # a policy without mixed moves stays at 0.333
+    assert (read_steps(tmp_path / "run" / "metrics.jsonl")[-1]["entropy"] or 0.0) > 0.05
 
 
 def imitated(
