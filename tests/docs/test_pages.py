@@ -5,6 +5,7 @@ import json
 import random
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from math import isfinite
@@ -158,6 +159,22 @@ def test_every_command_exists() -> None:
     assert len(pages) > len(PAGES)
     known = {*make_app(brief=True)}
     assert {(page, command) for page, command in pages if command not in known} == set()
+
+
+def test_the_commands_of_the_log_of_chat_models_are_read_and_do_not_meet() -> None:
+    page = (ROOT / "docs" / "log" / "chat_models.md").read_text().replace("\\\n", "")
+    program, made = make_app(brief=False), list[str]()
+    for options, line in re.findall(r"^    uv run (.*)legos (\w+ .*)$", page, re.MULTILINE):
+        given = {"$MODEL": "builtin", "RATE": "1e-3", "LIMIT": "0"}
+        words = [given.get(word, word) for word in shlex.split(line)]
+        assert not [word for word in words if "$" in word], "a word of several is one in zsh"
+        program.parse_args(words, exit_on_error=False, print_error=False)
+        assert ("reasoning_gym:" in line) == ("--extra reasoning_gym" in options), line
+        if words[0] == "imitate":
+            made.append(words[words.index("--out") + 1].removeprefix("runs/"))
+        elif "--adapter" in words:
+            assert words[words.index("--adapter") + 1] == made[-1]
+    assert len(made) == len(set(made)) == 4
 
 
 def test_the_page_of_alarms_has_each_with_its_levels() -> None:
