@@ -103,7 +103,7 @@ def _facts(config: RunSettings, table: MetricTable, adapter: Adapter) -> Iterato
         if (tokens := newest.get(f"tokens_{name}")) is not None:
             yield f"tokens {name}", f"{int(tokens):,}"
     yield "LoRA", f"rank {adapter.shape.rank}, scale {adapter.shape.scale:g}"
-    last = newest.get("step", 0)
+    last = newest.get("step") or 0
     rates = [rate for step, rate in table.points("learning_rate") if step <= last]
     if rates:
         ends = (f"{end:.3g}" for end in (min(rates), max(rates)))
