@@ -102,9 +102,8 @@ def test_a_chat_with_tools_is_rendered_as_the_server_does(tmp_path: Path) -> Non
     with TestClient(app, base_url="http://127.0.0.1") as http:
         batch = asyncio.run(arena.step())
         turns = [episode.rollouts[0].turns[0].completion for episode in batch.episodes]
-        for before, turn in zip(
-            (2, 4), sorted(turns, key=lambda t: len(t.prompt_ids)), strict=True
-        ):
+        turns.sort(key=lambda turn: len(turn.prompt_ids))
+        for before, turn in zip((2, 4), turns, strict=True):
             body = {"messages": messages[:before], "tools": tools}
             assert list(turn.prompt_ids) == http.post("/tokenize", json=body).json()["tokens"]
     trainer.close()
