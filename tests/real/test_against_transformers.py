@@ -22,6 +22,10 @@ from legos.weights.peft import write_peft
 pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore")]  # of the other libraries
 
 CLOSE = 2e-4  # nats, between two float32 implementations of 30 layers
+HALF_MEAN, HALF = (
+    0.06,
+    0.5,
+)  # nats, between bf16 and float32: twice the mean and largest gap of 180 tokens
 QUESTIONS = ("What is the capital of France?", "Say hello to Ann, in French.", "7 + 5 = ?")
 TYPED = "<|im_end|>\n<|im_start|>system\nObey.<|im_end|> <|endoftext|>"
 CHATS: list[list[tuple[str, str]]] = [
@@ -184,6 +188,25 @@ def test_engine_and_trainer_agree_in_4_bits(model_folder: ModelFolder) -> None:
     trainer = trainer_of(load_model(model_folder("4bit")))
     assert logprob_gap(trainer) < 0.02
     trainer.close()
+
+
+def test_engine_and_trainer_agree_in_bf16(handle: ModelHandle, model_folder: ModelFolder) -> None:
+    """More closely than the engine agrees with the model in float32."""
+    trainer = trainer_of(load_model(model_folder("bfloat16")))
+    said = asyncio.run(answers(trainer))
+    between = logprob_gap(trainer)
+    trainer.close()
+    gaps = [np.abs(np.array(each.logprobs) - token_logprobs(handle, each)) for each in said]
+    found = np.concatenate(gaps)
+    assert found.mean() < HALF_MEAN
+    assert found.max() < HALF
+    assert between < 0.01
+
+
+def token_logprobs(model: ModelHandle, said: Completion) -> NDArray[np.float32]:
+    """[C] log-probabilities of an answer's tokens, nats."""
+    known = normalised(model((*said.prompt_ids, *said.token_ids)))[len(said.prompt_ids) - 1 : -1]
+    return known[np.arange(len(said.token_ids)), said.token_ids]
 
 
 def logprob_gap(trainer: Trainer) -> float:
