@@ -190,6 +190,7 @@ def test_engine_and_trainer_agree_in_4_bits(model_folder: ModelFolder) -> None:
     trainer.close()
 
 
+@pytest.mark.nightly
 def test_engine_and_trainer_agree_in_bf16(handle: ModelHandle, model_folder: ModelFolder) -> None:
     """More closely than the engine agrees with the model in float32."""
     trainer = trainer_of(load_model(model_folder("bfloat16")))
