@@ -15,11 +15,10 @@ import argparse
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import legos
-from legos.records.group import Group
 
 BUFFER = ("rollouts", "tokens", "deficit_tokens")
 FIGURES = ("optimal_move_rate", "exploitability", "reward_mean")
@@ -55,7 +54,7 @@ async def main(steps: int) -> None:
     mix = legos.Mix(shares, tokens_per_step=1024, spill="borrow")  # no step waits for the tool
     tokens = Counter[str]()
 
-    async def after_step(metrics: Mapping[str, Any], groups: Sequence[Group]) -> None:
+    async def after_step(metrics: Mapping[str, Any], groups: Iterable[Any]) -> None:
         for group in groups:
             tokens[group.arena] += group.num_tokens
         for name in mix.arenas if metrics["step"] % 10 == 0 else ():

@@ -13,6 +13,7 @@ minutes for 60 steps. The reward is the share of the letter b in the answer.
 """
 
 import argparse
+import runpy
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -20,7 +21,6 @@ from random import Random
 from typing import Any
 
 from legos import Arena, Table, Task
-from legos.cli.process import main
 
 
 class ShareOfB:
@@ -61,4 +61,5 @@ if __name__ == "__main__":
     parser.add_argument("--ray", default="local")
     given = parser.parse_args()
     numbers = ("--players", "2", "--engines", "2", "--steps", str(given.steps))
-    sys.exit(main(["train", "--ray", given.ray, *numbers, "--arena", f"{__file__}:Letters"]))
+    sys.argv = ["legos", "train", "--ray", given.ray, *numbers, "--arena", f"{__file__}:Letters"]
+    runpy.run_module("legos", run_name="__main__")

@@ -22,6 +22,12 @@ from legos.server.options import ServerOptions
 from legos.wiring.http import app_of
 
 DOCS = Path(__file__).parents[1]
+MODULES = {  # public beside `from legos import …`, and what for
+    "legos.builtin": "the built-in model",
+    "legos.checks": "for tests of an arena",
+    "legos.errors": "for `except`",
+    "legos.fakes": "clients without a model, for tests of an arena",
+}
 
 
 def commands() -> str:
@@ -192,7 +198,7 @@ def _server() -> FastAPI:
 
 
 def names() -> str:
-    """Every public name, for mkdocstrings to describe."""
+    """Every public name, and those of ``MODULES``, for mkdocstrings to describe."""
     lines = [
         "# Public names",
         "What `from legos import …` gives. [From Python](../start/python.md) shows them at work.",
@@ -203,6 +209,9 @@ def names() -> str:
         if getattr(import_module(home), name, None) is not getattr(legos, name):
             raise LookupError(f"{place} is not what legos.{name} is")
         lines.append(f"::: {place}")
+    for module, purpose in MODULES.items():
+        lines.append(f"Names of `{module}`: {purpose}.")
+        lines += [f"::: {module}.{name}" for name in import_module(module).__all__]
     return "\n\n".join(lines) + "\n"
 
 

@@ -41,6 +41,19 @@ def test_commands_settings_and_names() -> None:
         assert field.description in settings
     for name in legos.__all__:
         assert re.search(rf"^::: legos\.[\w.]+\.{name}$", names, re.MULTILINE)
+    for name in ("checks.check_arena", "fakes.ScriptedClient", "builtin.RECOMMENDED"):
+        assert f"\n::: legos.{name}\n" in names
+
+
+def test_examples_and_new_projects_use_documented_names_only() -> None:
+    places = [*(ROOT / "examples").glob("*.py"), *(ROOT / "legos/apps/templates").glob("*.txt")]
+    used = {
+        (place.name, module)
+        for place in places
+        for module in re.findall(r"^ *(?:from|import) (legos[\w.]*)", place.read_text(), re.MULTILINE)
+    }
+    used.remove(("zorplex.py", "legos.mlx"))  # loads a fast BLAS before MLX
+    assert {module for _, module in used} <= {"legos", *generated.MODULES}, used
 
 
 def test_endpoints_and_metrics_of_a_server() -> None:
