@@ -159,6 +159,7 @@ def test_own_game_is_evaluated_before_and_after(
 
 
 @pytest.mark.optional
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_cluster_of_this_machine_plays_generates_and_scores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
