@@ -31,6 +31,7 @@ from legos.wiring.arena import make_arena
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BESIDE = [ROOT / f"{name}.md" for name in ("CHANGELOG", "CONTRIBUTING", "README", "SECURITY")]
 
 
 def vars_of(module: ModuleType) -> dict[str, object]:
@@ -137,12 +138,22 @@ def test_the_rules_of_the_page_on_python_are_all_there_are() -> None:
 def test_every_link_leads_somewhere() -> None:
     links = [
         (page.name, page.parent / link)
-        for page in PAGES
-        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text())
+        for page in {*PAGES, *BESIDE}
+        for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())
         if "//" not in link
     ]
     assert len(links) > len(PAGES)
     assert [(page, place) for page, place in links if not place.exists()] == []
+
+
+def test_every_file_that_a_page_of_the_root_names_exists() -> None:
+    named = {
+        (page.name, place)
+        for page in BESIDE
+        for place in re.findall(r"`((?:\.ci|docs|examples|legos|tests)/[\w./]+)`", page.read_text())
+    }
+    assert len(named) > len(BESIDE)
+    assert {(page, place) for page, place in named if not (ROOT / place).exists()} == set()
 
 
 def test_the_program_has_no_other_commands_than_the_index_tells() -> None:
