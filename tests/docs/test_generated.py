@@ -50,7 +50,7 @@ def test_examples_and_new_projects_use_documented_names_only() -> None:
     used = {
         (place.name, module)
         for place in places
-        for module in re.findall(r"^ *(?:from|import) (legos[\w.]*)", place.read_text(), re.MULTILINE)
+        for module in re.findall(r"(?m)^ *(?:from|import) (legos[\w.]*)", place.read_text())
     }
     used.remove(("zorplex.py", "legos.mlx"))  # loads a fast BLAS before MLX
     assert {module for _, module in used} <= {"legos", *generated.MODULES}, used
