@@ -89,6 +89,25 @@ def test_without_lag_nothing_is_played_once_a_step_is_due(limit: int, plays: boo
     assert asyncio.run(story()) == (plays, plays)
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_what_is_admitted_is_trained_on_within_the_limit(limit: int) -> None:
+    """The bound of ``docs/ideas/line.md``: here two rounds of two tasks fill a step."""
+    ledger = Ledger()
+
+    async def story() -> list[int]:
+        batcher = alone(ledger, min_samples=16, staleness_limit=limit, tasks_per_step=2)
+        while await admits(batcher):
+            await batcher.put(batch(4))
+        sizes: list[int] = []
+        for version in range(limit + 1):  # of samples of version 0
+            sizes.append(len(await batcher.take({POLICY: version})))
+            await batcher.release({POLICY: version + 1})
+        return sizes
+
+    assert asyncio.run(story()) == [2 * 2] * (limit + 1)
+    assert not ledger.filtered
+
+
 def test_without_lag_play_goes_on_after_the_step() -> None:
     async def story() -> bool:
         batcher = await filled(0, 4, 4, 10)
