@@ -1,5 +1,6 @@
 """``legos init`` writes a project whose test passes and that trains."""
 
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -12,6 +13,7 @@ from legos import installed
 from legos.cli.process import main
 from legos.config.resolve import read_config
 
+ROOT = Path(__file__).parents[2]
 PYTHON = (sys.executable, "-m")
 
 
@@ -29,6 +31,18 @@ def test_a_project_passes_its_test_and_trains(
     assert main([*command.partition("uv run legos ")[2].split(), *few]) == 0
     steps = read_steps(Path("runs/twowords-1/metrics.jsonl"))  # as its README says
     assert [line["step"] for line in steps] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/start/first_hour.md"])
+def test_a_game_of_ones_own_begins_with_a_project(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    section = (ROOT / page).read_text().partition("A game of your own\n")[2]
+    project, train = re.findall(r"uv run legos .*?(?=[`\n])", section)[:2]
+    assert project == "uv run legos init race"
+    assert main(project.split()[3:]) == 0
+    assert capsys.readouterr().out.endswith(f"  cd race && {train}\n")
 
 
 def test_a_preset_names_the_model(tmp_path: Path) -> None:
