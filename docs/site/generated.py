@@ -211,7 +211,10 @@ def names() -> str:
         lines.append(f"::: {place}")
     for module, purpose in MODULES.items():
         lines.append(f"Names of `{module}`: {purpose}.")
-        lines += [f"::: {module}.{name}" for name in import_module(module).__all__]
+        found = import_module(module).__all__
+        if module == "legos.errors":  # its functions are for the kit alone
+            found = [name for name in found if name[0].isupper()]
+        lines += [f"::: {module}.{name}" for name in found]
     return "\n\n".join(lines) + "\n"
 
 

@@ -43,6 +43,7 @@ def test_commands_settings_and_names() -> None:
         assert re.search(rf"^::: legos\.[\w.]+\.{name}$", names, re.MULTILINE)
     for name in ("checks.check_arena", "fakes.ScriptedClient", "builtin.RECOMMENDED"):
         assert f"\n::: legos.{name}\n" in names
+    assert "did_you_mean" not in names
 
 
 def test_examples_and_new_projects_use_documented_names_only() -> None:
