@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from legos.arena.matchmaker import SeatOverride, renamed
@@ -115,6 +116,8 @@ def ray_players(
         EngineError: the cluster does not answer.
         ArenaError: the arena cannot be made on a node.
     """
+    if config.ray is not None:  # evaluations, or all plays, are in this process
+        _let_files_travel()
     if config.ray is None or not config.players:
         yield None
         return
@@ -160,6 +163,15 @@ def _connected(config: RunConfig, stack: ExitStack) -> int:
     return check_nodes()
 
 
+def _let_files_travel() -> None:
+    """Send classes of arenas' files whole: no other process can import them by their names."""
+    from legos.remote.ray.library import ray
+
+    for module in [*sys.modules.values()]:
+        if isinstance(module, ModuleType) and is_arena_file(module):
+            ray.cloudpickle.register_pickle_by_value(module)
+
+
 def _check_servers(config: RunConfig) -> None:
     """Refuse servers that players cannot ask.
 
@@ -190,8 +202,6 @@ class _PlayPlace:
 
     def make(self) -> "MadeArena":
         """Make the arena and its client in this process."""
-        from legos.remote.ray.library import ray
-
         config, engine = self.config, RemoteEngine(self._servers(), None)
         client = EngineClient(
             engine,
@@ -212,9 +222,7 @@ class _PlayPlace:
             arena.matchmaker.cast = Cast(arena, live=self.opponents, api_key=key)
         if self.seated:
             arena.matchmaker = SeatOverride(partial(renamed, self.seated), arena.matchmaker)
-        module = sys.modules[type(arena).__module__]
-        if is_arena_file(module):  # whose classes no other process can import by their names
-            ray.cloudpickle.register_pickle_by_value(module)
+        _let_files_travel()
         quiet_collector()
 
         async def sampled() -> int:

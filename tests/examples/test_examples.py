@@ -170,4 +170,6 @@ def test_a_cluster_of_this_machine_plays_generates_and_scores(
     [metrics] = tmp_path.glob("runs/*/metrics.jsonl")
     _, *steps, _ = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [step["step"] for step in steps] == [1, 2, 3]
+    evaluations = (metrics.parent / "evaluations.jsonl").read_text().splitlines()
+    assert [json.loads(line)["eval/failed"] for line in evaluations] == [0, 0]
     assert all(step["arena/failed"] == 0 and 0 < step["reward_mean"] < 1 for step in steps)
