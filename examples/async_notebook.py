@@ -3,7 +3,8 @@
     uv run --extra notebook marimo edit examples/async_notebook.py
     uv run --extra notebook python examples/async_notebook.py    # every cell once, no browser
 
-The second line takes about a minute on two CPU cores, and prints a line for each way to run. With
+The second line takes about a minute on two CPU cores, and prints a line for each way to run: the
+share of right answers rises from 0.30 to 0.50 in both, and overlap has the busier trainer. With
 `-- --model FOLDER`, a chat model plays zorplex in place of the small game: docs/log/chat_models.md
 makes such a folder, of a model that knows the form of the calls.
 """

@@ -8,6 +8,9 @@
 The student answers each prompt of the file (rows with "prompt"), every play earns 0, and what moves
 it is the KL divergence from the teacher at each of its own tokens: `KL` falls. The teacher needs
 the tokenizer of the student. At step 10 a warning says that all rewards are equal, as they are.
+
+With a policy of nim as the teacher of the built-in model (tests/apps/test_distil.py), 40 steps take
+20 seconds of CPU time, and `KL` falls from 0.2 to 0.001. Chat models have not been measured.
 """
 
 import random

@@ -9,7 +9,8 @@ is, with an arena from this file, the command
 
 Two processes play, two generate, one scores, and the trainer is the process that was started. With
 ``--ray HOST:PORT`` the same processes stand on the nodes of a cluster. Two CPU cores, about two
-minutes for 60 steps. The reward is the share of the letter b in the answer.
+minutes for 60 steps. The reward is the share of the letter b in the answer: in ten steps it rises
+from 0.17 to 0.5, where every answer is "b." and nothing more is learned.
 """
 
 import argparse

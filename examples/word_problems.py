@@ -5,8 +5,10 @@
       --play.options.data problems.jsonl --play.options.strict true --generation.max-tokens 64 \
       --steps 20
 
-Each row has a question and an answer; the arena holds a tenth of them out. With ``strict``, only an
-answer in a box is rewarded.
+The file takes less than a second. Each row has a question and an answer; the arena holds a tenth of
+them out. With ``strict``, only an answer in a box is rewarded, and this model boxes 0.016 of its
+answers. After it imitates 200 boxes, 25 steps raise that from 0.70 to 1.00 in 15 to 26 minutes of
+CPU time, and do not teach the sums (docs/log/chat_models.md has the commands).
 """
 
 import argparse

@@ -28,10 +28,12 @@ NOTEBOOKS = {"async_notebook.py"}  # marimo has the options of these
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_is_short_and_has_its_command(name: str) -> None:
+def test_an_example_is_short_and_has_its_command_and_its_time(name: str) -> None:
     text = (ROOT / "examples" / name).read_text()
     assert name in NOTEBOOKS or len(text.splitlines()) <= 80
-    assert f"examples/{name}" in text.split('"""')[1]
+    told = text.split('"""')[1]
+    assert f"examples/{name}" in told
+    assert re.search(r"\b(minutes?|seconds?)\b", told)
 
 
 @pytest.mark.parametrize("name", sorted({*EXAMPLES} - ARENAS - NOTEBOOKS))
