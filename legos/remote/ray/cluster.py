@@ -56,6 +56,11 @@ def connect(address: str) -> bool:
         with suppress(Exception):  # what was begun before the error
             ray.shutdown()
         reason = (isinstance(error, OSError) and error.strerror) or first_line(error)
+        if local:
+            raise EngineError(
+                f"Ray did not start on this machine ({reason[:200]}); try again when it is less "
+                "busy, or leave --ray out"
+            ) from error
         raise EngineError(
             f"no Ray cluster answers at {address!r} ({reason[:200]}); start one with "
             "`ray start --head`, give the address that it prints, or use --ray local"

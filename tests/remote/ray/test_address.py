@@ -1,6 +1,7 @@
 """Addresses at which no cluster answers; needs the extra ray, and no cluster."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,3 +24,18 @@ def test_an_address_where_nothing_answers_is_named(
     assert main(["train", "--ray", address, "--steps", "1", "--out", str(tmp_path / "run")]) != 0
     assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "run").exists()
+
+
+def test_a_cluster_that_does_not_start_here_is_not_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray: Any = pytest.importorskip("ray")
+
+    def init(**_: Any) -> None:
+        raise RuntimeError("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", init)
+    assert main(["train", "--ray", "local", "--steps", "1", "--out", str(tmp_path / "run")]) != 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert "Ray did not start on this machine (The current node timed out during startup.)" in told
+    assert "use --ray local" not in told
