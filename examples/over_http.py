@@ -4,8 +4,9 @@
     uv run python examples/over_http.py         # in another
 
 Every step's adapter is sent to the server, which samples with it from the next token on. Each move
-is one request, so that on two CPU cores a step of 64 plays takes some seconds; `self_play.py` does
-the same inside of one process, and many times as fast.
+is one request, so that the 60 steps of 64 plays take four minutes of CPU time, with the server's.
+Optimal moves rise from 0.34 to 0.40; `self_play.py` does the same inside of one process, and many
+times as fast.
 """
 
 import argparse
