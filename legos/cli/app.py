@@ -76,14 +76,15 @@ def make_app(*, brief: bool, summaries: bool = False) -> App:
 
     Args:
         brief: whether the help of ``train`` shows only the usual options.
-        summaries: whether the help of a command is its first sentence, and no command is imported
-            for the list of all.
+        summaries: whether the help of a command is its first sentence, and neither a command nor
+            a parser of Markdown is imported for the list of all.
     """
     app = App(
         name="legos",
         help="Train language models by self-play, with LoRA, on one machine.",
         help_epilogue=f"{_DEBUG} with any command shows where an error comes from.",
         version=own_version,
+        help_format="plaintext" if summaries else None,
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
