@@ -125,7 +125,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise ImportError(name)
 
     monkeypatch.setattr(rows, "import_module", missing)
-    with pytest.raises(ArenaError, match=r"broken\.parquet needs pyarrow; add it: uv sync"):
+    with pytest.raises(ArenaError, match=r"broken\.parquet needs pyarrow; add it: .*\bdatasets\b"):
         read_tasks(broken)
     with pytest.raises(ArenaError, match="reading 'org/name' from the hub needs datasets; add it"):
         read_tasks("org/name")

@@ -20,6 +20,7 @@ from legos.cli.process import main
 from legos.clients.engine import EngineClient
 from legos.errors import ModelError
 from legos.fakes import make_sample
+from legos.installed import adding
 from legos.losses.objective import Objective
 from legos.records.step import BackendConfig, Update
 from legos.server.app import make_app
@@ -148,7 +149,7 @@ def test_other_quantisations_are_refused(
 
 def test_packages_that_are_missing_are_named(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("legos.torch.model.find_spec", lambda name: name == "accelerate" or None)
-    with pytest.raises(ModelError, match="need bitsandbytes: uv sync --inexact --extra qlora"):
+    with pytest.raises(ModelError, match=f"need bitsandbytes: {re.escape(adding('qlora'))}"):
         load(packed)
 
 

@@ -12,6 +12,7 @@ from legos import make_arena
 from legos.cli.process import main
 from legos.errors import ConfigError
 from legos.fakes import ScriptedClient
+from legos.installed import adding
 from legos.play.step import play_all
 from legos.records.episode import Episode, Task
 from legos.remote.ray.kit import check_kit, kit_digest
@@ -52,7 +53,7 @@ def test_without_ray_the_extra_is_named_before_anything_is_written(
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.chdir(tmp_path)
     assert main(["train", "--ray", "local", "--steps", "1"]) != 0
-    assert "add the extra ray (uv sync --inexact --extra ray)" in capsys.readouterr().err
+    assert f"add the extra ray ({adding('ray')})" in capsys.readouterr().err
     assert not [*tmp_path.rglob("config.toml")]
 
 
