@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from legos import Arena, RunError, Table, Task, hold_out, read_tasks
+from legos import Arena, RunError, Table, Task, adding, hold_out, read_tasks
 
 __all__ = ["Math", "MathReward", "answer_of"]
 
@@ -146,7 +146,8 @@ def _say_what_is_missing() -> None:
     if find_spec("math_verify") is None:
         logger.warning(
             "math-verify is not installed, so only answers that are numbers are compared by value, "
-            "others by their text; install it with: uv pip install math-verify"
+            "others by their text; add it: %s",
+            adding("math"),
         )
 
 

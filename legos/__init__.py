@@ -28,6 +28,7 @@ _MODULES = {  # module -> its public names; ``__init__.pyi`` lists them for type
     "credit.views": "SameViewCredit",
     "credit.whitened": "ReinforcePPCredit",
     "errors": "RunError",
+    "installed": "adding",
     "loop.loop": "synchronous_training_loop training_loop",
     "loop.mix": "Mix",
     "play.one_task": "play_task",

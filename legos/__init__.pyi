@@ -31,6 +31,7 @@ from legos.credit.turns import TurnCredit as TurnCredit
 from legos.credit.views import SameViewCredit as SameViewCredit
 from legos.credit.whitened import ReinforcePPCredit as ReinforcePPCredit
 from legos.errors import RunError as RunError
+from legos.installed import adding as adding
 from legos.loop.loop import synchronous_training_loop as synchronous_training_loop
 from legos.loop.loop import training_loop as training_loop
 from legos.loop.mix import Mix as Mix

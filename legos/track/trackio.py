@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from legos.errors import ConfigError
+from legos.installed import adding
 
 __all__ = ["start_trackio"]
 
@@ -31,7 +32,7 @@ def start_trackio(
         trackio = import_module("trackio")
     except ModuleNotFoundError:
         raise ConfigError(
-            "track.trackio is true but trackio is not installed; add it: uv add trackio"
+            f"track.trackio is true but trackio is not installed; add it: {adding('trackio')}"
         ) from None
     project = os.environ.get("TRACKIO_PROJECT", "legos")
     name = folder.resolve().name

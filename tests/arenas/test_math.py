@@ -12,7 +12,7 @@ from misbehaving import hang
 
 from arenas import math
 from arenas.math import Math, MathReward, answer_of
-from legos import GRPOCredit
+from legos import GRPOCredit, adding
 from legos.errors import ArenaError
 from legos.fakes import Asked, ScriptedClient
 from legos.records.group import Group
@@ -165,6 +165,7 @@ def test_a_missing_library_is_named_once(
     for _ in range(2):
         Math(ScriptedClient(solve), data=str(file))
     assert caplog.text.count("math-verify is not installed") == 1
+    assert f"add it: {adding('math')}" in caplog.text
     math._say_what_is_missing.cache_clear()
 
 

@@ -2,12 +2,14 @@
 
 import sys
 from pathlib import Path
+from re import escape
 
 import numpy as np
 import pytest
 from made_records import make_episode
 
 from legos.errors import ConfigError
+from legos.installed import adding
 from legos.losses.alarms import Alarm
 from legos.run.key_figures import key_figures
 from legos.track.experiment import ExperimentTracker
@@ -18,7 +20,7 @@ def test_a_library_that_is_missing_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "trackio", None)
-    with pytest.raises(ConfigError, match="trackio is not installed; add it: uv add trackio"):
+    with pytest.raises(ConfigError, match=f"not installed; add it: {escape(adding('trackio'))}"):
         start_trackio(tmp_path, config={})
 
 

@@ -9,6 +9,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from legos.errors import ModelError
+from legos.installed import adding
 from legos.machine import wanted_device
 from legos.records.limits import EngineLimits
 
@@ -49,7 +50,8 @@ def choose_device() -> None:
         mx.set_default_device(mx.Device(getattr(mx, name)))
     except ValueError as error:
         raise ModelError(
-            "LEGOS_DEVICE is gpu, but MLX has no GPU here; unset it, or install the extra mlx-cuda"
+            "LEGOS_DEVICE is gpu, but MLX has no GPU here; unset it, or add the extra mlx-cuda: "
+            f"{adding('mlx-cuda')}"
         ) from error
 
 
