@@ -5,6 +5,7 @@ import gc
 import os
 import sys
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 from threadpoolctl import threadpool_limits
@@ -21,7 +22,11 @@ __all__ = [
     "wanted_device",
 ]
 
-BLAS = {"OpenBLAS": "libopenblas.so.0", "MKL": "libmkl_rt.so.2", "BLIS": "libblis.so.4"}
+BLAS = {
+    "OpenBLAS": ("libopenblasp.so.0", "libopenblas.so.0"),  # Fedora's with threads comes first
+    "MKL": ("libmkl_rt.so.2",),
+    "BLIS": ("libblis.so.4",),
+}
 """Libraries with fast matrix products, and their files; the fastest here first."""
 
 
@@ -35,20 +40,34 @@ def load_blas() -> None:
     """
     if sys.platform != "linux" or blas() is not None or "mlx.core" in sys.modules:
         return
-    for file in BLAS.values():
+    for file in chain.from_iterable(BLAS.values()):
         with suppress(OSError):  # it is not installed, or not for this machine
             ctypes.CDLL(file, mode=ctypes.RTLD_GLOBAL)
             return
 
 
 def blas() -> str | None:
-    """The fast BLAS that the process has loaded; None: none."""
+    """The fast BLAS that MLX finds when it is imported; None: none.
+
+    What another library has loaded for itself alone, such as that in a wheel of SciPy, is not seen.
+    """
     if sys.platform == "darwin":
         return "Accelerate"
-    maps = Path("/proc/self/maps")
-    loaded = maps.read_text() if maps.exists() else ""
-    files = {name: file.partition(".so")[0] for name, file in BLAS.items()}
-    return next((name for name, file in files.items() if f"/{file}" in loaded), None)
+    file = _file_of("cblas_sgemm")
+    return next((name for name in BLAS if name.lower() in file), None)
+
+
+def _file_of(function: str) -> str:
+    """Name of the file that has a function which every library of the process sees; "": none."""
+    found, maps = getattr(ctypes.CDLL(None), function, None), Path("/proc/self/maps")
+    if found is None or not maps.exists():
+        return ""
+    address = ctypes.cast(found, ctypes.c_void_p).value or 0
+    for line in maps.read_text().splitlines():
+        first, end = (int(bound, 16) for bound in line.split(maxsplit=1)[0].split("-"))
+        if first <= address < end:
+            return line.rpartition("/")[2].lower()
+    return ""
 
 
 def blas_hint() -> str | None:
@@ -57,8 +76,8 @@ def blas_hint() -> str | None:
         return None
     return (
         "hint: MLX runs on the slow reference BLAS here; training is several times faster with "
-        "OpenBLAS, which is used where it is installed, apt install libopenblas0, and where legos "
-        "is imported before MLX: put `import legos.mlx` first"
+        "OpenBLAS, which is used where it is installed (apt install libopenblas0, or dnf install "
+        "openblas-threads) and where legos is imported before MLX: put `import legos.mlx` first"
     )
 
 

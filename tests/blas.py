@@ -14,5 +14,5 @@ def with_blas(environment: Mapping[str, str]) -> Mapping[str, str]:
 
     legos loads the system's fast BLAS itself; without it, MLX on Linux is 10 to 50 times slower.
     """
-    file = BLAS.get(blas() or "")
-    return {**environment, "LD_PRELOAD": file} if file else environment
+    files = BLAS.get(blas() or "")
+    return {**environment, "LD_PRELOAD": files[-1]} if files else environment

@@ -11,12 +11,20 @@ from legos import machine
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have their own")
 
+LOCAL = """
+import ctypes, sys
+from legos import machine
+ctypes.CDLL(sys.argv[1])  # as a package of Python does, for itself alone
+before = machine.blas()
+machine.load_blas()
+print(before, machine.blas())
+"""
 FOUND = "import legos.mlx; from legos.machine import blas; print(blas())"
 
 
 def installed() -> bool:
     try:
-        ctypes.CDLL(machine.BLAS["OpenBLAS"])
+        ctypes.CDLL(machine.BLAS["OpenBLAS"][-1])
     except OSError:
         return False
     return True
@@ -28,6 +36,14 @@ def test_an_installed_blas_is_loaded_without_an_environment_variable() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     told = subprocess.check_output([sys.executable, "-c", FOUND], env=environment, text=True)
     assert told.strip() == "OpenBLAS"
+
+
+@pytest.mark.skipif(not installed(), reason="OpenBLAS is not installed")
+def test_a_blas_that_another_library_keeps_to_itself_is_none_for_mlx() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    line = [sys.executable, "-c", LOCAL, machine.BLAS["OpenBLAS"][-1]]
+    told = subprocess.check_output(line, env=environment, text=True)
+    assert told.split() == ["None", "OpenBLAS"]
 
 
 def test_the_first_library_that_is_there_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,10 +58,11 @@ def test_the_first_library_that_is_there_is_loaded(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("ctypes.CDLL", load)
     monkeypatch.delitem(sys.modules, "mlx.core", raising=False)
     machine.load_blas()
-    assert tried == [(machine.BLAS[name], ctypes.RTLD_GLOBAL) for name in ("OpenBLAS", "MKL")]
+    files = (*machine.BLAS["OpenBLAS"], *machine.BLAS["MKL"])
+    assert tried == [(file, ctypes.RTLD_GLOBAL) for file in files]
     monkeypatch.setattr(machine, "blas", lambda: "MKL")
     machine.load_blas()
-    assert len(tried) == 2
+    assert len(tried) == len(files)
 
 
 def test_nothing_is_loaded_after_mlx_and_the_hint_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +82,7 @@ def test_a_missing_library_is_hinted_at(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(machine, "blas", lambda: None)
     hint = machine.blas_hint()
     assert hint is not None
-    assert "apt install libopenblas0" in hint
+    assert "apt install libopenblas0, or dnf install openblas-threads" in hint
     monkeypatch.setattr(machine, "blas", lambda: "BLIS")
     assert machine.blas_hint() is None
 

@@ -57,7 +57,7 @@ def test_the_memory_of_a_server_includes_its_children() -> None:
 @pytest.mark.skipif(blas() is None or sys.platform != "linux", reason="no fast BLAS is installed")
 def test_every_server_computes_with_the_same_blas() -> None:
     with running([sys.executable, "-c", LIBRARIES]) as server:
-        assert BLAS[blas() or ""].partition(".so")[0] in httpx.get(server.url).text
+        assert BLAS[blas() or ""][-1].partition(".so")[0] in httpx.get(server.url).text
 
 
 def test_our_figures_are_compared_with_the_best_of_the_others() -> None:
