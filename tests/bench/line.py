@@ -117,6 +117,7 @@ def timed_steps(
     warm: int,
     plays: int,
     play: PlayGroup = play_each,
+    counted: str = "arena/turns",
 ) -> tuple[list[float], list[float]]:
     """Train until some time after the first steps.
 
@@ -127,17 +128,18 @@ def timed_steps(
         warm: number of steps before the measurement.
         plays: number of simultaneous plays.
         play: plays a group, here or in other processes.
+        counted: the metric of the groups that is added up.
 
     Returns:
         The time (``perf_counter``) at which each measured step began and the last one ended, and
-        the number of turns of each measured step.
+        the sum of the metric in each measured step.
     """
     ends: list[float] = []
-    turns: list[float] = []
+    sums: list[float] = []
 
     async def after_step(_: Any, batches: Sequence[Any]) -> None:
         ends.append(time.perf_counter())
-        turns.append(sum(batch.metrics["arena/turns"] for batch in batches))
+        sums.append(sum(batch.metrics[counted] for batch in batches))
         if len(ends) > warm + 1 and ends[-1] - ends[warm] > seconds:
             raise _EnoughError
 
@@ -153,4 +155,4 @@ def timed_steps(
     )
     with suppress(_EnoughError):
         asyncio.run(loop)
-    return ends[warm:], turns[warm + 1 :]
+    return ends[warm:], sums[warm + 1 :]

@@ -61,6 +61,7 @@ RATIOS: Mapping[str, Ratio] = {
 }
 ROUNDS = 3
 BARE_TOKENS = 512  # of a pass of the bare loop
+TOKENS = "arena/generated_tokens"  # of a group
 
 
 def bench_real(work: Workload) -> Mapping[str, Any]:
@@ -119,8 +120,11 @@ def _measure(
         seconds_of(lambda: trainer.train_step(group)) for _ in range(rounds)
     )
     mx.reset_peak_memory()
-    times, _ = timed_steps(trainer, arena, work.part(0.5).seconds, warm=1, plays=play.concurrency)
-    seconds["seconds_per_step"] = (times[-1] - times[0]) / (len(times) - 1)
+    times, tokens = timed_steps(
+        trainer, arena, work.part(0.5).seconds, warm=1, plays=play.concurrency, counted=TOKENS
+    )
+    # Answers get shorter as they are learned: the time of as many tokens as the halves compute.
+    seconds["seconds_per_step"] = (times[-1] - times[0]) / sum(tokens) * group.metrics[TOKENS]
     peak, planned = mx.get_peak_memory() / 2**30, _planned_gib(plan)
     return {
         **seconds,
