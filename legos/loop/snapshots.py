@@ -60,12 +60,17 @@ class Snapshots:
 
     async def after_step(self, publisher: Publisher, metrics: Metrics) -> dict[str, float]:
         """Take the snapshots that are due; returns the metrics of the leagues."""
+        trainer, own = self._trainer, self.counted()
+        due = [name for name, each in self.leagues.items() if trainer.step % each.every == 0]
+        await self.take(publisher, trainer.step, trainer.adapters, metrics, among=due)
+        return own
+
+    def counted(self) -> dict[str, float]:
+        """The metrics of the leagues' plays since the step before; tells them where the run is."""
         trainer, own = self._trainer, dict[str, float]()
         for name, league in self.leagues.items():
             league.progress = trainer.step / trainer.num_steps
             own |= {f"{self.prefixes[name]}{key}": v for key, v in league.metrics().items()}
-        due = [name for name, each in self.leagues.items() if trainer.step % each.every == 0]
-        await self.take(publisher, trainer.step, trainer.adapters, metrics, among=due)
         return own
 
     def figures(self, name: str, metrics: Metrics, policy: str) -> dict[str, float]:

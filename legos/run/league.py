@@ -100,17 +100,12 @@ class RunLeague:
         Raises:
             CheckpointError: the files of a snapshot cannot be written, or are damaged.
         """
-        step = self._trainer.step
         asked = self._folder.take_request()
-        due = asked or step % self._settings.snapshot_every == 0
-        own: dict[str, float] = {}
-        for name, league in self._leagues.items():
-            league.progress = step / self._trainer.num_steps
-            found = league.metrics()
-            own |= {f"{self._prefixes[name]}{key}": value for key, value in found.items()}
-            if due:
-                own |= self._judged(name, league, metrics)
+        due = asked or self._trainer.step % self._settings.snapshot_every == 0
+        own = self._snapshots.counted()
         if due and self._leagues:
+            for name, league in self._leagues.items():
+                own |= self._judged(name, league, metrics)
             if fallen := self._fallen_from():
                 await self._heed(fallen, publisher)
             await self._take(publisher, metrics)
