@@ -3,8 +3,8 @@
     uv run python examples/zorplex.py runs/zorplex-base
 
 The built-in model cannot write a call. Here it imitates a novice, who calls the right word in 9 of
-34 plays and answers the right number in 34 of 133. One core, two to three minutes. RL with the
-command of docs/arenas/talk.md then takes the success from 0.06 to above 0.9 in 60 steps.
+34 plays and answers the right number in 34 of 133. Two to seven minutes, by the machine. RL with
+the command of docs/arenas/talk.md then takes the success from 0.06 to above 0.9 in 60 steps.
 """
 
 import argparse
