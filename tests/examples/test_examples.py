@@ -25,7 +25,7 @@ def run(name: str, *arguments: str) -> str:
 
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 ARENAS = {"distil.py"}  # to be named in a command
-NOTEBOOKS = {"async_notebook.py"}  # marimo has the options of these
+NOTEBOOKS = {"async_notebook.py", "first_hour_notebook.py"}  # marimo has the options of these
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -86,7 +86,16 @@ def test_three_arenas_share_the_tokens() -> None:
 
 
 @pytest.mark.nightly
-def test_the_notebook_runs_without_a_browser() -> None:
+def test_the_notebook_of_the_first_hour_learns_its_game() -> None:
+    found = re.search(r"optimal moves: (\S+) before, (\S+) after", run("first_hour_notebook.py"))
+    assert found
+    before, after = map(float, found.groups())
+    assert before < 0.6
+    assert after > 0.9
+
+
+@pytest.mark.nightly
+def test_the_notebook_of_overlap_runs_without_a_browser() -> None:
     told = run("async_notebook.py", "--steps", "4")
     in_turns, overlap = (dict(re.findall(r"'([^']+)': '([^']+)'", x)) for x in told.splitlines())
     assert (in_turns["run"], in_turns["oldest, steps"]) == ("in turns", "0")
