@@ -46,8 +46,9 @@ class PlayConfig(Settings):
     Lower it to save memory."""
     opponents: dict[str, float] = knob({})
     """Who plays against the policy, each with its share of the tasks, NAME=SHARE (may be repeated):
-    self; past, recent, hard or even for its own snapshots; exploiter, exploiters; random, optimal,
-    base, FILE.py:Class, an adapter (RUN, RUN@STEP or a folder) or a server. None: itself alone."""
+    self; past, recent, hard, even or matched for its own snapshots; exploiter, exploiters; random,
+    optimal, base, FILE.py:Class, an adapter (RUN, RUN@STEP or a folder) or a server. None: itself
+    alone."""
     opponents_end: dict[str, float] = knob({})
     """Their shares at the end of the run, which are approached linearly; none: the same."""
     matchmaker: str | None = knob(None)

@@ -13,7 +13,7 @@ from legos.errors import ArenaError
 from legos.league.cast import Cast, is_adapter
 from legos.league.payoffs import Account, PayoffTable, result
 from legos.league.pool import Pool, Snapshot
-from legos.league.ratings import pool_ratings
+from legos.league.ratings import pool_ratings, predicted_scores
 from legos.protocols import Matchmaker, Seat, Seating
 from legos.records.episode import Episode, Task, mean_of
 from legos.records.seeds import mix, uniforms
@@ -21,7 +21,8 @@ from legos.records.seeds import mix, uniforms
 __all__ = ["DRAWS", "EXPLOITER", "EXPLOITERS", "LeagueSeats", "with_adapters"]
 
 SELF, EXPLOITER, EXPLOITERS = "self", "exploiter", "exploiters"
-DRAWS = (SELF, "past", "recent", "hard", "even", EXPLOITER, EXPLOITERS)
+BY_SCORE = ("hard", "even", "matched")
+DRAWS = (SELF, "past", "recent", *BY_SCORE, EXPLOITER, EXPLOITERS)
 """Opponents that the league finds itself; any other name is that of a member (``Cast``)."""
 _STREAM = 0x1EA6E  # random stream of a task from which its seats are drawn
 AHEAD, MOST_AHEAD = 2048, 4  # tasks whose draws are made together, and blocks that are kept
@@ -48,6 +49,7 @@ class LeagueSeats(Matchmaker):
     recent      one of the newest snapshots
     hard        a snapshot, by (1 - x)^2, where x is the policy's score against it
     even        a snapshot, by x (1 - x)
+    matched     a snapshot, by x (1 - x), where x is the score that the ratings at this step predict
     exploiter   a second policy, which only learns to beat the first; both learn
     exploiters  a snapshot of that policy, each equally often
     others      a bot, the base model, an adapter or a server, by its name
@@ -102,7 +104,6 @@ class LeagueSeats(Matchmaker):
         self._step: object = None  # progress and pool for which the following are made
         self._shares_up_to: list[float] = []  # of the opponents
         self._rivals: dict[tuple[str, str], _Rivals] = {}  # by opponent and policy
-        self._scores: dict[str, list[float]] = {}  # of a policy against its snapshots
         self._mirror = _Company({})  # the arena's seats, for which the following are made
         self._trained: list[str] = []  # roles
         self._policies: list[str] = []  # that they have
@@ -161,7 +162,7 @@ class LeagueSeats(Matchmaker):
             draw: draws a snapshot.
         """
         if self._step != (at := (self.progress, self.pool.added)):
-            self._step, self._rivals, self._scores = at, {}, {}
+            self._step, self._rivals = at, {}
             self._shares_up_to = _bounds(self._shares_now())
         if self._mirror.seats != seats:  # rarely
             self._begin(seats)
@@ -240,12 +241,12 @@ class LeagueSeats(Matchmaker):
 
     def _weights(self, opponent: str, snapshots: Sequence[Snapshot]) -> list[float]:
         """How often each snapshot is drawn."""
-        if opponent not in ("hard", "even"):
+        if opponent not in BY_SCORE:
             return [1.0] * len(snapshots)
-        policy = snapshots[0].policy
-        if policy not in self._scores:
-            self._scores[policy] = [self.score(snapshot) for snapshot in snapshots]
-        scores = self._scores[policy]
+        scores = [self.score(snapshot) for snapshot in snapshots]
+        if opponent == "matched":
+            names = [snapshot.name for snapshot in snapshots]
+            scores = predicted_scores(self.table, names, unit=self.unit or None)
         found = [(1 - x) ** 2 if opponent == "hard" else x * (1 - x) for x in scores]
         return found if sum(found) > 0 else [1.0] * len(snapshots)
 
@@ -333,7 +334,7 @@ class LeagueSeats(Matchmaker):
 
     def seating(self) -> dict[str, Any]:
         """The state, without plays that decide no draw: the table grows as long as the run."""
-        by_score = {"hard", "even"}.intersection({**self._shares, **self._ends})
+        by_score = {*BY_SCORE} & {*self._names}
         among = [each.name for each in self.pool.members] if by_score else []
         state = self.state(among)
         return {**state, "pool": {**state["pool"], "taken": {}}, "met": {}, "tokens": 0}

@@ -22,6 +22,7 @@ __all__ = [
     "cyclic_share",
     "nash_mixture",
     "pool_ratings",
+    "predicted_scores",
     "ratings",
     "strongest_cycle",
 ]
@@ -132,6 +133,28 @@ def pool_ratings(
         return []
     anchor = next(name for name in ("random", *(one.name for one in pool.members)) if name in met)
     return ratings(table, met, anchor=anchor, unit=unit)
+
+
+def predicted_scores(
+    table: PayoffTable, snapshots: Sequence[str], *, unit: float | None = None
+) -> list[float]:
+    """The score of a policy against its snapshots, as their ratings by all plays so far predict it.
+
+    Plays against one snapshot tell about the others too, also about one that was not met for long.
+
+    Args:
+        table: the plays; those of the policy count for its newest snapshot.
+        snapshots: of the policy, the oldest first.
+        unit: as for ``ratings``.
+
+    Returns:
+        Scores in (0, 1); 1/2 where no plays connect a snapshot with the newest that has met any.
+    """
+    policy = next((name for name in reversed(snapshots) if name in table.members), snapshots[-1])
+    met = table.connected(policy, snapshots)
+    rated = ratings(table, met, anchor=policy, unit=unit) if len(met) > 1 else []
+    ahead = {each.member: each.elo for each in rated}
+    return [1 / (1 + 10 ** (ahead.get(name, 0.0) / 400)) for name in snapshots]
 
 
 def cyclic_share(scores: FloatArray) -> float:

@@ -134,6 +134,25 @@ def test_prioritised_draws_follow_the_scores(
         assert found[f"policy@{step}"] / DRAWS == pytest.approx(share, abs=0.03)
 
 
+def test_matched_draws_follow_what_ratings_predict_of_snapshots_not_met_for_long() -> None:
+    arena, league = arena_with({"matched": 1.0})
+    with_snapshots(league, 4)
+    assert rivals(drawn(arena, 400)).keys() == {f"policy@{step}" for step in range(4)}  # no plays
+    for winner in (1, 2):  # each wins three of four plays against the one before it
+        for reward in (1.0, 1.0, 1.0, -1.0) * 1000:
+            account = league.table.account(f"policy@{winner}", f"policy@{winner - 1}", ["first"])
+            account.count(reward, -reward)
+    league.progress = 0.5  # the next step
+    league.unit = 1.0
+    # policy@2 has odds of 3 against policy@1, and 9 against policy@0; policy@3 has not met anybody.
+    scores = (0.9, 0.75, 0.5, 0.5)
+    weights = [x * (1 - x) for x in scores]
+    found = rivals(drawn(arena))
+    for step, weight in enumerate(weights):
+        share = found[f"policy@{step}"] / DRAWS
+        assert share == pytest.approx(weight / sum(weights), abs=0.03)
+
+
 def test_who_wins_small_and_loses_big_is_behind() -> None:
     _, league = arena_with({"past": 1.0})
     with_snapshots(league, 2)
@@ -188,13 +207,14 @@ def test_the_best_by_its_rating_stays_although_nobody_meets_it_again() -> None:
     assert [each.step for each in league.pool.of("policy")] == [0, 10, 30, 60]
 
 
-def test_players_elsewhere_draw_the_same_from_less() -> None:
-    arena, league = arena_with({"hard": 0.5, "random": 0.5})
+@pytest.mark.parametrize("opponent", ["hard", "matched"])
+def test_players_elsewhere_draw_the_same_from_less(opponent: str) -> None:
+    arena, league = arena_with({opponent: 0.5, "random": 0.5})
     with_snapshots(league, 4)
     for reward in (1.0, -1.0, 1.0):
         league.record(played("policy", "policy@1", reward))
         league.table.account("policy@0", "gone@9", ["first"]).count(reward, -reward)
-    again, other = arena_with({"hard": 0.5, "random": 0.5})
+    again, other = arena_with({opponent: 0.5, "random": 0.5})
     other.restore(json.loads(json.dumps(league.seating())))
     assert other.seating() == league.seating()
     assert "gone@9" not in other.table.members
