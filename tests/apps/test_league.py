@@ -81,7 +81,7 @@ def matchmaker(state: Mapping[str, Any], *, exact: bool) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "opponents",
     [
-        ("self=0.3", "past=0.2", "hard=0.3", "random=0.2"),
+        ("self=0.3", "past=0.2", "hard=0.2", "matched=0.2", "random=0.1"),
         pytest.param(("self=0.5", "exploiter=0.5"), marks=pytest.mark.nightly),
         ("exploiter=0.5", "exploiters=0.5"),
     ],
