@@ -1,6 +1,6 @@
 """Legal answers as a prefix tree of tokens: the legal next tokens and the complete answers."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from sys import getsizeof
 
 from legos.errors import RequestError
@@ -22,15 +22,11 @@ class ChoiceNode:
 
     __slots__ = ("children", "depth", "largest", "legal", "whole")
 
-    def __init__(
-        self, children: Mapping[int, "ChoiceNode"], legal: tuple[int, ...], *, whole: bool
-    ) -> None:
-        self.children = children
-        self.legal = legal
-        self.whole = whole
-        self.depth: int = max((1 + child.depth for child in children.values()), default=0)
-        below = (child.largest for child in children.values())
-        self.largest: int = max((*legal, *below), default=-1)
+    def __init__(self) -> None:
+        self.children: dict[int, ChoiceNode] = {}
+        self.legal: tuple[int, ...] = ()
+        self.whole = False
+        self.depth, self.largest = 0, -1
 
     @property
     def closed(self) -> bool:
@@ -57,24 +53,23 @@ def choice_tree(choices: Iterable[Sequence[int]], *, end_ids: Sequence[int]) -> 
             f"{len(answers)} choices, one of them empty perhaps; expected at least one, none of "
             "them empty"
         )
-    ends = tuple(end_ids)
-    # The answers are sorted, so the nodes beyond the prefix that an answer shares with the one
-    # before it are complete. There is no recursion, since an answer may have thousands of tokens.
-    opened: list[dict[int, ChoiceNode]] = [{}]  # children of the nodes on the path to an answer
-    last: tuple[int, ...] = ()
-    wholes: set[int] = set()  # lengths of the prefixes of `last` that are complete answers
-    for answer in (*answers, ()):
-        shared = next(
-            (n for n, (a, b) in enumerate(zip(last, answer, strict=False)) if a != b),
-            min(len(last), len(answer)),
-        )
-        for depth in range(len(last), shared, -1):
-            opened[depth - 1][last[depth - 1]] = _node(opened.pop(), depth in wholes, ends)
-            wholes.discard(depth)
-        opened += [{} for _ in answer[shared:]]
-        wholes.add(len(answer))
-        last = answer
-    return _node(opened[0], False, ends)
+    root = ChoiceNode()
+    nodes = [root]
+    for answer in answers:
+        node = root
+        for token in answer:
+            if token not in node.children:
+                node.children[token] = ChoiceNode()
+                nodes.append(node.children[token])
+            node = node.children[token]
+        node.whole = True
+    for node in reversed(nodes):  # children before their parents
+        ends = end_ids if node.whole and node.children else ()
+        node.legal = tuple(sorted({*node.children, *ends}))
+        below = node.children.values()
+        node.depth = max((1 + child.depth for child in below), default=0)
+        node.largest = max((*node.legal, *(child.largest for child in below)), default=-1)
+    return root
 
 
 def tree_bytes(root: ChoiceNode) -> int:
@@ -85,8 +80,3 @@ def tree_bytes(root: ChoiceNode) -> int:
         size += sum(map(getsizeof, (node, node.children, node.legal, *node.legal)))
         nodes += node.children.values()
     return size
-
-
-def _node(children: Mapping[int, ChoiceNode], whole: bool, end_ids: tuple[int, ...]) -> ChoiceNode:
-    legal = {*children, *end_ids} if whole and children else set(children)
-    return ChoiceNode(children, tuple(sorted(legal)), whole=whole)
