@@ -28,7 +28,7 @@ from legos.records.packing import StepSamples, check_token_ids, per_sample
 from legos.records.sample import Sample
 from legos.records.step import BackendConfig, PassResult, Stop, Update, never
 from legos.weights.adapter import Adapter, LoraShape
-from legos.weights.fits import check_finite, check_shapes
+from legos.weights.fits import check_arrays
 from legos.weights.policy_state import (
     PolicyState,
     policy_folder,
@@ -287,7 +287,7 @@ class LoraBackend:
     def _take(self, adapter: Adapter, name: str) -> int:
         policy = self._find(name)
         given = adapter.at_scale(self._shape.scale)
-        check_shapes(given.arrays, _shapes(policy.arrays), name=adapter.name)
+        check_arrays(given.arrays, _shapes(policy.arrays), name=adapter.name)
         arrays = self._on_device(given.arrays)
         policy.arrays, policy.ema, policy.updates, policy.pending = arrays, arrays, 0, None
         policy.moments = self._first_moments(arrays)
@@ -327,8 +327,6 @@ class LoraBackend:
                     "has (without exploiter among the opponents), or start a new run with --adapter"
                 )
             state = read_policy_state(place, name, _shapes(policy.arrays))
-            check_finite(state.ema, name="EMA")
-            check_finite(state.adapter, name=f"v{state.version}")
             reference = restored_reference(place, self._config.reference, policy.arrays)
             policy.reference = reference and reference.converted(self._on_device)
             policy.arrays = self._on_device(state.adapter)

@@ -36,7 +36,7 @@ from legos.torch.lora import (
 from legos.torch.model import choose_device, load_model
 from legos.torch.ranks import Ranks, launched
 from legos.weights.adapter import Adapter, LoraShape
-from legos.weights.fits import check_finite, check_shapes, linear_shape
+from legos.weights.fits import check_arrays, linear_shape
 from legos.weights.model_folder import context_length, resolve_folder
 from legos.weights.reference import Lora
 
@@ -300,8 +300,7 @@ class TorchModel:
         """An adapter's arrays on the device, after a check that they fit."""
         shapes = {name: tuple(array.shape) for name, array in self._arrays.items()}
         adapter = adapter if self.lora is None else adapter.at_scale(self.lora.scale)
-        check_shapes(adapter.arrays, shapes, name=adapter.name)
-        check_finite(adapter.arrays, name=adapter.name)
+        check_arrays(adapter.arrays, shapes, name=adapter.name)
         return {
             name: torch.tensor(np.asarray(array, np.float32), device=self.device)
             for name, array in adapter.arrays.items()

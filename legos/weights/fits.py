@@ -8,22 +8,22 @@ import numpy as np
 from legos.errors import AdapterError
 from legos.weights.adapter import LoraShape
 
-__all__ = ["check_finite", "check_modules", "check_shapes", "linear_shape"]
+__all__ = ["check_arrays", "check_modules", "linear_shape"]
 
 
-def check_shapes(
+def check_arrays(
     arrays: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], *, name: str
 ) -> None:
-    """Refuse LoRA arrays of another model, rank or kind.
+    """Refuse LoRA arrays of another model, rank or kind, and values that are not finite.
 
     Args:
-        arrays: name -> array of the adapter.
+        arrays: name -> array of the adapter, which NumPy can read.
         shapes: name -> expected shape.
         name: name of the adapter, for messages.
 
     Raises:
-        AdapterError: an array is missing, unknown, or of another shape or rank; the message names
-            the first.
+        AdapterError: an array is missing, unknown, of another shape or rank, or not finite; the
+            message names the first.
     """
     for key in sorted(shapes.keys() | arrays.keys()):
         if key not in arrays:
@@ -36,6 +36,8 @@ def check_shapes(
                 f"adapter {name!r}: {key} has shape {have}, expected {want}; it needs this model, "
                 "and the rank with which it was trained (--training.lora-rank)"
             )
+        if not np.isfinite(np.asarray(arrays[key])).all():
+            raise AdapterError(f"adapter {name!r}: {key} holds values that are not finite")
 
 
 def check_modules(shape: LoraShape, known: Container[str]) -> None:
@@ -95,18 +97,3 @@ def linear_shape(
         num_layers=len(layers),
         modules=tuple(sorted(names)),
     )
-
-
-def check_finite(arrays: Mapping[str, Any], *, name: str) -> None:
-    """Refuse LoRA arrays with values that are not finite.
-
-    Args:
-        arrays: name -> array that NumPy can read.
-        name: name of the adapter, for messages.
-
-    Raises:
-        AdapterError: the message names the first array.
-    """
-    for key in sorted(arrays):
-        if not np.isfinite(np.asarray(arrays[key])).all():
-            raise AdapterError(f"adapter {name!r}: {key} holds values that are not finite")

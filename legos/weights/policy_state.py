@@ -12,7 +12,7 @@ from typing import Any
 
 from legos.errors import CheckpointError
 from legos.records.names import POLICY
-from legos.weights.fits import check_shapes
+from legos.weights.fits import check_arrays
 from legos.weights.tensors import pack_tensors, unpack_tensors
 
 __all__ = ["PolicyState", "policy_folder", "read_policy_state", "write_policy_state"]
@@ -76,10 +76,10 @@ def read_policy_state(
         raise CheckpointError(f"{folder} holds policy {texts['policy']!r}; expected {name!r}")
     adapter, _ = unpack_tensors((folder / ADAPTER_FILE).read_bytes())
     ema, _ = unpack_tensors((folder / EMA_FILE).read_bytes())
-    check_shapes(adapter, shapes, name=f"v{texts['version']}")
-    check_shapes(ema, shapes, name="ema")
+    check_arrays(adapter, shapes, name=f"v{texts['version']}")
+    check_arrays(ema, shapes, name="ema")
     of_moments = {f"{key}.{part}": shape for key, shape in shapes.items() for part in ("m", "v")}
-    check_shapes(moments, of_moments, name="optimiser")
+    check_arrays(moments, of_moments, name="optimiser")
     return PolicyState(
         name=name,
         version=int(texts["version"]),

@@ -9,7 +9,7 @@ import numpy as np
 
 from legos.errors import AdapterError
 from legos.weights.adapter import Adapter, shape_of
-from legos.weights.fits import check_finite, check_shapes
+from legos.weights.fits import check_arrays
 from legos.weights.folder import read_adapter
 from legos.weights.tensors import pack_tensors, unpack_tensors
 
@@ -47,8 +47,7 @@ def fitted(adapter: Adapter, own: Mapping[str, Any], *, name: str) -> Lora:
     try:
         rank = shape_of(arrays, adapter.shape.scale).rank
         expected = {key: _of_rank(key, tuple(array.shape), rank) for key, array in own.items()}
-        check_shapes(arrays, expected, name=name)
-        check_finite(arrays, name=name)
+        check_arrays(arrays, expected, name=name)
     except AdapterError as error:
         raise AdapterError(
             f"the reference of the divergences does not fit the policy: {error}; it needs an "

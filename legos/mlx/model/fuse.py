@@ -18,7 +18,7 @@ from legos.mlx.model.forward import all_logits
 from legos.mlx.model.load import base_arrays, load_tree
 from legos.mlx.model.lora import LORA, lora_arrays, other_lora, set_lora_arrays
 from legos.weights.adapter import Adapter
-from legos.weights.fits import check_finite, check_shapes
+from legos.weights.fits import check_arrays
 from legos.weights.reference import Lora
 
 __all__ = [
@@ -66,8 +66,7 @@ def _fitting(model: nn.Module, adapter: Adapter) -> dict[str, mx.array]:
     """An adapter's arrays on the device, after a check that they fit."""
     arrays = {name: mx.array(np.asarray(array)) for name, array in adapter.arrays.items()}
     shapes = {name: array.shape for name, array in lora_arrays(model).items()}
-    check_shapes(arrays, shapes, name=f"v{adapter.version}")
-    check_finite(arrays, name=f"v{adapter.version}")
+    check_arrays(arrays, shapes, name=f"v{adapter.version}")
     return arrays
 
 

@@ -19,7 +19,7 @@ from legos.mlx.generate.multi_lora.slot_layers import (
 )
 from legos.mlx.model.lora import LINEAR, SWITCH, pair_shapes
 from legos.weights.adapter import Adapter
-from legos.weights.fits import check_finite, check_shapes
+from legos.weights.fits import check_arrays
 
 __all__ = ["NO_ADAPTER", "AdapterSlots"]
 
@@ -135,9 +135,8 @@ class AdapterSlots:
                 raise AdapterError(f"{title}: {name} and {first} are one module; adapt one of them")
             pair = pair_shapes(self._modules[name], shape.rank)
             shapes |= {f"{name}.{part}": want for part, want in zip(PARTS, pair, strict=True)}
-        check_shapes(arrays, shapes, name=label)
         host = {key: _on_host(array) for key, array in arrays.items()}
-        check_finite(host, name=label)
+        check_arrays(host, shapes, name=label)
         return {
             name: Pair(
                 a=arrays[f"{name}.lora_a"],
