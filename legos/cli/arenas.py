@@ -7,7 +7,7 @@ from typing import Literal
 from cyclopts import App
 
 from legos.cli.output import Flag, show
-from legos.cli.overrides import Count, PlaySettings, dotted
+from legos.cli.overrides import Count, EvaluationPlay, dotted
 from legos.config.resolve import resolve
 
 __all__ = ["arenas"]
@@ -37,7 +37,7 @@ def check(
     plays: Count = 64,
     seed: int = 0,
     json: Flag = False,
-    play: PlaySettings = None,
+    play: EvaluationPlay = None,
 ) -> int:
     """Play an arena with scripted players and report what is wrong; exit code 1 if anything is.
 
@@ -65,7 +65,7 @@ def answers(
     by: Literal["oracle", "example"] = "oracle",
     plays: Count = 256,
     seed: int = 0,
-    play: PlaySettings = None,
+    play: EvaluationPlay = None,
 ) -> None:
     """Write scripted answers of an arena as rows for legos imitate.
 

@@ -1,12 +1,10 @@
 """``legos eval``: evaluate an adapter of a run."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
-
-from cyclopts import Group, Parameter
+from typing import Any
 
 from legos.cli.output import Flag, show, show_line, show_table
-from legos.cli.overrides import EvaluationLoopOptions, Key, PlaySettings, Several, dotted
+from legos.cli.overrides import EvaluationLoop, EvaluationPlay, Key, Several, dotted
 
 __all__ = ["evaluate"]
 
@@ -19,10 +17,8 @@ def evaluate(
     against: Several = (),
     api_key: Key = None,
     json: Flag = False,
-    play: PlaySettings = None,
-    loop: Annotated[
-        EvaluationLoopOptions | None, Parameter(group=Group("Evaluation", sort_key=1))
-    ] = None,
+    play: EvaluationPlay = None,
+    loop: EvaluationLoop = None,
 ) -> None:
     """Evaluate the newest adapter of a run, exactly where the game allows it.
 

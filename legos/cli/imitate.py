@@ -1,14 +1,11 @@
 """``legos imitate``: supervised training on answers."""
 
-from pathlib import Path
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from legos.cli.output import Flag
-from legos.cli.overrides import RunOptions, dotted
+from legos.cli.overrides import Files, Loop, Play, Run, Track, Training, dotted
 from legos.cli.run_settings import resolve_run
-from legos.cli.train import Loop, Play, Track, Training, start
+from legos.cli.train import start
 from legos.config.resolve import resolve
 
 __all__ = ["imitate"]
@@ -18,11 +15,11 @@ def imitate(
     data: str,
     /,
     *,
-    run: Annotated[RunOptions | None, Parameter(name="*")] = None,
+    run: Run = None,
     epochs: float = 1.0,
     steps: int | None = None,
     min_reward: float | None = None,
-    config: Annotated[tuple[Path, ...], Parameter(negative="", show_default=False)] = (),
+    config: Files = (),
     dry_run: Flag = False,
     training: Training = None,
     play: Play = None,

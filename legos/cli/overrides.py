@@ -1,7 +1,7 @@
 """One dotted option for every setting, generated from the schema."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast, get_args
@@ -25,18 +25,18 @@ from legos.errors import ConfigError
 __all__ = [
     "Amount",
     "Count",
-    "EvaluationLoopOptions",
-    "EvaluationPlayOptions",
-    "GenerationOptions",
+    "EvaluationLoop",
+    "EvaluationPlay",
+    "Files",
+    "Generation",
     "Key",
-    "LeagueOptions",
-    "LoopOptions",
-    "PlayOptions",
-    "PlaySettings",
-    "RunOptions",
+    "League",
+    "Loop",
+    "Play",
+    "Run",
     "Several",
-    "TrackOptions",
-    "TrainingOptions",
+    "Track",
+    "Training",
     "dotted",
     "literal",
     "shares",
@@ -56,7 +56,8 @@ Amount = Annotated[float, Parameter(validator=_check_finite)]
 """A size or a time."""
 
 Several = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
-"""An option that may be repeated."""
+Files = Annotated[tuple[Path, ...], Parameter(negative="", show_default=False)]
+"""Options that may be repeated."""
 
 
 def _key(_: Any, tokens: Sequence[Token]) -> str:
@@ -84,7 +85,14 @@ Key = Annotated[
 """The API key of a server; not an option itself, because all users see a command line."""
 
 
-def _options(prefix: str, group: type[Settings], *names: str) -> Any:
+def _options(prefix: str, group: type[Settings], title: str, place: int, *names: str) -> Any:
+    """The group's settings, or the named ones, as options that stand together in the help."""
+    kind = _typed(f"{prefix}.", group, names)
+    panel = Parameter(name=f"--{prefix}", group=Group(title, sort_key=place))
+    return Annotated[kind | None, panel]
+
+
+def _typed(prefix: str, group: type[Settings], names: Iterable[str]) -> Any:
     """A typed dictionary of the group's settings, or of the named ones; all are optional."""
     fields = {
         name: _option(f"{prefix}{name.replace('_', '-')}", group.model_fields[name])
@@ -124,31 +132,26 @@ def _whole_number(_: Any, tokens: Sequence[Token]) -> int | None:
         raise ValueError(f"{text!r} is not a whole number") from None
 
 
+_EVALUATED = ("options", "illegal", "rules", "restrict_choices", "concurrency")
+
 # Type checkers cannot follow classes that are made at run time.
 if TYPE_CHECKING:
-    RunOptions = TrainingOptions = GenerationOptions = dict[str, Any]
-    PlayOptions = LoopOptions = LeagueOptions = TrackOptions = dict[str, Any]
-    EvaluationPlayOptions = EvaluationLoopOptions = dict[str, Any]
+    Run = Training = Generation = Play = Loop = League = Track = dict[str, Any] | None
+    EvaluationPlay = EvaluationLoop = dict[str, Any] | None
 else:
-    RunOptions = _options("", RunConfig, *(name for name in knobs() if "." not in name))
-    TrainingOptions = _options("training.", TrainingConfig)
-    GenerationOptions = _options("generation.", GenerationConfig)
-    PlayOptions = _options("play.", PlayConfig)
-    LoopOptions = _options("loop.", LoopConfig)
-    LeagueOptions = _options("league.", LeagueConfig)
-    TrackOptions = _options("track.", TrackConfig)
-    EvaluationPlayOptions = _options(
-        "play.", PlayConfig, "options", "illegal", "rules", "restrict_choices", "concurrency"
+    Run = Annotated[
+        _typed("", RunConfig, [n for n in knobs() if "." not in n]) | None, Parameter(name="*")
+    ]
+    Loop = _options("loop", LoopConfig, "Run", 0)
+    Play = _options("play", PlayConfig, "Playing", 1)
+    League = _options("league", LeagueConfig, "Opponents", 2)
+    Generation = _options("generation", GenerationConfig, "Sampling", 2)
+    Training = _options("training", TrainingConfig, "Optimiser step", 3)
+    Track = _options("track", TrackConfig, "Metrics", 4)
+    EvaluationPlay = _options("play", PlayConfig, "Playing", 0, *_EVALUATED)
+    EvaluationLoop = _options(
+        "loop", LoopConfig, "Evaluation", 1, "evaluation_plays", "evaluation_temperature"
     )
-    EvaluationLoopOptions = _options(
-        "loop.", LoopConfig, "evaluation_plays", "evaluation_temperature"
-    )
-
-
-PlaySettings = Annotated[
-    EvaluationPlayOptions | None, Parameter(group=Group("Playing", sort_key=0))
-]
-"""The settings of play that commands other than ``train`` take."""
 
 
 def dotted(

@@ -1,7 +1,7 @@
 """``legos play``: play an arena in the terminal."""
 
 from legos.cli.output import Flag, show_line
-from legos.cli.overrides import Count, Key, PlaySettings, Several, dotted
+from legos.cli.overrides import Count, EvaluationPlay, Key, Several, dotted
 from legos.config.resolve import resolve
 from legos.errors import ConfigError
 
@@ -21,7 +21,7 @@ def play(
     seed: int | None = None,
     temperature: float = 1.0,
     thinking: Flag = False,
-    play: PlaySettings = None,
+    play: EvaluationPlay = None,
 ) -> int:
     """Play an arena in the terminal: you, bots, models and servers in any seat.
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from legos.cli.output import Flag, show, show_line
-from legos.cli.overrides import Count, Key, PlaySettings, dotted
+from legos.cli.overrides import Count, EvaluationPlay, Key, dotted
 from legos.cli.ratings import interval, show_cycle, show_members
 
 __all__ = ["tournament"]
@@ -20,7 +20,7 @@ def tournament(
     model: str | None = None,
     api_key: Key = None,
     json: Flag = False,
-    play: PlaySettings = None,
+    play: EvaluationPlay = None,
 ) -> None:
     """Let every member meet every other one in every seat, and rate them.
 

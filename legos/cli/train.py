@@ -5,43 +5,34 @@ from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import Group, Parameter
+from cyclopts import Parameter
 
 from legos.cli.output import Flag, show
 from legos.cli.overrides import (
-    GenerationOptions,
-    LeagueOptions,
-    LoopOptions,
-    PlayOptions,
-    RunOptions,
+    Files,
+    Generation,
+    League,
+    Loop,
+    Play,
+    Run,
     Several,
-    TrackOptions,
-    TrainingOptions,
+    Track,
+    Training,
     dotted,
     shares,
 )
 from legos.cli.run_settings import resolve_run
 from legos.config.resolve import ResolvedConfig
 
-__all__ = ["Loop", "Play", "Track", "Training", "start", "train"]
-
-
-Training = Annotated[TrainingOptions | None, Parameter(group=Group("Optimiser step", sort_key=3))]
-Generation = Annotated[GenerationOptions | None, Parameter(group=Group("Sampling", sort_key=2))]
-Play = Annotated[PlayOptions | None, Parameter(group=Group("Playing", sort_key=1))]
-League = Annotated[LeagueOptions | None, Parameter(group=Group("Opponents", sort_key=2))]
-Loop = Annotated[LoopOptions | None, Parameter(group=Group("Run", sort_key=0))]
-Track = Annotated[
-    TrackOptions | None, Parameter(name="--track", group=Group("Metrics", sort_key=4))
-]
+__all__ = ["start", "train"]
 
 
 def train(
     *,
-    run: Annotated[RunOptions | None, Parameter(name="*")] = None,
+    run: Run = None,
     mix: Several = (),
     steps: int | None = None,
-    config: Annotated[tuple[Path, ...], Parameter(negative="", show_default=False)] = (),
+    config: Files = (),
     resume: Path | None = None,
     deterministic: Annotated[bool | None, Parameter(negative="")] = None,
     track: Literal["wandb"] | None = None,

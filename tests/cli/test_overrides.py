@@ -1,15 +1,18 @@
 """Options generated from the schema: each setting has one, and values are read as in TOML."""
 
+from typing import get_args
+
 import pytest
 
-from legos.cli.overrides import LoopOptions, TrainingOptions, dotted, literal
+from legos.cli.overrides import Loop, Training, dotted, literal
 from legos.config.schema import LoopConfig, TrainingConfig
 from legos.errors import ConfigError
 
 
 def test_every_setting_of_a_group_has_an_option() -> None:
-    for options, group in ((TrainingOptions, TrainingConfig), (LoopOptions, LoopConfig)):
-        assert set(options.__annotations__) == set(group.model_fields)
+    for annotated, group in ((Training, TrainingConfig), (Loop, LoopConfig)):
+        [kind, _] = get_args(get_args(annotated)[0])
+        assert set(kind.__annotations__) == set(group.model_fields)
 
 
 @pytest.mark.parametrize(
