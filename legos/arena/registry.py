@@ -38,6 +38,9 @@ CHAT_GAMES: Mapping[str, object] = {
 }
 """Settings of games for chat models, which do not know them."""
 
+CHAT_TEXT: Mapping[str, object] = {"training.learning_rate_end_fraction": 0.1}
+"""Settings of other arenas for chat models."""
+
 _FILE = "legos_arena_file_"  # before the path, in the name of a module from a file
 
 
@@ -80,15 +83,18 @@ def advice(name: str, model: str) -> Mapping[str, object]:
     In games a chat model is pulled towards the average of its weights and gets an entropy bonus
     that stays: as the game recommends it where its hidden cards need such a pull, otherwise as
     ``CHAT_GAMES`` has it. Without them the entropy of one that played nim fell to 0.05 nats in 10
-    steps, and nothing more was learned (docs/log/chat_models.md).
+    steps, and nothing more was learned (docs/log/chat_models.md). In other arenas its learning rate
+    falls, since a constant one undid late in a run what had been learned early.
     """
     kind = find_arena(name)
     recommended: Mapping[str, object] = getattr(kind, "recommended", {})
     if model == BUILTIN:
         return recommended
     kept = {key: value for key, value in recommended.items() if key.startswith("play.")}
-    if is_builtin(model) or not issubclass(kind, Game | GameArena):
+    if is_builtin(model):
         return kept
+    if not issubclass(kind, Game | GameArena):
+        return {**CHAT_TEXT, **kept}
     if ANCHOR in recommended:
         kept |= {key: recommended[key] for key in ANCHORED if key in recommended}
         bonus = recommended.get("training.entropy_coef_end", 0.0)

@@ -10,7 +10,7 @@ from arenas.nim import Nim
 from legos import GameArena, make_arena
 from legos.arena.cursor import plays_from
 from legos.arena.game import Game
-from legos.arena.registry import CHAT_GAMES, advice, known_arenas
+from legos.arena.registry import CHAT_GAMES, CHAT_TEXT, advice, known_arenas
 from legos.builtin import BUILTIN, builtin_path
 from legos.config.play import PlayConfig
 from legos.config.resolve import resolve
@@ -66,6 +66,15 @@ def test_a_chat_model_gets_what_keeps_a_game_mixed_and_no_rate_of_the_builtin_on
     assert CHAT_GAMES.items() <= nim.items()
     assert nim["play.tasks_per_step"] == Nim.recommended["play.tasks_per_step"]
     assert not [key for key in (*kuhn, *nim) if key.startswith("loop.")]
+
+
+def test_the_rate_falls_in_arenas_of_text_and_stays_in_games() -> None:
+    assert CHAT_TEXT.items() <= advice("countdown", "org/chat-model").items()
+    for arena, model in (("nim", "org/chat-model"), ("countdown", str(builtin_path()))):
+        assert not CHAT_TEXT.keys() & advice(arena, model).keys()
+    given = resolve(overrides={"arena": "sums", "model": "org/chat-model"}, recommend=advice)
+    assert given.config.training.learning_rate_end_fraction == 0.1
+    assert given.sources["training.learning_rate_end_fraction"] == "arena sums"
 
 
 def test_an_exact_evaluation_asks_what_plays_ask() -> None:
