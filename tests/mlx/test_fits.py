@@ -2,6 +2,7 @@
 
 import json
 import re
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -99,5 +100,6 @@ def test_what_macs_of_each_size_give(gb: int, usable: float) -> None:
 @pytest.mark.parametrize("gb", MACS_GB)
 def test_the_presets_of_the_docs_fit_and_are_settings(gb: int) -> None:
     assert preset_line(gb) in Path("docs/run/mac.md").read_text().splitlines()
-    found = resolve(files=[Path(f"legos/apps/templates/presets/mac-{gb}gb.toml")])
+    preset = resources.files("legos.apps") / f"templates/presets/mac-{gb}gb.toml"
+    found = resolve(files=[Path(str(preset))])
     assert found.config.training.gradient_checkpointing
