@@ -243,10 +243,10 @@ class LeagueSeats(Matchmaker):
         """How often each snapshot is drawn."""
         if opponent not in BY_SCORE:
             return [1.0] * len(snapshots)
-        scores = [self.score(snapshot) for snapshot in snapshots]
         if opponent == "matched":
-            names = [snapshot.name for snapshot in snapshots]
-            scores = predicted_scores(self.table, names, unit=self.unit or None)
+            scores = predicted_scores(self.table, snapshots, unit=self.unit or None)
+        else:
+            scores = [self.score(snapshot) for snapshot in snapshots]
         found = [(1 - x) ** 2 if opponent == "hard" else x * (1 - x) for x in scores]
         return found if sum(found) > 0 else [1.0] * len(snapshots)
 

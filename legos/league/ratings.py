@@ -15,7 +15,7 @@ import numpy as np
 from legos.errors import ArenaError
 from legos.games.graph import FloatArray
 from legos.league.payoffs import PayoffTable
-from legos.league.pool import Pool
+from legos.league.pool import Pool, Snapshot
 
 __all__ = [
     "Rating",
@@ -136,7 +136,7 @@ def pool_ratings(
 
 
 def predicted_scores(
-    table: PayoffTable, snapshots: Sequence[str], *, unit: float | None = None
+    table: PayoffTable, snapshots: Sequence[Snapshot], *, unit: float | None = None
 ) -> list[float]:
     """The score of a policy against its snapshots, as their ratings by all plays so far predict it.
 
@@ -150,11 +150,13 @@ def predicted_scores(
     Returns:
         Scores in (0, 1); 1/2 where no plays connect a snapshot with the newest that has met any.
     """
-    policy = next((name for name in reversed(snapshots) if name in table.members), snapshots[-1])
-    met = table.connected(policy, snapshots)
+    names = [snapshot.name for snapshot in snapshots]
+    policy = next((name for name in reversed(names) if name in table.members), names[-1])
+    met = table.connected(policy, names)
     rated = ratings(table, met, anchor=policy, unit=unit) if len(met) > 1 else []
-    ahead = {each.member: each.elo for each in rated}
-    return [1 / (1 + 10 ** (ahead.get(name, 0.0) / 400)) for name in snapshots]
+    elo = {each.member: each.elo for each in rated}
+    theta = np.array([elo.get(name, 0.0) / ELO for name in names])
+    return _expected(theta)[names.index(policy)].tolist()
 
 
 def cyclic_share(scores: FloatArray) -> float:
