@@ -127,8 +127,10 @@ async def _asked(
         alternatives=(body.top_logprobs or 0) if body.logprobs else None,
         json_schema=call_schema(tools) if forced else None,
     )
+    # Without a limit of its own, a reply is as long as a choice, and has no room to think.
+    free = not (sampling.json_schema or sampling.restrict or sampling.max_tokens is None)
     form = ReplyFormat(
-        thinking=service.tokenizer.opens_thinking(prompt) and sampling.json_schema is None,
+        thinking=free and service.tokenizer.opens_thinking(prompt),
         tools=tuple(tools),
         form=service.tools if tools else None,
         forced=forced,

@@ -12,6 +12,7 @@ from openai import OpenAI
 from tiny_folders import write_tiny_model
 
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
+from legos.records.message import Generated
 from legos.wiring.model import load_model
 
 WEATHER = {
@@ -160,6 +161,30 @@ def test_thinking_is_told_apart(taught: Path, fake: Any) -> None:
     assert "".join(delta.content or "" for delta in deltas) == "Rain."
     thought = "".join(delta.model_extra.get("reasoning_content", "") for delta in deltas)
     assert thought == "hm, well"
+
+
+@pytest.mark.parametrize("restrict", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_choice_is_no_thinking(taught: Path, fake: Any, *, stream: bool, restrict: bool) -> None:
+    own = load_tokenizer(taught)
+    ids = (*own.encode("2"), own.end_ids[0])
+    said = Generated(
+        token_ids=ids,
+        logprobs=(0.0,) * len(ids),
+        versions=(0,) * len(ids),
+        legal=tuple((token,) for token in ids),
+    )
+    extra = {
+        "chat_template_kwargs": {"thinking": True},
+        "choices": ["1", "2"],
+        "restrict": restrict,
+    }
+    with fake(FakeEngine(lambda _: said), own=own) as server:
+        answer = ask(server.url, tools=None, extra_body=extra, stream=stream)
+    choices = [part.choices[0] for part in (answer if stream else [answer])]
+    messages = [choice.delta if stream else choice.message for choice in choices]
+    assert "".join(message.content or "" for message in messages) == "2"
+    assert not any("reasoning_content" in message.model_extra for message in messages)
 
 
 @pytest.mark.parametrize(
