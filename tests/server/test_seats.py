@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ import pytest
 from fakes import FakeEngine
 
 from legos import Arena, GRPOCredit, Task
+from legos.arena.matchmaker import SeatOverride
 from legos.chat.tokenizer import ChatTokenizer
 from legos.clients.engine import EngineClient
 from legos.credit.merging import samples_of_rollout
@@ -19,7 +21,7 @@ from legos.play.endpoint import Endpoint
 from legos.play.step import play_all
 from legos.play.table import Table
 from legos.records.episode import Episode
-from legos.records.message import Message
+from legos.records.message import Message, Sampling
 from legos.records.request import Request
 from legos.server.app import make_app
 from legos.server.matches import MatchQueue, SeatKeys
@@ -156,6 +158,17 @@ def test_a_rewritten_conversation_is_a_further_sample(play: Any) -> None:
 
     made, breaks = samples(play(agent, "3", "2")[0])
     assert (len(made), breaks) == (2, 1)
+
+
+def test_no_answer_has_the_stop_text_of_the_seat(play: Any) -> None:
+    async def agent(program: Program) -> None:
+        said = (await program.say([user("nim 5")]))["content"]
+        assert said == "3"
+        await program.say([user("nim 5"), {"role": "assistant", "content": said}, user("go")])
+
+    stopping = SeatOverride(lambda seat: replace(seat, sampling=Sampling(stop=("!",))))
+    made, breaks = samples(play(agent, "3! go", "2", matchmaker=stopping)[0])
+    assert (len(made), breaks) == (1, 0)
 
 
 def test_several_conversations_and_answers_are_one_sample_each(play: Any) -> None:

@@ -127,6 +127,9 @@ async def _asked(
         alternatives=(body.top_logprobs or 0) if body.logprobs else None,
         json_schema=call_schema(tools) if forced else None,
     )
+    if question is not None:
+        given = body.temperature if "temperature" in body.model_fields_set else None
+        sampling = question.sampling(sampling, given)
     # Without a limit of its own, a reply is as long as a choice, and has no room to think.
     free = not (sampling.json_schema or sampling.restrict or sampling.max_tokens is None)
     form = ReplyFormat(
@@ -136,9 +139,6 @@ async def _asked(
         forced=forced,
         stop=sampling.stop,
     )
-    if question is not None:
-        given = body.temperature if "temperature" in body.model_fields_set else None
-        sampling = question.sampling(sampling, given)
     asked = GenerationRequest(
         source=question or service.source,
         prompts=[prompt],
