@@ -15,7 +15,7 @@ from legos.play.endpoint import AgentSeat
 from legos.records.names import MODEL_HEADER
 from legos.server.matches import play_ended
 from legos.server.memory import MemoryRelease
-from legos.server.problems import Problem
+from legos.server.problems import Problem, problem_of
 from legos.server.service import Service
 
 __all__ = ["Access", "bearer_key", "check_host"]
@@ -56,6 +56,10 @@ class Access:
                 await problem.response()(scope, receive, exchange.send)
             else:
                 await self._app(scope, exchange.receive, exchange.send)
+        except Exception as error:  # unexpected: the application answers the kit's own errors
+            if exchange.status is None:
+                await problem_of(error).response()(scope, receive, exchange.send)
+            raise  # uvicorn logs it
         finally:
             exchange.report_to_seat()
             self._note(scope, exchange, time.perf_counter() - started)

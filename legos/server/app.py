@@ -36,8 +36,7 @@ _ERRORS = (
     ClientDisconnect,
     LegosError,
     UnicodeEncodeError,
-    Exception,
-)
+)  # ``Access`` answers all others
 
 
 def make_app(service: Service) -> FastAPI:

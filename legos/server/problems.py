@@ -156,6 +156,6 @@ async def handle(request: Request, error: Exception) -> Response:
         message = f"there is no {request.method} {request.url.path} here; /docs lists what there is"
         return Problem(error.status_code, message, headers=error.headers).response()
     problem = problem_of(error)
-    if problem.status == 500 and isinstance(error, LegosError):  # all others are raised again
+    if problem.status == 500 and isinstance(error, LegosError):  # uvicorn logs all others
         logger.error("a request failed", exc_info=error)
     return problem.response()

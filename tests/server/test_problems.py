@@ -6,6 +6,7 @@ import pytest
 from fakes import FakeEngine
 
 from legos.errors import ArenaError, EngineError
+from legos.records.names import MODEL_HEADER
 
 ASK = {"prompt": [5, 6, 7], "max_tokens": 3}
 
@@ -38,14 +39,20 @@ def test_an_engine_that_fails_is_503_and_health_says_so(fake: Any) -> None:
         assert "legos_engine_up 0.0" in http.get("/metrics").text
 
 
-def test_an_unexpected_error_is_not_explained(fake: Any) -> None:
+def test_an_unexpected_error_is_counted_and_not_explained(fake: Any) -> None:
     def answer(_: object) -> Any:
         raise ZeroDivisionError("secret")
 
-    with fake(FakeEngine(answer)) as server, server.http() as http:
-        failed = http.post("/v1/completions", json=ASK)
-        assert failed.status_code == 500
-        assert "secret" not in failed.text
+    with fake(FakeEngine(answer)) as server:
+        with server.http() as http:
+            failed = http.post("/v1/completions", json=ASK)
+        with server.http() as http:  # after such an error the server closes the connection
+            counted = http.get("/metrics").text
+    assert failed.status_code == 500
+    assert "secret" not in failed.text
+    assert MODEL_HEADER in failed.headers
+    assert 'legos_requests_total{route="/v1/completions",status="500"} 1.0' in counted
+    assert "legos_hung_up_total{" not in counted
 
 
 def test_an_error_of_the_kit_that_is_not_explained_is_in_the_log(
