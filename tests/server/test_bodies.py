@@ -1,5 +1,6 @@
-"""Bodies that are no JSON: the answer says what is wrong, and where."""
+"""Bodies that are no JSON, or too large: the answer says what is wrong, and where."""
 
+import json
 from typing import Any
 
 import httpx
@@ -7,6 +8,9 @@ import openai
 import pytest
 from fakes import FakeEngine
 from openai import OpenAI
+
+from legos.server.endpoints.chat_body import ChatBody
+from legos.server.problems import Problem
 
 BROKEN = [
     (b'{"prompt": [1],\n "n": 1,}', ["trailing comma", "line 2 column 9"]),
@@ -73,3 +77,22 @@ def test_a_body_of_another_kind_is_named(fake: Any) -> None:
         charset = {"content-type": "application/json; charset=utf-8"}
         answer = http.post("/v1/completions", content=b'{"prompt": [1]}', headers=charset)
         assert answer.status_code == 200
+
+
+LARGE = {"properties": {f"p{number}": {} for number in range(6_000)}}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": LARGE}}]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": LARGE}}},
+        {"tools": TOOLS, "tool_choice": "required"},
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}},
+    ],
+)
+def test_a_large_schema_is_refused_while_the_body_is_parsed(fields: dict[str, Any]) -> None:
+    """Afterwards it would be copied several times on the event loop."""
+    with pytest.raises(Problem, match="the JSON schema has .* expected at most 65536"):
+        ChatBody.model_validate_json(json.dumps(fields))
+    ChatBody.model_validate_json(json.dumps({"tools": TOOLS, "tool_choice": "auto"}))

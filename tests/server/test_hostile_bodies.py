@@ -65,6 +65,7 @@ def calling(arguments: str) -> dict[str, Any]:
 
 
 MANY_PARAMETERS = {"properties": {f"p{n}": {"type": "string"} for n in range(60)}}
+MANY_SCHEMAS = {"properties": {f"p{n}": {} for n in range(100_000)}}
 ATTACKS: Mapping[str, tuple[str, Any, int]] = {
     "many biases": (TEXT, {"prompt": [1], "logit_bias": {str(n): 1 for n in range(40_000)}}, 400),
     "a few biases": (TEXT, {"prompt": [1], "logit_bias": {str(n): 1 for n in range(1_000)}}, 200),
@@ -100,6 +101,23 @@ ATTACKS: Mapping[str, tuple[str, Any, int]] = {
                 "type": "json_schema",
                 "json_schema": {"schema": {"enum": [f"{n:030}" for n in range(4_000)]}},
             },
+        },
+        400,
+    ),
+    "many schemas in one": (
+        CHAT,
+        {
+            "messages": HI,
+            "response_format": {"type": "json_schema", "json_schema": {"schema": MANY_SCHEMAS}},
+        },
+        400,
+    ),
+    "many schemas of a forced call": (
+        CHAT,
+        {
+            "prompt_token_ids": [1],
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": MANY_SCHEMAS}}],
+            "tool_choice": "required",
         },
         400,
     ),

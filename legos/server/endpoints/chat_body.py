@@ -1,15 +1,16 @@
 """The request body of a chat: messages, tools and sampling fields."""
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from legos.chat.fields import message_fields
 from legos.errors import did_you_mean
 from legos.records.message import MAX_ALTERNATIVES, Completion, Continuation, Message, ToolCall
 from legos.server.bodies import ONE_ERROR, Body, Ids, without_nulls
-from legos.server.endpoints.sampling import SamplingFields
+from legos.server.endpoints.sampling import SamplingFields, check_schema
 from legos.server.problems import Problem
 
 __all__ = ["ChatBody", "ChatMessage", "ChatPrompt", "MadeCall", "check_known"]
@@ -154,6 +155,14 @@ class ChatBody(ChatPrompt, SamplingFields):
     tool_choice: Literal["none", "auto", "required"] | Tool | None = None
     parallel_tool_calls: bool | None = Field(None, description="Ignored.")
     modalities: list[Literal["text"]] | None = None
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        """Refuse large tools of a forced call while the body is parsed, as a large schema."""
+        tools, forced = self.callable_tools() if self.tool_choice else ((), False)
+        if forced:
+            check_schema(json.dumps([tool["function"].get("parameters") for tool in tools]))
+        return self
 
     def continuation(self, ids: Sequence[int]) -> Continuation:
         """The messages as a conversation that continues these tokens.

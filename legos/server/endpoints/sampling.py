@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Sequence, Sized
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, field_validator
 
 from legos.chat.schemas import closed
 from legos.records.message import MAX_BIAS, Filters, Sampling
@@ -47,6 +47,13 @@ class JsonSchema(Body):
     description: str | None = None
     json_schema: dict[str, Any] = Field(default={}, alias="schema")
     strict: bool | None = None
+
+    @field_validator("json_schema")
+    @classmethod
+    def _bounded(cls, schema: dict[str, Any]) -> dict[str, Any]:
+        """Refuse a large schema while the body is parsed, which a thread does for a long one."""
+        check_schema(json.dumps(schema))
+        return schema
 
 
 class ResponseFormat(Body):
