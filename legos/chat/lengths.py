@@ -17,7 +17,7 @@ def check_length(prompt: Prompt, tokenizer: ChatTokenizer, context: int) -> None
     """Refuse the texts of a prompt that cannot fit into the context; token ids are counted anyway.
 
     Args:
-        prompt: the prompt, of which the texts are checked that it holds in full.
+        prompt: the prompt; only the texts that it holds in full are checked.
         tokenizer: the model's tokenizer.
         context: maximum number of prompt and completion tokens together.
 
@@ -38,12 +38,12 @@ def exceeds(text: str, tokenizer: ChatTokenizer, context: int) -> bool:
 
     To tokenize all of a long text takes a fifth of a second, in every play that asks it.
     """
-    return len(text) > _PER_TOKEN * context and _begins_too_long(text, tokenizer, context)
+    most = _PER_TOKEN * context
+    return len(text) > most and _is_too_long(text.strip()[:most], tokenizer, context)
 
 
-@lru_cache(maxsize=64)
-def _begins_too_long(text: str, tokenizer: ChatTokenizer, context: int) -> bool:
-    begin = text.strip()[: _PER_TOKEN * context]
+@lru_cache(maxsize=64)  # it keeps the beginnings
+def _is_too_long(begin: str, tokenizer: ChatTokenizer, context: int) -> bool:
     return len(tokenizer.encode(begin)) > context + _CUT
 
 

@@ -1,6 +1,7 @@
 """Texts that cannot fit into the context are refused without being tokenized whole."""
 
 import asyncio
+import tracemalloc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 from fakes import FakeEngine
 
-from legos.chat.lengths import check_length
+from legos.chat.lengths import check_length, exceeds
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.clients.engine import EngineClient
 from legos.errors import RequestError
@@ -57,3 +58,15 @@ def test_no_text_that_fits_is_refused(text: str) -> None:
     check_length([Message("user", text)], words, CONTEXT)
     with pytest.raises(RequestError, match="has more than 100 tokens"):
         check_length([Message("user", f"{'xy ' * CONTEXT}{text}")], words, CONTEXT)
+
+
+def test_no_text_is_kept_after_its_length_was_checked() -> None:
+    words: Any = Words()
+    tracemalloc.start()
+    try:
+        for number in range(64):
+            assert exceeds(f"{number} " + "xy " * 100_000, words, CONTEXT)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 5e6  # bytes; the texts have 19 MB
