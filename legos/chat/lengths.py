@@ -6,10 +6,10 @@ from legos.chat.tokenizer import ChatTokenizer
 from legos.errors import RequestError
 from legos.records.message import Prompt, messages_or_ids
 
-__all__ = ["check_length", "exceeds", "is_long"]
+__all__ = ["PER_TOKEN", "check_length", "exceeds", "is_long"]
 
 _LONG = 1 << 20  # characters of a prompt, which would block the event loop for a second
-_PER_TOKEN = 6  # characters for each token of the context; most texts have fewer
+PER_TOKEN = 6  # characters for each token of the context; most texts have fewer
 _CUT = 8  # tokens that a text may have more where it is cut than in its place
 
 
@@ -38,7 +38,7 @@ def exceeds(text: str, tokenizer: ChatTokenizer, context: int) -> bool:
 
     To tokenize all of a long text takes a fifth of a second, in every play that asks it.
     """
-    most = _PER_TOKEN * context
+    most = PER_TOKEN * context
     return len(text) > most and _is_too_long(text.strip()[:most], tokenizer, context)
 
 

@@ -6,12 +6,12 @@ import time
 from collections.abc import Awaitable, Collection, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
-from functools import cache, partial
+from functools import cache
 from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from legos.chat.lengths import exceeds
+from legos.chat.lengths import PER_TOKEN, exceeds
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
 from legos.clients.engine import EngineClient
@@ -105,10 +105,10 @@ class Service:
         Raises:
             Problem: 400, with the length of the context.
         """
-        long = [text for text in texts if len(text) > self.context]
-        one = partial(exceeds, tokenizer=self.tokenizer, context=self.context)
-        if long and await asyncio.to_thread(lambda: any(map(one, long))):
-            raise self._too_long(f"more than {self.context}", param)
+        long = [text for text in texts if len(text) > PER_TOKEN * self.context]
+        for text in long:
+            if await asyncio.to_thread(exceeds, text, self.tokenizer, self.context):
+                raise self._too_long(f"more than {self.context}", param)
 
     def _too_long(self, length: str, param: str) -> Problem:
         return Problem(
