@@ -24,7 +24,16 @@ from starlette.responses import Response
 
 from legos.server.problems import Problem, invalid
 
-__all__ = ["ONE_ERROR", "Body", "Ids", "JsonRoute", "Schema", "Text", "without_nulls"]
+__all__ = [
+    "ONE_ERROR",
+    "Body",
+    "Ids",
+    "JsonRoute",
+    "Schema",
+    "Text",
+    "content_type",
+    "without_nulls",
+]
 
 LONG = 1 << 15  # bytes; parsing more takes longer than about a millisecond
 
@@ -54,6 +63,22 @@ def without_nulls(given: Any) -> Any:
     if len(fields) > MOST_FIELDS:
         raise ValueError(f"an object has {len(fields)} fields; expected at most {MOST_FIELDS}")
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def content_type(request: Request, *expected: str) -> str:
+    """The content type of a request, without its parameters.
+
+    Args:
+        request: the request.
+        expected: the types that it may have; none that web pages of others may send unasked.
+
+    Raises:
+        Problem: 415 for another type.
+    """
+    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if given not in expected:
+        raise Problem(415, f"content-type is {given!r}; expected {' or '.join(expected)}")
+    return given
 
 
 class Schema(BaseModel):
@@ -107,9 +132,7 @@ class _Parsed(Request):
             ValidationError: the body is no JSON, or has wrong fields.
         """
         data = await self.body()
-        given = self.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if given != "application/json":
-            raise Problem(415, f"content-type is {given!r}; expected application/json")
+        content_type(self, "application/json")
         read = kind.model_validate_json
         self.value = await asyncio.to_thread(read, data) if len(data) > LONG else read(data)
 

@@ -67,7 +67,9 @@ def test_web_pages_of_others_cannot_ask(fake: Any) -> None:
     with fake(FakeEngine()) as server, server.http() as http:
         simple = {"origin": "https://evil.example", "content-type": "text/plain"}
         body = b'{"prompt": [5], "max_tokens": 1}'
-        assert http.post("/v1/completions", content=body, headers=simple).status_code == 415
+        for path in ("/v1/completions", "/v1/engine/generate", "/adapters/load"):
+            refused = http.post(path, content=body, headers=simple)
+            assert refused.status_code == 415, path
         answer = http.post("/v1/completions", json=ASK, headers={"origin": "https://evil.example"})
         assert "access-control-allow-origin" not in answer.headers
 

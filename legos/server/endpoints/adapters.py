@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request
 
 from legos.errors import AdapterError
 from legos.records.names import POLICY
-from legos.server.bodies import JsonRoute
+from legos.server.bodies import JsonRoute, content_type
 from legos.server.endpoints.uploads import (
     AdapterFields,
     AdapterUpload,
@@ -84,9 +84,7 @@ class _Loads:
             Problem: the content type is not supported, or the body is invalid.
             AdapterError: the adapter does not fit the model; loaded adapters stay unchanged.
         """
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind not in (JSON, BYTES):
-            raise Problem(415, f"content-type is {kind!r}; expected {JSON} or {BYTES}")
+        kind = content_type(request, JSON, BYTES)
         with self._counted(query.name), self._buffered(request) as take:
             body = bytearray()  # grows with what arrives, whatever length the head states
             async for chunk in request.stream():

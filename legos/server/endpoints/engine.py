@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from legos.clients.wire import MSGPACK, RequestBatch, batch_of
-from legos.server.bodies import LONG
+from legos.server.bodies import LONG, content_type
 from legos.server.endpoints.generation import check_alternatives
 from legos.server.endpoints.sampling import MOST_STOPS, check_choices, check_schema
 from legos.server.problems import Problem
@@ -26,6 +26,7 @@ def engine_router(service: Service) -> APIRouter:
     @router.post("/v1/engine/generate", include_in_schema=False)
     async def generate(request: Request) -> Response:
         """Sample the completions of a batch."""
+        content_type(request, MSGPACK)
         data = await request.body()
         batch = await asyncio.to_thread(batch_of, data) if len(data) > LONG else batch_of(data)
         _check(service, batch)
