@@ -21,6 +21,14 @@ ASK = {"prompt": [5, 6, 7], "max_tokens": 3}
 Eventually = Callable[..., bool]
 
 
+def test_each_listed_model_can_be_asked_for(fake: Any) -> None:
+    with fake(FakeEngine()) as server:
+        server.service.model = "org/name"
+        with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            (listed,) = client.models.list().data
+            assert client.models.retrieve(listed.id).id == "org/name"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_time_of_a_request_ends(eventually: Eventually, fake: Any, *, stream: bool) -> None:
     engine = FakeEngine(hold=True)

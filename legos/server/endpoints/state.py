@@ -24,7 +24,7 @@ def state_router(service: Service) -> APIRouter:
         """The base model and its adapters."""
         return {"object": "list", "data": _models(service)}
 
-    @router.get("/v1/models/{model}")
+    @router.get("/v1/models/{model:path}")  # a name on the hub has a slash
     async def model(model: str) -> dict[str, Any]:
         """The base model or one adapter."""
         asked = service.model if model == BASE else model
