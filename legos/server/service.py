@@ -71,8 +71,9 @@ class Service:
         """The adapter that a request is answered with.
 
         Args:
-            model: the base model's name, "base", an adapter's name, or NAME@VERSION; None selects
-                the policy, or the base model if no policy is loaded.
+            model: "base", an adapter's name, NAME@VERSION, or the base model's name, which an
+                adapter may have too and then takes; None selects the policy, or the base model if
+                no policy is loaded.
             adapter: the same forms; it takes precedence over ``model``.
 
         Raises:
@@ -82,7 +83,7 @@ class Service:
         asked = adapter if adapter is not None else model
         if asked is None:
             return POLICY if POLICY in versions else BASE
-        if asked in (BASE, self.model):
+        if asked == BASE or (asked == self.model and asked not in versions):
             return BASE
         name, _, version = asked.partition("@")
         if name not in versions or (version and not version.isdecimal()):

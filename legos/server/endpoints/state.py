@@ -27,8 +27,8 @@ def state_router(service: Service) -> APIRouter:
     @router.get("/v1/models/{model:path}")  # a name on the hub has a slash
     async def model(model: str) -> dict[str, Any]:
         """The base model or one adapter."""
-        asked = service.model if model == BASE else model
-        found = next((one for one in _models(service) if one["id"] == asked), None)
+        models = _models(service)
+        found = {BASE: models[0], **{one["id"]: one for one in models}}.get(model)
         if found is None:
             named = model[:LONGEST_NAME]
             raise Problem(404, f"model {named!r} does not exist here", code="model_not_found")
@@ -61,6 +61,7 @@ def state_router(service: Service) -> APIRouter:
 
 def _models(service: Service) -> list[dict[str, Any]]:
     """All models that a request can name, the base model first."""
+    live = service.engine.adapters()
     common = {
         "object": "model",
         "created": service.started,
@@ -68,9 +69,9 @@ def _models(service: Service) -> list[dict[str, Any]]:
         "root": service.model,
         "max_model_len": service.context,
     }
-    base = {"id": service.model, "parent": None, "version": 0, "digest": None, **common}
-    live = sorted(service.engine.adapters().items())
+    name = BASE if service.model in live else service.model
+    base = {"id": name, "parent": None, "version": 0, "digest": None, **common}
     return [base] + [
         {"id": name, "parent": service.model, "version": one.version, "digest": one.digest} | common
-        for name, one in live
+        for name, one in sorted(live.items())
     ]

@@ -179,6 +179,20 @@ def test_an_unknown_name_is_quoted_in_part(fake: Any) -> None:
         assert len(answer.content) < 10_000
 
 
+def test_an_adapter_with_the_name_of_the_base_model_is_the_one_that_is_asked(fake: Any) -> None:
+    engine = FakeEngine()
+    with fake(engine) as server, server.http() as http:
+        load(http, "policy", 7)
+        server.service.model = "policy"
+        listed = http.get("/v1/models").json()["data"]
+        assert [(one["id"], one["version"]) for one in listed] == [("base", 0), ("policy", 7)]
+        assert [http.get(f"/v1/models/{one['id']}").json() for one in listed] == listed
+        for one in listed:
+            asked = {"prompt": [1], "model": one["id"]}
+            assert http.post("/v1/completions", json=asked).status_code == 200
+    assert [request.adapter for request in engine.requests] == ["base", "policy"]
+
+
 def test_a_dropped_adapter_leaves_no_series(fake: Any) -> None:
     with fake(FakeEngine()) as server, server.http() as http:
         load(http, "rival")
