@@ -55,7 +55,8 @@ class Access:
             except Problem as problem:
                 await problem.response()(scope, receive, exchange.send)
             else:
-                await self._app(scope, exchange.receive, exchange.send)
+                with self._service.answering():
+                    await self._app(scope, exchange.receive, exchange.send)
         except Exception as error:  # unexpected: the application answers the kit's own errors
             if exchange.status is None:
                 await problem_of(error).response()(scope, receive, exchange.send)

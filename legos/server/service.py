@@ -63,6 +63,7 @@ class Service:
         self.token_text = cache(self.tokenizer.token_text)
         self._running = 0
         self._place_s = 0.0  # seconds that a completion holds its place, a moving average
+        self._requests = 0  # that are not answered completely
         self._deadlines: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -195,8 +196,11 @@ class Service:
         deadline = asyncio.timeout(self.options.request_timeout_s)
         try:
             async with deadline:
-                with self._listed(deadline):
+                self._deadlines.add(deadline)
+                try:
                     return await while_connected(receive, work)
+                finally:
+                    self._deadlines.discard(deadline)
         except TimeoutError as error:
             if not deadline.expired():
                 raise
@@ -211,15 +215,15 @@ class Service:
             ) from error
 
     @contextmanager
-    def _listed(self, deadline: asyncio.Timeout) -> Generator[None]:
-        """Within the block, ``drain`` waits for this request and can end it."""
-        self._deadlines.add(deadline)
+    def answering(self) -> Generator[None]:
+        """Within the block, which receives and answers a request, ``drain`` waits for it."""
+        self._requests += 1
         self._idle.clear()
         try:
             yield
         finally:
-            self._deadlines.discard(deadline)
-            if not self._deadlines:
+            self._requests -= 1
+            if not self._requests:
                 self._idle.set()
 
     async def drain(self, seconds: float) -> int:

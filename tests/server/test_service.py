@@ -1,7 +1,7 @@
 """Queues, times, clients that leave, and how a server ends."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -161,6 +161,20 @@ def test_draining_ends_what_runs_and_lets_nothing_in(eventually: Eventually, fak
         server.loop.call_soon_threadsafe(engine.release)
         assert running.result().status_code == 200
         assert running.result().json()["choices"][0]["finish_reason"] == "stop"
+
+
+def test_draining_waits_for_a_body_that_is_still_sent(eventually: Eventually, fake: Any) -> None:
+    def body() -> Iterator[bytes]:
+        yield b'{"prompt": [5], '
+        assert eventually(lambda: server.service._requests == 1)
+        server.stop()
+        assert eventually(lambda: server.service.draining)
+        yield b'"max_tokens": 1}'
+
+    kind = {"content-type": "application/json"}
+    with fake(FakeEngine(), drain_s=10) as server, server.http() as http:
+        answer = http.post("/v1/completions", content=body(), headers=kind)
+    assert answer.status_code == 200
 
 
 def test_what_takes_longer_than_the_drain_is_ended(eventually: Eventually, fake: Any) -> None:
