@@ -182,18 +182,19 @@ class Service:
             self._running -= count
             self.metrics.running.set(self._running)
 
-    async def attend(self, receive: Receive, work: Awaitable[T]) -> T:
+    async def attend(self, receive: Receive, work: Awaitable[T], *, wait_s: float = 0.0) -> T:
         """Run the work of a request until it ends, the client disconnects, or time runs out.
 
         Args:
             receive: ASGI receive function of the request, whose body has been read.
             work: cancelled if the client disconnects, time runs out, or the server shuts down.
+            wait_s: seconds that the work may wait before its time begins.
 
         Raises:
             GoneError: the client disconnected.
             Problem: 504 after a timeout; 503 if the server shuts down.
         """
-        deadline = asyncio.timeout(self.options.request_timeout_s)
+        deadline = asyncio.timeout(wait_s + self.options.request_timeout_s)
         try:
             async with deadline:
                 self._deadlines.add(deadline)

@@ -10,8 +10,13 @@ import openai
 import pytest
 from fakes import FakeEngine
 from openai import OpenAI
+from scripted_server import serving
 
 from legos.chat.tokenizer import ChatTokenizer
+from legos.clients.engine import EngineClient
+from legos.server.app import make_app
+from legos.server.matches import MatchQueue, SeatKeys
+from legos.server.options import ServerOptions
 from legos.server.problems import Problem
 from legos.server.service import Service
 
@@ -37,6 +42,22 @@ def test_the_time_of_a_request_ends(eventually: Eventually, fake: Any, *, stream
         assert answer.status_code == 504
         assert answer.json()["error"]["type"] == "timeout_error"
         assert eventually(lambda: len(engine.cancelled) == 1)
+
+
+def test_an_episode_that_does_not_come_may_be_asked_for_again(tokenizer: ChatTokenizer) -> None:
+    engine = FakeEngine()
+    service = Service(
+        EngineClient(engine, tokenizer),
+        engine,
+        tokenizer,
+        model="small",
+        context=1024,
+        options=ServerOptions(request_timeout_s=0.2),
+        matches=MatchQueue(SeatKeys()),
+    )
+    with serving(make_app(service)) as url:
+        answer = httpx.post(f"{url}/v1/episodes", json={"wait_s": 0.3}, trust_env=False)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_episode")
 
 
 def test_a_full_queue_says_when_to_come_back(eventually: Eventually, fake: Any) -> None:

@@ -46,7 +46,8 @@ def episode_router(service: Service, matches: MatchQueue) -> APIRouter:
     @router.post("/v1/episodes")
     async def start(body: StartBody, request: Request) -> dict[str, Any]:
         """Start an episode: take a play that waits for a program."""
-        offer = await service.attend(request.receive, matches.start(body.wait_s))
+        waiting = matches.start(body.wait_s)
+        offer = await service.attend(request.receive, waiting, wait_s=body.wait_s)
         task = offer.task
         return {
             "id": offer.id,
