@@ -25,6 +25,7 @@ MOST_CONNECTIONS = 2048  # open at the same time; more requests are answered wit
 MOST_HEAD_BYTES = 64 * 2**10
 DESCRIPTORS = 10_240  # file descriptors that the process may open; the maximum on macOS
 SPARED = 256  # descriptors reserved for other uses than connections
+FEWEST_CONNECTIONS = 16  # with 0 of them, every request would be answered with 503
 IDLE_S = 75  # seconds that a connection may be idle between two requests
 WILDCARDS = ("", "0.0.0.0", "::")  # hosts that mean all addresses of the machine
 _M_ARENA_MAX, _ARENAS = -8, 2  # the parameter of glibc's mallopt, and its value
@@ -142,6 +143,9 @@ def connections_allowed(wanted: int) -> int:
     """Number of connections that the process can hold, at most ``wanted``.
 
     Raises the process's limit on open files first, which is 256 by default on macOS.
+
+    Raises:
+        ConfigError: the limit cannot be raised far enough for a server.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -149,7 +153,13 @@ def connections_allowed(wanted: int) -> int:
     most = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
     if soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return min(wanted, max(soft, most) - SPARED)
+    allowed = max(soft, most) - SPARED
+    if allowed < FEWEST_CONNECTIONS:
+        raise ConfigError(
+            f"this process may open {max(soft, most)} files; a server needs at least "
+            f"{SPARED + FEWEST_CONNECTIONS}: raise the limit (ulimit -Hn) before it starts"
+        )
+    return min(wanted, allowed)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -160,8 +170,9 @@ def bind(host: str, port: int) -> socket.socket:
         port: port to listen on; 0 picks a free one.
 
     Raises:
-        ConfigError: the address cannot be used.
+        ConfigError: the address cannot be used, or the process may open too few files.
     """
+    connections_allowed(MOST_CONNECTIONS)  # before a model is loaded, which takes long
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY only on sockets whose protocol is TCP, which accepted sockets inherit
     # from this one. Without it a small answer waits 40 ms for the client's delayed acknowledgement.

@@ -33,6 +33,12 @@ def test_a_port_that_is_taken_is_named(fake: Any) -> None:
         bind("127.0.0.1", 70_000)
 
 
+def test_a_limit_without_room_for_connections_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listen.resource, "getrlimit", lambda _: (256, 256))
+    with pytest.raises(ConfigError, match=r"may open 256 files; a server needs .* \(ulimit -Hn"):
+        bind("127.0.0.1", 0)
+
+
 def test_requests_that_end_with_the_server_leave_no_traceback(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
