@@ -134,6 +134,12 @@ async def _scores(service: Service, body: ScoreBody, adapter: str) -> Sequence[S
         else:
             check_choices(one.choices)
             check_known(one.messages)
+            if any(message.name or message.reasoning_content for message in one.messages):
+                raise Problem(
+                    400,
+                    "scored chats are rendered without name and reasoning_content; leave them out",
+                    param="prompts",
+                )
             chats.append(([message.record() for message in one.messages], one.choices))
     if chats and body.by_token:
         raise Problem(400, "give prompts as token ids, to score by token", param="by_token")

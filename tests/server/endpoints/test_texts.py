@@ -116,3 +116,13 @@ def test_choices_of_token_ids_are_as_long_as_texts_may_be(fake: Any) -> None:
         refused = score(http, 32_769)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "choices")
     assert "choices have 32769 tokens together" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("field", ["name", "reasoning_content"])
+def test_a_field_that_a_score_leaves_out_is_refused(fake: Any, field: str) -> None:
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", field: "c"}]
+    asked = {"prompts": [{"messages": chat, "choices": ["1"]}]}
+    with fake(FakeEngine()) as server, server.http() as http:
+        refused = http.post("/v1/score", json=asked)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompts")
+    assert "leave them out" in refused.json()["error"]["message"]
