@@ -20,6 +20,7 @@ class TextStream:
         self._decode = decode
         self._stop = tuple(stop)
         self._context: tuple[int, ...] = ()  # tokens already decoded, which new ones may need
+        self._known = ""  # their text
         self._new: tuple[int, ...] = ()  # tokens that are not decoded yet
         self._held = ""  # text that may be the beginning of a stop text
         self._handed_out = 0  # number of characters
@@ -28,21 +29,20 @@ class TextStream:
     def push(self, token_ids: Sequence[int]) -> str:
         """Take new tokens; returns the text that is certain by now."""
         self._new += tuple(token_ids)
-        known = self._decode(self._context) if self._context else ""
-        text = ""
+        decoded = text = ""
         whole = ()
         for unfinished in range(min(_MAX_BYTES, len(self._new))):
             whole = self._new[: len(self._new) - unfinished]
-            text = self._decode(self._context + whole)[len(known) :]
+            decoded = self._decode(self._context + whole)
+            text = decoded[len(self._known) :]
             if not text.endswith(_BROKEN):
                 break
         else:  # only the last bytes may still become a character
             if len(self._new) < _MAX_BYTES:
                 return ""
-        if not whole:
-            return ""
-        alone = bool(text and self._decode(whole))  # else what follows may depend on more tokens
-        self._context = whole if alone else self._context + whole
+        alone = self._decode(whole) if text else ""  # "": what follows may depend on more tokens
+        context = whole if alone else self._context + whole
+        self._context, self._known = context, alone or decoded
         self._new = self._new[len(whole) :]
         if self._stopped:
             return ""

@@ -224,3 +224,16 @@ def test_streamed_text_is_the_text(text: str, stop: list[str], sizes: list[int])
     assert whole.startswith("".join(said))
     assert "".join(said) + stream.finish(whole) == whole
     assert not any("\ufffd" in part for part in said) or "\ufffd" in text
+
+
+def test_a_stream_decodes_twice_for_each_token() -> None:
+    decoded: list[int] = []
+
+    def decode(tokens: Sequence[int]) -> str:
+        decoded.append(len(tokens))
+        return WORDS.decode(tokens)
+
+    tokens = WORDS.encode("so be it, é" * 4)
+    stream = TextStream(decode)
+    assert "".join(stream.push((token,)) for token in tokens) == WORDS.decode(tokens)
+    assert len(decoded) <= 2 * len(tokens)
