@@ -67,8 +67,16 @@ class MlxProcesses:
         return [pickle.loads(row[:n].tobytes()) for row, n in zip(rows, lengths, strict=True)]
 
     def sum_of(self, tree: Any) -> Any:
-        """The sum of a tree of arrays over all processes."""
-        return tree_map(lambda array: array * self.size, nn.average_gradients(tree, self._group))
+        """The sum of a tree of arrays over all processes, evaluated.
+
+        Arrays of more than 32 MiB in all are summed in several exchanges. Every process must make
+        all of them, whichever sums it reads, and in the same order: evaluated arrays give all
+        processes the same graph of exchanges.
+        """
+        mx.eval(tree)
+        total = tree_map(lambda array: array * self.size, nn.average_gradients(tree, self._group))
+        mx.eval(total)
+        return total
 
     def smallest(self, number: int) -> int:
         """The smallest number of all processes, which may be this one alone."""

@@ -9,39 +9,50 @@ import pytest
 from launched import finished, two_processes
 from tiny_folders import write_tiny_model
 
-SCRIPT = """
-import json, sys
+TREE = """
+import sys
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_flatten
 
+from legos.device.backend import LoraBackend
 from legos.device.groups import of_groups
+from legos.device.leader import Leader, follow
+from legos.device.worker import InlineWorker
+from legos.fakes import make_sample
 from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
 from legos.mlx.train.step_gradients import StepGradients
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
 from legos.mlx.train.processes import MlxProcesses
+from legos.records.names import POLICY
 from legos.records.packing import StepSamples
+from legos.weights.adapter import Adapter
 from random_samples import random_samples
 
-group = mx.distributed.init()
+group = MlxProcesses(mx.distributed.init())
+out = Path(sys.argv[2]) / f"{group.size}.{group.rank}.npz"
 tree = load_tree(Path(sys.argv[1]))
-add_lora(tree, lora_shape(tree, rank=4, alpha=8.0, num_layers=2, head=True), seed=0)
+shape = lora_shape(tree, rank=4, alpha=8.0, num_layers=2, head=True)
+add_lora(tree, shape, seed=0)
 rng = np.random.default_rng(1)
 set_lora_arrays(tree, {
     name: mx.array((0.1 * rng.standard_normal(array.shape)).astype(np.float32))
     for name, array in lora_arrays(tree).items()
 })
+"""
+
+STEP = """
 samples = random_samples(np.random.default_rng(0), num_samples=20, vocab=20, max_length=12)
 weights = normalisation_weights(samples, "sample")
-gradients = StepGradients(tree, group=MlxProcesses(group))
+gradients = StepGradients(tree, group=group)
 step = StepSamples(samples=samples, weights=weights)
 found = gradients.of_step(step, Objective(kl_coef=0.1), {"reference": None})
 flat = np.concatenate([np.array(a).reshape(-1) for a in found.gradients.values()])
-out = Path(sys.argv[2]) / f"{group.size()}.{group.rank()}.npz"
 dpo = Objective(loss="online_dpo")
 groups = of_groups(gradients, lambda part: gradients.of_step(part, dpo, {}), step, dpo)
 slopes = np.concatenate([np.array(a).reshape(-1) for a in groups.gradients.values()])
@@ -50,20 +61,38 @@ values = [found.logprobs, found.entropies]
 np.savez(out, loss=losses, sums=found.sums, values=values, gradients=flat, dpo=slopes)
 """
 
+LED = """
+samples = []
+for prefix in range(4):
+    shared = [prefix + 1, *rng.integers(1, 20, 79).tolist()]
+    samples += [make_sample([*shared, end, *rng.integers(1, 20, 30).tolist()]) for end in (1, 2)]
+
+def make(*_):
+    return StepGradients(tree, group=group)
+
+if group.size > 1:  # as large arrays are, each is summed in an exchange of its own
+    nn.average_gradients = partial(nn.average_gradients, all_reduce_size=1)
+if group.rank:
+    follow(group, make)
+else:
+    leader = Leader(group if group.size > 1 else None)
+    first = Adapter(name=POLICY, version=0, shape=shape, arrays=lora_arrays(tree))
+    backend = LoraBackend(InlineWorker().call, make, first, leader=leader)
+    found = {}
+    for part in (samples, samples[:1]):  # of one row, the other process has no pass
+        backend.forward_backward(part, [1.0] * len(part), Objective(loss="reinforce")).result()
+        gradients = backend._policies[POLICY].pending.values()
+        found[f"{len(part)}"] = np.concatenate([np.array(a).reshape(-1) for a in gradients])
+    leader.end()
+    np.savez(out, **found)
+"""
+
 
 @pytest.mark.slow
 def test_two_processes_make_the_gradient_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    write_tiny_model(tmp_path / "model")
-    script = tmp_path / "step.py"
-    script.write_text(SCRIPT)
-    command = (script, tmp_path / "model", tmp_path)
-    monkeypatch.setattr(sys, "argv", [*map(str, command)])
-    runpy.run_path(str(script))
-    with two_processes() as twice:
-        finished((*twice, *command))
+    run_alone_and_twice(TREE + STEP, tmp_path, monkeypatch)
     alone = np.load(tmp_path / "1.0.npz")
     assert np.abs(alone["gradients"]).max() > 1e-3
     for rank in range(2):
@@ -73,3 +102,30 @@ def test_two_processes_make_the_gradient_of_one(
             assert gap < 1e-6 * np.linalg.norm(alone[name])
         for name in ("loss", "sums", "values"):  # sums of exponentials: float32's rounding
             np.testing.assert_allclose(together[name], alone[name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_process_that_follows_takes_part_in_every_exchange_of_gradients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads none of the sums; the first process reads them all, after the step."""
+    run_alone_and_twice(TREE + LED, tmp_path, monkeypatch)
+    alone, together = (np.load(tmp_path / f"{size}.0.npz") for size in (1, 2))
+    assert alone.files == together.files == ["8", "1"]
+    for name in alone.files:
+        assert np.abs(alone[name]).max() > 1e-4
+        gap = np.linalg.norm(together[name] - alone[name])
+        assert gap < 1e-5 * np.linalg.norm(alone[name])
+
+
+def run_alone_and_twice(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a script in this process and in two, with the folders of a model and of its results."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    write_tiny_model(folder / "model")
+    file = folder / "step.py"
+    file.write_text(script)
+    command = (file, folder / "model", folder)
+    monkeypatch.setattr(sys, "argv", [*map(str, command)])
+    runpy.run_path(str(file))
+    with two_processes() as twice:
+        finished((*twice, *command))
