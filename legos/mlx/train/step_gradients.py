@@ -95,15 +95,16 @@ class StepGradients:
         _avoid_inference_kernels(model)
         forward = CausalModel(model, config.num_vocabulary)
         self.num_vocabulary = min(num_token_ids(model), forward.num_vocabulary)
-        self.shares = check_gradients(model, forward, checkpointing=checkpointing)
+        self._group = group or MlxProcesses(None)
+        shares = check_gradients(model, forward, checkpointing=checkpointing)
+        self.shares = bool(self._group.smallest(shares))  # all processes plan from the same trie
         self.memory: MemoryPlan | None = None
         self._sizes = Sizes.of(model)
         self._size = TrainingSize(layers=len(adapted_layers(model)), checkpointing=checkpointing)
-        self._group = group or MlxProcesses(None)
         self._ceiling_bytes = usable_bytes() if ceiling is None else ceiling
         tokens = config.micro_batch_tokens
         tokens = tokens or usual_tokens(self._sizes, self._size, self._ceiling_bytes)
-        self._tokens = AdaptiveLimit(tokens, least=LEAST, recovery=RECOVERY)
+        self._tokens = AdaptiveLimit(self._group.smallest(tokens), least=LEAST, recovery=RECOVERY)
         self._pace = PassPace(config.pass_limit_s, clock)
         self._held_bytes = held_bytes
         self._report = config.report or logger.info

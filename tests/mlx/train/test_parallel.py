@@ -2,12 +2,20 @@
 
 import runpy
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from launched import finished, two_processes
 from tiny_folders import write_tiny_model
+
+from legos.mlx.model.load import load_tree
+from legos.mlx.model.lora import add_lora, lora_shape
+from legos.mlx.train.step_gradients import StepGradients
+from legos.records.step import BackendConfig
 
 TREE = """
 import sys
@@ -31,6 +39,7 @@ from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arr
 from legos.mlx.train.processes import MlxProcesses
 from legos.records.names import POLICY
 from legos.records.packing import StepSamples
+from legos.records.step import BackendConfig
 from legos.weights.adapter import Adapter
 from random_samples import random_samples
 
@@ -68,7 +77,8 @@ for prefix in range(4):
     samples += [make_sample([*shared, end, *rng.integers(1, 20, 30).tolist()]) for end in (1, 2)]
 
 def make(*_):
-    return StepGradients(tree, group=group)
+    tokens = int(sys.argv[3 + group.rank])
+    return StepGradients(tree, BackendConfig(micro_batch_tokens=tokens), group=group)
 
 if group.size > 1:  # as large arrays are, each is summed in an exchange of its own
     nn.average_gradients = partial(nn.average_gradients, all_reduce_size=1)
@@ -105,11 +115,16 @@ def test_two_processes_make_the_gradient_of_one(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("tokens", [("4096", "4096"), ("4096", "64")])
 def test_a_process_that_follows_takes_part_in_every_exchange_of_gradients(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: tuple[str, str]
 ) -> None:
-    """It reads none of the sums; the first process reads them all, after the step."""
-    run_alone_and_twice(TREE + LED, tmp_path, monkeypatch)
+    """It reads none of the sums; the first process reads them all, after the step.
+
+    In passes of 4096 tokens it pays to share the prefixes of these rows, and in passes of 64 it
+    does not, as where the machines have unequal memory.
+    """
+    run_alone_and_twice(TREE + LED, tmp_path, monkeypatch, *tokens)
     alone, together = (np.load(tmp_path / f"{size}.0.npz") for size in (1, 2))
     assert alone.files == together.files == ["8", "1"]
     for name in alone.files:
@@ -118,14 +133,29 @@ def test_a_process_that_follows_takes_part_in_every_exchange_of_gradients(
         assert gap < 1e-5 * np.linalg.norm(alone[name])
 
 
-def run_alone_and_twice(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_alone_and_twice(
+    script: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str
+) -> None:
     """Run a script in this process and in two, with the folders of a model and of its results."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     write_tiny_model(folder / "model")
     file = folder / "step.py"
     file.write_text(script)
-    command = (file, folder / "model", folder)
+    command = (file, folder / "model", folder, *more)
     monkeypatch.setattr(sys, "argv", [*map(str, command)])
     runpy.run_path(str(file))
     with two_processes() as twice:
         finished((*twice, *command))
+
+
+def test_processes_that_differ_plan_from_the_same_trie(tiny_models: Mapping[str, Path]) -> None:
+    def smallest(own: int) -> int:  # the other process has less memory, and shares no prefix
+        return 0 if own is True else min(own, 256)
+
+    tree = load_tree(tiny_models["llama"])
+    add_lora(tree, lora_shape(tree, rank=4, alpha=8.0, num_layers=2, head=True), seed=0)
+    group: Any = SimpleNamespace(rank=0, size=2, smallest=smallest)
+    config = BackendConfig(micro_batch_tokens=4096)
+    assert StepGradients(tree, config).shares
+    made = StepGradients(tree, config, group=group)
+    assert (made.shares, made._tokens.full) == (False, 256)
