@@ -25,7 +25,7 @@ from legos.run.find import adapter_of, find_adapter
 from legos.run.folder import RunFolder
 from legos.weights.adapter import Adapter, AdapterInfo
 from legos.weights.base import check_base, fingerprint_of
-from legos.weights.folder import read_adapter
+from legos.weights.folder import is_adapter_folder, read_adapter
 from legos.wiring.arena import policies_of
 from legos.wiring.device import find_device
 from legos.wiring.elsewhere import elsewhere, engine_at
@@ -283,7 +283,8 @@ def trainer_of(
         api_key: API key of the run's servers.
 
     Raises:
-        AdapterError: the adapter of ``kl_reference`` does not exist, or does not fit.
+        AdapterError: the adapter of ``kl_reference`` does not exist, does not fit, or is one of
+            another model.
         ModelError: the model cannot be loaded, or a server has another one.
         EngineError: a server does not answer.
         ConfigError: ``max_tokens`` exceeds the model's context.
@@ -293,6 +294,9 @@ def trainer_of(
     first = None if start is None else read_adapter(start)
     if first is not None:
         first.check_base(config.model)
+    other = config.training.kl_reference
+    if other is not None and (is_adapter_folder(other) or not restored):  # or it is in a checkpoint
+        read_adapter(other).check_base(config.model)
     say = tell or logger.info
     generation = elsewhere(config, policies, api_key, say)
     model = device.load(

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,17 @@ def test_a_trainer_that_cannot_be_made_leaves_no_engine(tmp_path: Path) -> None:
         with pytest.raises(AdapterError, match="nowhere"):
             Trainer(model=model, config=config, generation=make)
         assert ended == ["engine"]
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_reference_of_another_model_is_refused(
+    trainer: Trainer, tmp_path: Path, restored: bool
+) -> None:
+    write_adapter(replace(trainer.backend.adapter(), base_model="x/other"), tmp_path)
+    training = {"kl_coef": 0.1, "kl_reference": tmp_path}
+    config = RunConfig.model_validate({"training": training})
+    with pytest.raises(AdapterError, match=r"was trained on model 'x/other' and cannot be put on"):
+        trainer_of(config, inline=True, restored=restored)
 
 
 def test_a_run_that_cannot_begin_leaves_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
