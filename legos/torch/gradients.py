@@ -133,6 +133,8 @@ class TorchGradients:
         Raises:
             Stopped: ``stop`` returned True before a pass, here or in another process.
         """
+        if on_gpu := self._model.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
         rows = step_rows(step.samples)
         ends = list(accumulate(len(sample.positions) for sample in step.samples))
         totals, of_tokens = np.zeros(1 + len(SUMS)), np.zeros((2, ends[-1]), np.float32)
@@ -172,7 +174,6 @@ class TorchGradients:
             self._ranks.add([torch.from_numpy(of_tokens)])
             self._ranks.add(list(gradients.values()))
         self._tokens.success()
-        on_gpu = self._model.device.type == "cuda"
         return StepResult(
             loss=float(totals[0]),
             sums=totals[1:],

@@ -4,6 +4,7 @@ import json
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -221,6 +222,24 @@ def test_a_model_without_some_of_its_weights_is_refused(tmp_path: Path) -> None:
     save_file(weights, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=r"lacks the weights model.norm.weight"):
         load(tmp_path)
+
+
+def test_the_peak_of_a_step_on_a_gpu_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load()
+    apply_lora(model)
+    backend, calls = model.make_backend(), list[str]()
+
+    def peak() -> int:
+        calls.append("read")
+        return 7
+
+    monkeypatch.setattr("legos.torch.model.CausalModel.device", SimpleNamespace(type="cuda"))
+    monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: calls.append("reset"))
+    monkeypatch.setattr("torch.cuda.max_memory_allocated", peak)
+    for _ in range(2):
+        found = backend.forward_backward([make_sample(TOKENS)], [1.0], Objective()).result()
+        assert found.peak_bytes == 7
+    assert calls == ["reset", "read"] * 2
 
 
 def test_an_engine_is_refused() -> None:
