@@ -23,6 +23,7 @@ from legos.errors import EngineError, ModelError, TrainerError
 from legos.mlx.fits import check_training
 from legos.mlx.generate.capabilities import Capabilities
 from legos.mlx.generate.engine import MlxEngine
+from legos.mlx.model.faults import faults_raised
 from legos.mlx.model.forward import all_logits
 from legos.mlx.model.fuse import logits_under, set_adapter, weights_dtype, write_checked
 from legos.mlx.model.load import REFUSED, base_arrays, load_tree, num_token_ids
@@ -98,6 +99,7 @@ class MlxDevice:
         Raises:
             ModelError: the model is not found, or is another one.
             TrainerError: the first process ended without a word, or a computation failed.
+            DeviceError: the device failed.
         """
         group = process_group()
         if group is None:
@@ -111,7 +113,8 @@ class MlxDevice:
             add_lora(tree, shape, seed=0)
             return StepGradients(tree, replace(config, report=logger.info), group=others)
 
-        follow(others, begin)
+        with faults_raised():
+            follow(others, begin)
 
     def facts(self) -> Mapping[str, str | int | float | bool]:
         """Versions of MLX and mlx-lm, and the default device with its kind and memory."""

@@ -13,6 +13,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import load_model as load_mlx_model
 
 from legos.errors import ModelError
+from legos.mlx.model.faults import raise_fault
 from legos.mlx.model.machine import on_metal, usable_bytes
 from legos.mlx.model.patched import patch
 from legos.weights.model_folder import WAY_OUT, quantised_by
@@ -47,6 +48,7 @@ def load_tree(folder: Path, *, share: dict[str, mx.array] | None = None) -> nn.M
     Raises:
         ModelError: the model does not fit into memory, is quantised for torch alone, or mlx-lm
             cannot load it.
+        DeviceError: the device failed.
     """
     if share is None:
         _check_quantisation(folder)
@@ -76,6 +78,7 @@ def _built(folder: Path, *, lazy: bool) -> nn.Module:
     try:
         model, _ = load_mlx_model(folder, lazy=lazy)
     except Exception as error:
+        raise_fault(error)
         first, _, more = f"{error}".partition("\n")
         reason = f"{first.rstrip()} ..." if more else first
         raise ModelError(f"{folder} cannot be loaded: {reason}; {WAY_OUT}") from error

@@ -10,7 +10,7 @@ from legos.errors import DeviceError
 from legos.mlx.generate import serving_check
 from legos.mlx.generate.capabilities import probe
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
-from legos.mlx.model import forecast, forward
+from legos.mlx.model import forecast, forward, load
 from legos.mlx.model.faults import clear_device, explained, is_fault
 from legos.mlx.model.forecast import Sizes
 from legos.mlx.model.load import load_tree
@@ -73,6 +73,7 @@ def checked(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "name"),
     [
+        (load, "load_mlx_model"),
         (forward, "in_float32"),
         (mx, "allclose"),
         (serving_check, "_check"),

@@ -12,8 +12,12 @@ import pytest
 from launched import finished, two_processes
 from tiny_folders import write_tiny_model
 
+from legos.builtin import builtin_path
+from legos.errors import DeviceError
+from legos.mlx import device
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_shape
+from legos.mlx.train.processes import MlxProcesses
 from legos.mlx.train.step_gradients import StepGradients
 from legos.records.step import BackendConfig
 
@@ -159,3 +163,22 @@ def test_processes_that_differ_plan_from_the_same_trie(tiny_models: Mapping[str,
     assert StepGradients(tree, config).shares
     made = StepGradients(tree, config, group=group)
     assert (made.shares, made._tokens.full) == (False, 256)
+
+
+def test_a_device_that_fails_a_process_that_follows_is_explained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Second(MlxProcesses):
+        def __init__(self, group: object) -> None:
+            self.rank, self.size = 1, 2
+
+        def gathered(self, value: Any) -> list[Any]:
+            return [value] * self.size
+
+        def receive(self) -> Any:
+            raise RuntimeError("[METAL] Command buffer execution failed: (OutOfMemory)")
+
+    monkeypatch.setattr(device, "process_group", object)
+    monkeypatch.setattr(device, "MlxProcesses", Second)
+    with pytest.raises(DeviceError, match="the GPU ran out of memory; lower training.memory_limit"):
+        device.MlxDevice().follow(str(builtin_path()))
