@@ -3,6 +3,7 @@
 Its configuration is PEFT's, or that of mlx-lm, which ``mlx_lm.lora`` and this kit write.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -89,7 +90,7 @@ def unpack_adapter(
         AdapterError: the file is damaged, or a value is neither recorded nor given.
     """
     arrays, texts = unpack_tensors(data)
-    header, peft, given = Header.read(texts), is_peft(arrays), scale
+    header, peft = Header.read(texts), is_peft(arrays)
     mlx = None
     if config is not None and not peft:
         try:
@@ -102,19 +103,20 @@ def unpack_adapter(
     if version is None or not 0 <= version <= MAX_VERSION:
         raise AdapterError(f"version is {version}; expected a number of optimiser steps")
     shape = None if mlx is None else mlx.shape_of(arrays)
-    scale = _first(scale, None if shape is None else shape.scale, header.scale, default_scale)
+    recorded = header.scale if shape is None else shape.scale
+    written = _first(recorded, scale, default_scale)
     if peft:
-        config = config or implied_config(arrays, scale)
+        config = config or implied_config(arrays, written)
         adapter = from_peft(arrays, config, name=name, version=version)
-        if given is not None:
-            adapter = replace(adapter, shape=replace(adapter.shape, scale=given))
-    elif scale is None:
+        if recorded is not None and math.isclose(adapter.shape.scale, recorded, rel_tol=1e-12):
+            adapter = _at(adapter, recorded)  # lora_alpha / r is rounded
+    elif written is None:
         raise AdapterError("neither the file nor the request states the scale; give it")
     else:
         adapter = Adapter(
             name=name,
             version=version,
-            shape=shape_of(arrays, scale) if shape is None else replace(shape, scale=scale),
+            shape=shape_of(arrays, written) if shape is None else shape,
             arrays=arrays,
             base_model=header.base_model or (None if mlx is None else mlx.model),
         )
@@ -123,7 +125,14 @@ def unpack_adapter(
             f"adapter {name!r} has digest {adapter.digest} but {header.digest} was recorded; the "
             "file is damaged, send or write it again"
         )
-    return adapter
+    return _at(adapter, scale)
+
+
+def _at(adapter: Adapter, scale: float | None) -> Adapter:
+    """The same arrays with another multiplier; None: with their own."""
+    if scale is None or scale == adapter.shape.scale:
+        return adapter
+    return replace(adapter, shape=replace(adapter.shape, scale=scale))
 
 
 def _first(*values: T | None) -> T | None:

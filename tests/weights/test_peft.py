@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,9 @@ def test_other_spellings_mean_the_same(rename: Any) -> None:
     assert from_peft(renamed, config, name="x", version=3).digest == expected.digest
 
 
-def test_a_folder_comes_back_the_same(tmp_path: Path) -> None:
-    adapter = dense()
+@pytest.mark.parametrize("scale", [2.0, 0.1])  # 0.1 * 3 / 3 is not 0.1
+def test_a_folder_comes_back_the_same(tmp_path: Path, scale: float) -> None:
+    adapter = dense(scale=scale)
     write_peft(adapter, tmp_path)
     again = read_adapter(tmp_path)
     assert again.info == adapter.info
@@ -164,6 +166,20 @@ def test_a_scale_that_is_given_replaces_that_of_the_configuration() -> None:
     tensors, config = to_peft(dense())
     found = unpack_adapter(pack_tensors(tensors, {}), version=1, config=config, scale=3.0)
     assert found.shape.scale == 3.0
+
+
+def test_a_scale_that_is_given_replaces_the_recorded_one() -> None:
+    adapter = dense()
+    found = unpack_adapter(pack_adapter(adapter), scale=4.0)
+    assert found.info == replace(adapter, shape=replace(adapter.shape, scale=4.0)).info
+    tensors, config = to_peft(adapter)
+    peft = pack_tensors(tensors, adapter.header)
+    for stated in (None, config):
+        assert unpack_adapter(peft, config=stated, scale=4.0).info == found.info
+    damaged = bytearray(pack_adapter(adapter))
+    damaged[-1] ^= 0x40
+    with pytest.raises(AdapterError, match="the file is damaged"):
+        unpack_adapter(damaged, scale=4.0)
 
 
 def refused(tensors: Any, config: Any, named: str) -> None:
