@@ -1,7 +1,8 @@
 """How many tokens a step computes at once: the forecast, and the memory in use.
 
-No number depends on a measured peak, and the tokens of a pass are halved until they fit, so a
-resumed run makes the same passes and rounds alike.
+The tokens of a pass are halved until they fit. Where memory limits no pass, a resumed run makes the
+same passes and rounds alike. Near the limit, passes also follow from what no checkpoint holds: the
+memory in use, the longest row since the process began, and the steps that exceeded the limit.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ def usual_tokens(sizes: Sizes, size: TrainingSize, ceiling_bytes: int) -> int:
 
     Larger passes are no faster than 256 tokens of a large model, and take several times its memory;
     a small model needs more of them to keep the device busy, and has them. The rule depends on no
-    sample, so a resumed run makes the same passes.
+    sample, so a resumed run has the same number.
 
     Args:
         sizes: of the model.
