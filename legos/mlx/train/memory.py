@@ -5,7 +5,7 @@ same passes and rounds alike. Near the limit, passes also follow from what no ch
 memory in use, the longest row since the process began, and the steps that exceeded the limit.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from legos.mlx.model.forecast import COPIED, Sizes, halved, pass_bytes
 from legos.records.limits import TrainingSize
@@ -14,6 +14,7 @@ from legos.records.step import MICRO_BATCH_TOKENS
 __all__ = ["MemoryPlan", "usual_tokens"]
 
 MARGIN = 1.25  # the forecast may be a tenth too low, and prefixes are carried
+LONGER = 1.25  # a plan covers rows that are longer than its longest by up to this factor
 LEAST_TOKENS, PASS_SHARE, ROW = 256, 1 / 32, 256
 SHORTEST = 16  # tokens; where not even such a row fits, none does
 
@@ -70,6 +71,13 @@ class MemoryPlan:
         """Tokens of prefixes whose keys and values rows may copy, next to so many own tokens."""
         left = max(self.ceiling_bytes - self.peak_bytes(tokens), 0)
         return int(left / (self.factor * COPIED * max(self.sizes.key_bytes, 1)))
+
+    def covers(self, longest: int) -> bool:
+        """Whether the plan holds for rows of so many tokens; longer ones than its own must fit."""
+        if longest <= self.longest:
+            return True
+        grown = replace(self, longest=longest)
+        return longest <= LONGER * self.longest and grown.row_limit is None
 
     @property
     def row_limit(self) -> int | None:

@@ -41,8 +41,7 @@ from legos.records.step import BackendConfig, Stop, never
 __all__ = ["StepGradients"]
 
 logger = logging.getLogger(__name__)
-LONGER = 1.25  # memory is planned again for rows longer than the planned ones by this factor
-RELEASED = 0.9  # and where less than this share of the planned bytes is held
+RELEASED = 0.9  # memory is planned again where less than this share of the planned bytes is held
 NO_LIMIT = 2**31 - 1  # tokens that always fit
 RECOVERY = 32  # steps after a fault until a pass may be twice as large
 T = TypeVar("T")
@@ -244,9 +243,9 @@ class StepGradients:
         )
 
     def _planned(self, longest: int, *, others: int) -> MemoryPlan:
-        """The memory plan: made at the first step, and again where rows are much longer."""
+        """The memory plan: made at the first step, and again where it does not cover the rows."""
         plan, held = self.memory, self._held_bytes()
-        if plan is None or longest > LONGER * plan.longest:
+        if plan is None or not plan.covers(longest):
             plan = MemoryPlan(
                 sizes=self._sizes,
                 size=msgspec.structs.replace(self._size, others=others),

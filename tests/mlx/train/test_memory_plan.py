@@ -74,6 +74,12 @@ def test_the_longest_row_is_in_the_peak_of_passes_that_are_shorter() -> None:
     assert cut.step_bytes(100) == cut.peak_bytes(cut.row_limit or 0) <= cut.ceiling_bytes
 
 
+def test_a_plan_covers_slightly_longer_rows_that_fit() -> None:
+    tight, roomy = plan(10, longest=110), plan(100, longest=110)  # 127 tokens fit; and many
+    assert [tight.covers(longest) for longest in (50, 110, 120, 130)] == [True, True, True, False]
+    assert [roomy.covers(longest) for longest in (130, 140)] == [True, False]
+
+
 def test_rows_of_which_none_fits_have_a_limit_of_0() -> None:
     assert plan(0).row_limit == 0
     assert plan(100).row_limit is None
