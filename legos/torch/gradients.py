@@ -135,6 +135,7 @@ class TorchGradients:
         """
         if on_gpu := self._model.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
+        others = others if step.backward else {}  # otherwise nobody reads the divergences
         rows = step_rows(step.samples)
         ends = list(accumulate(len(sample.positions) for sample in step.samples))
         totals, of_tokens = np.zeros(1 + len(SUMS)), np.zeros((2, ends[-1]), np.float32)

@@ -239,6 +239,7 @@ class StepGradients:
             others={
                 name: Policy(within=partial(other_lora, self._model, lora))
                 for name, lora in others.items()
+                if step.backward  # otherwise nobody reads the divergences
             },
         )
 

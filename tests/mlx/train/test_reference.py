@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from legos.losses.objective import Objective
 from legos.losses.total import SUMS, BatchArrays
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, other_lora, set_lora_arrays
+from legos.mlx.train import step_gradients
 from legos.mlx.train.rematerialisation import rematerialise_layers
 from legos.mlx.train.step_gradients import StepGradients
 from legos.records.batch import Batch
@@ -156,6 +158,29 @@ def test_another_adapter_is_the_reference_on_every_path(
         assert gap(dict(tree_flatten(found.gradients)), expected) < 5e-6
     base = step.of_step(whole(samples), chosen, {"reference": None})
     assert abs(base.sums - sums)[SUMS.index("kl")] > 0.1  # it is not that of the model without LoRA
+
+
+def test_passes_that_only_score_compute_no_reference(
+    tiny_models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a loss of groups, whose slopes need the policy's log-probabilities alone."""
+    policy, _, adapter = both(tiny_models["llama"])
+    others = {"reference": fitted_here(adapter, policy)}
+    computed: list[Lora | None] = []
+
+    def counted(model: Any, lora: Lora | None) -> Any:
+        computed.append(lora)
+        return other_lora(model, lora)
+
+    monkeypatch.setattr(step_gradients, "other_lora", counted)
+    gradients = StepGradients(policy, BackendConfig(micro_batch_tokens=10_000))
+    step = whole(some_samples(np.random.default_rng(0), legal=False))
+    objective = Objective(loss="online_dpo", kl_coef=0.7)
+    scored = gradients.of_step(replace(step, backward=False), objective, others)
+    assert not computed
+    trained = gradients.of_step(step, objective, others)
+    assert computed
+    assert scored.logprobs == pytest.approx(trained.logprobs, abs=1e-6)
 
 
 @pytest.mark.parametrize("architecture", ["qwen3_moe", "lfm2", "llama"])
