@@ -17,7 +17,7 @@ TRUNCATION_CAP = 2.0  # upper bound of the weight; 1.5 to 5 in the literature
 def correct(
     xp: Any, log_rho: Any, mask: Any, *, icepop: float | None, weighted: bool
 ) -> tuple[Any, Any]:
-    """The factor of each token's policy loss: its weight min(rho_t, 2), or 0 where it is dropped.
+    """The factor of each token's policy loss: min(rho_t, TRUNCATION_CAP), or 0 where it is dropped.
 
     Args:
         xp: array namespace.

@@ -119,7 +119,7 @@ class TorchDevice:
 
 
 class TorchModel:
-    """A loaded model; all its calls run on one thread.
+    """A loaded model; what computes with it runs on one thread.
 
     Attributes:
         folder: the model's folder.
