@@ -52,8 +52,6 @@ class StepGradients:
 
     Attributes:
         memory: the plan of the memory of a step; None before the first step.
-        row_limit: maximum tokens of a row; longer samples of the last step were left out because
-            they do not fit into memory even alone. None: no limit.
         shares: whether rows share prefixes; False where the architecture does not allow it.
         num_vocabulary: token ids of samples are below it.
         passes: those of the step that is computed.
@@ -108,7 +106,6 @@ class StepGradients:
         self._held_bytes = held_bytes
         self._report = config.report or logger.info
         self._told: tuple[int, int | None] | None = None  # tokens of a pass, limit of a row
-        self.row_limit: int | None = None
         self.passes = Count(unit="passes")
         num_caches = len(make_prompt_cache(model)) if self.shares else 0
         self._runner = Runner(
@@ -204,7 +201,7 @@ class StepGradients:
         return replace(
             found,
             gradients=dict(tree_flatten(found.gradients)),
-            row_limit=self.row_limit,
+            row_limit=limit,
             peak_bytes=peak,
             pass_s=self._pace.longest_s,
         )
@@ -268,8 +265,7 @@ class StepGradients:
     def _agreed_limit(self, plan: MemoryPlan) -> int | None:
         """Tokens of the longest row that fits in every process of the group; None: no limit."""
         limit = self._group.smallest(NO_LIMIT if plan.row_limit is None else plan.row_limit)
-        self.row_limit = None if limit == NO_LIMIT else limit
-        return self.row_limit
+        return None if limit == NO_LIMIT else limit
 
     def _own(self, trie: Trie, plan: MemoryPlan) -> tuple[list[Pass], int]:
         """The passes that this process computes, and the largest number of a process."""
