@@ -30,6 +30,7 @@ class PassPace:
         self.longest_s = 0.0
         self._limit_s, self._clock = limit_s, clock
         self._began = 0.0
+        self._before = 0  # tokens of the pass before
         self._tokens_per_s = math.inf  # nothing is known
 
     def begin(self) -> None:
@@ -40,9 +41,12 @@ class PassPace:
         """A pass of so many tokens has ended."""
         seconds = self._clock() - self._began
         self.longest_s = max(self.longest_s, seconds)
-        if num_tokens:  # a pass may read carried prefixes alone, which says nothing of the speed
+        if not num_tokens:
+            return  # it read carried prefixes alone, which says nothing of the speed
+        if 2 * num_tokens >= self._before:  # the cost of a pass dominates a small rest
             speed = num_tokens / max(seconds, 1e-9)
             self._tokens_per_s = min(speed, RISE * self._tokens_per_s)
+        self._before = num_tokens
 
     def max_tokens(self, asked: int) -> int:
         """Tokens of a pass that ends in time, at most ``asked``; all of them before any pass."""

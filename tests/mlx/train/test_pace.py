@@ -41,7 +41,7 @@ def test_tokens_follow_the_slowest_of_the_newest_passes() -> None:
     assert pace.max_tokens(4096) == 4096  # nothing is known
     passed(pace, clock, 4000, 2.0)
     assert pace.max_tokens(4096) == 1000
-    passed(pace, clock, 1000, 0.25)  # twice as fast, which may not last
+    passed(pace, clock, 2000, 0.5)  # twice as fast, which may not last
     assert pace.max_tokens(4096) == 1100
     passed(pace, clock, 1000, 1.0)
     assert pace.max_tokens(4096) == 500
@@ -49,6 +49,16 @@ def test_tokens_follow_the_slowest_of_the_newest_passes() -> None:
     for _ in range(50):
         passed(pace, clock, 1000, 0.01)
     assert pace.max_tokens(4096) == 4096
+
+
+def test_the_small_rest_of_a_step_says_nothing_of_the_speed() -> None:
+    clock = Clock()
+    pace = PassPace(0.5, clock)
+    passed(pace, clock, 4000, 2.0)
+    passed(pace, clock, 20, 0.12)
+    assert pace.max_tokens(4096) == 1000
+    passed(pace, clock, 20, 0.12)  # a step of its own: passes are as small as that now
+    assert pace.max_tokens(4096) == 83
 
 
 def test_passes_are_not_cut_to_nothing_nor_without_a_limit() -> None:
