@@ -49,20 +49,20 @@ def read_adapter(folder: Path) -> Adapter:
     Raises:
         AdapterError: a file is missing, unreadable, or does not match the recorded digest.
     """
-    peft = (folder / PEFT_WEIGHTS_FILE).is_file() and not (folder / WEIGHTS_FILE).is_file()
-    weights = PEFT_WEIGHTS_FILE if peft else WEIGHTS_FILE
-    for name in (CONFIG_FILE, weights):
-        if not (folder / name).is_file():
-            raise AdapterError(_missing(folder, name))
     try:
-        config = msgspec.json.decode((folder / CONFIG_FILE).read_bytes(), type=dict[str, Any])
-        data = (folder / weights).read_bytes()
-        return unpack_adapter(data, config=config, default_version=FOREIGN_VERSION)
+        peft = (folder / PEFT_WEIGHTS_FILE).is_file() and not (folder / WEIGHTS_FILE).is_file()
+        weights = PEFT_WEIGHTS_FILE if peft else WEIGHTS_FILE
+        lacking = [name for name in (CONFIG_FILE, weights) if not (folder / name).is_file()]
+        if not lacking:
+            config = msgspec.json.decode((folder / CONFIG_FILE).read_bytes(), type=dict[str, Any])
+            data = (folder / weights).read_bytes()
+            return unpack_adapter(data, config=config, default_version=FOREIGN_VERSION)
     except (OSError, ValueError, RecursionError) as error:
         raise AdapterError(
             f"{folder} cannot be read as an adapter: {error}; take another one of the run, or "
             "write it again"
         ) from error
+    raise AdapterError(_missing(folder, lacking[0]))
 
 
 def is_adapter_folder(folder: Path) -> bool:

@@ -30,9 +30,19 @@ def resolve_folder(model: str, *, refused: Mapping[str, str] | None = None) -> P
         refused: ``model_type`` that the device cannot load -> the reason.
 
     Raises:
-        ModelError: the folder is not found, a file is missing, the architecture is refused, or the
-            hub does not respond.
+        ModelError: the folder is not found, this user may not read it, a file is missing, the
+            architecture is refused, or the hub does not respond.
     """
+    try:
+        return _resolved(model, refused or {})
+    except (OSError, RuntimeError) as error:  # RuntimeError: a user of ~USER is not known
+        raise ModelError(
+            f"model {model!r} cannot be read: {error}; give a folder that this user may read, a "
+            "hub name (org/model), or 'builtin'"
+        ) from error
+
+
+def _resolved(model: str, refused: Mapping[str, str]) -> Path:
     folder = Path(model).expanduser()
     if folder.is_file():
         raise ModelError(
@@ -59,7 +69,7 @@ def resolve_folder(model: str, *, refused: Mapping[str, str] | None = None) -> P
     if not isinstance(config, dict):
         raise ModelError(f"{folder}/config.json is no JSON object; {WAY_OUT}")
     kind = str(cast("dict[str, Any]", config).get("model_type"))
-    if refused is not None and kind in refused:
+    if kind in refused:
         raise ModelError(f"{folder} is a {kind} model: {refused[kind]}; take another one")
     return folder
 

@@ -295,7 +295,7 @@ def trainer_of(
     if first is not None:
         first.check_base(config.model)
     other = config.training.kl_reference
-    if other is not None and (is_adapter_folder(other) or not restored):  # or it is in a checkpoint
+    if other is not None and (not restored or is_adapter_folder(other)):  # or a checkpoint has it
         read_adapter(other).check_base(config.model)
     say = tell or logger.info
     generation = elsewhere(config, policies, api_key, say)

@@ -194,6 +194,12 @@ def test_model_folders(
     assert len(told) < 600
 
 
+def test_a_model_of_a_user_who_does_not_exist(refused: Callable[..., str]) -> None:
+    told = refused("train", "--model", "~nobody-of-this-name/model", "--out", "run")
+    assert "model '~nobody-of-this-name/model' cannot be read: " in told
+    assert "give a folder that this user may read" in told
+
+
 def test_completions_longer_than_the_context(refused: Callable[..., str], tmp_path: Path) -> None:
     model = str(write_tiny_model(tmp_path / "model"))
     told = refused("train", "--model", model, "--out", "run", "--generation.max-tokens", "1024")
