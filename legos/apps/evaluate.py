@@ -55,7 +55,7 @@ def evaluate_run(
         ConfigError: an override is not valid, or has no effect in this arena.
     """
     folder = find_run(split_place(str(run))[0])
-    config = resolve(run=folder.settings, overrides=overrides).config
+    config = resolve(run=folder.settings, overrides=overrides).config.for_evaluation()
     check_options(config)
     first, *others = policies_of(config.arenas)
     own = named_adapter(str(run), name=first)

@@ -219,7 +219,7 @@ def meet(
 def _arena(name: str, config: RunConfig) -> Arena:
     """The arena, without what is of training alone."""
     one, loop = config.arenas[name], config.loop
-    play = one.play.replace(opponents={}, opponents_end={}, matchmaker=None)
+    play = one.play.for_evaluation().replace(matchmaker=None)
     arena = make_arena(name, ScriptedClient([]), play=play, generation=one.generation)
     if loop.evaluation_temperature is not None:
         arena.temperature = loop.evaluation_temperature

@@ -1,6 +1,6 @@
 """Settings of play: of the arena of a run, and of each arena of a mix."""
 
-from typing import Any
+from typing import Any, Self
 
 from pydantic import field_validator
 
@@ -55,6 +55,10 @@ class PlayConfig(Settings):
     """A matchmaker of one's own, FILE.py:Class, in place of opponents; none: the arena's seats."""
     options: dict[str, Any] = knob({})
     """Arguments of the arena's constructor, by name (--play.options.NAME VALUE)."""
+
+    def for_evaluation(self) -> Self:
+        """A copy without what training alone reads, which may name runs and files that are gone."""
+        return self.replace(opponents={}, opponents_end={}, credit=None)
 
     @field_validator("opponents", "opponents_end")
     @classmethod

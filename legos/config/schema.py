@@ -284,6 +284,11 @@ class RunConfig(Settings):
             return {self.arena: PlayedArena(self.play, self.generation, 1.0)}
         return {name: self._played(one) for name, one in self.mix.items()}
 
+    def for_evaluation(self) -> Self:
+        """A copy without the settings of play that training alone reads, in each arena."""
+        mix = {name: one.for_evaluation() for name, one in self.mix.items()}
+        return self.replace(play=self.play.for_evaluation(), mix=mix)
+
     def _played(self, one: MixedArena) -> "PlayedArena":
         own = {"temperature": one.temperature, "max_tokens": one.max_tokens}
         sampling = {name: value for name, value in own.items() if value is not None}

@@ -17,8 +17,10 @@ from short_runs import FEW, NIM
 
 from legos.apps.evaluate import reported
 from legos.cli.process import main
+from legos.config.resolve import resolve
 from legos.loop.evaluation import flat_metrics
 from legos.records.count import Count
+from legos.run.folder import RunFolder
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.folder import read_adapter, write_adapter
 
@@ -121,6 +123,17 @@ def test_the_figures_of_nim_are_those_of_the_run(
     assert start["policy_version"] == 0
     assert as_logged(start) == pytest.approx(logged(run, 0), abs=1e-6)
     assert start["exploitability"] != figures["exploitability"]
+
+
+def test_what_training_alone_reads_may_be_gone(
+    run: Path, tmp_path: Path, evaluated: Callable[..., dict[str, Any]]
+) -> None:
+    """An opponent that was removed, and a credit rule whose file was moved."""
+    folder = RunFolder(tmp_path / "run")
+    shutil.copytree(run, folder.path)
+    of_training = {"play.opponents": {"self": 0.5, "gone@1": 0.5}, "play.credit": "gone.py:Rule"}
+    folder.write_config(resolve(run=folder.settings, overrides=of_training).toml())
+    assert evaluated(folder.path) == evaluated(run)
 
 
 @pytest.mark.slow
