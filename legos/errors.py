@@ -142,7 +142,7 @@ class DeviceError(EngineError, TrainerError):
     """The device failed, and again when the computation was repeated; a new process may go on.
 
     Attributes:
-        run: folder of the run that it ended, if that has a checkpoint.
+        run: folder of the run that it ended, if that has a checkpoint and was not asked to stop.
     """
 
     run: Path | None = None

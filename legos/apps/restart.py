@@ -68,8 +68,9 @@ def watched(
     leads: bool,
     stopping: Callable[[], bool],
 ) -> Generator[None]:
-    """Within the block, a device thread that hangs leads to a restart of the run.
+    """Within the block, a device thread that hangs leads to a restart of the run, or to its end.
 
+    It ends where it was asked to stop, and where other processes compute with this one.
     The same thread checks that the event loop turns.
 
     Args:
@@ -93,10 +94,13 @@ def watched(
             if seconds > limit and not restarted:
                 restarted = True
                 reason = f"{name} has not responded for {seconds:.0f} s"
+                command = resume_command(folder)
                 if leads:
-                    end_process(f"{reason}, so another process has died; {resume_command(folder)}")
+                    end_process(f"{reason}, so another process has died; {command}")
+                if stopping():
+                    end_process(f"{reason}, and the run was asked to stop; go on with: {command}")
                 restart(folder, reason)
-                logger.error("%s; end this process and run: %s", reason, resume_command(folder))
+                logger.error("%s; end this process and run: %s", reason, command)
 
     with Watchdog(check, name="legos-train-watchdog"):
         yield

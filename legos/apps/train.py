@@ -139,7 +139,7 @@ def _train(
             ThreadPoolExecutor(max_workers=1) as writer,
             StopSignals() as signals,
             ray_players(config, *place, seated=seated, opponents=opponents) as players,
-            _folder(resolved, resumed, mix.title) as folder,
+            _folder(resolved, resumed, mix.title, signals) as folder,
         ):
             signals.advice = f"; continue with\n  {resume_command(folder.path)}"
             run = Run(
@@ -223,7 +223,9 @@ def _check_start(resolved: ResolvedConfig) -> None:
 
 
 @contextmanager
-def _folder(resolved: ResolvedConfig, resumed: RunFolder | None, name: str) -> Generator[RunFolder]:
+def _folder(
+    resolved: ResolvedConfig, resumed: RunFolder | None, name: str, signals: StopSignals
+) -> Generator[RunFolder]:
     """The run's folder; adds how to continue to an error that ends the run."""
     folder = resumed or RunFolder(resolved.config.out or fresh_folder(RUNS, name))
     try:
@@ -233,7 +235,7 @@ def _folder(resolved: ResolvedConfig, resumed: RunFolder | None, name: str) -> G
         if checkpoints(folder.checkpoints):
             change = "" if folder.has_steps or not isinstance(error, _NEEDS_CHANGE) else _CHANGE
             command = resume_command(folder.path)
-            if isinstance(error, DeviceError):
+            if isinstance(error, DeviceError) and signals.received is None:
                 error.run = folder.path
             error.add_note(f"the run has a checkpoint; {change}continue with\n  {command}")
         elif resumed is None and not folder.config.exists() and isinstance(error, FAILS_AGAIN):

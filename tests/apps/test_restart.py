@@ -1,15 +1,22 @@
 """A run whose device fails or hangs for good goes on in a new process."""
 
 import json
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from short_runs import NIM
 
 from legos.apps import restart, serve
+from legos.apps.signals import StopSignals
 from legos.cli.process import main
+from legos.device.backend import LoraBackend
 from legos.stalls import Watchdog
 
 BROKEN = """
@@ -72,6 +79,44 @@ def test_in_other_programs_the_run_ends(tmp_path: Path) -> None:
     assert "(restart " not in ended.stderr
     assert "the run has a checkpoint; continue with" in ended.stderr
     assert steps(folder) == [1, 2]
+
+
+@pytest.mark.slow
+def test_a_run_that_was_asked_to_stop_does_not_start_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    signals, started = StopSignals(), list[Path]()
+
+    def broken(*_: object) -> None:
+        signals.received = signal.SIGTERM
+        raise RuntimeError("[METAL] Command buffer execution failed: Caused GPU Timeout Error")
+
+    monkeypatch.setattr(LoraBackend, "_updated", broken)
+    monkeypatch.setattr("legos.apps.train.StopSignals", lambda: signals)
+    monkeypatch.setattr("legos.apps.train.restart", lambda folder, _: started.append(folder))
+    assert main(["train", *NIM, "--steps", "3", "--out", str(tmp_path / "run")]) == 2
+    assert "the run has a checkpoint; " in capsys.readouterr().err
+    assert started == []
+
+
+@pytest.mark.parametrize(("stopping", "first"), [(False, "restarts"), (True, "ends")])
+def test_a_run_that_hangs_starts_again_unless_it_was_asked_to_stop(
+    stopping: bool, first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def hangs(check: Callable[[Watchdog], None], *, name: str) -> AbstractContextManager[None]:
+        dog = Watchdog(check, name=name)
+        for dog.clock_s in (0.0, restart.STUCK_S + 1.0):
+            check(dog)
+        return nullcontext()
+
+    monkeypatch.setattr(restart, "Watchdog", hangs)
+    monkeypatch.setattr(restart, "restart", lambda *_: calls.append("restarts"))
+    monkeypatch.setattr(restart, "end_process", lambda _: calls.append("ends"))
+    stops: dict[str, Any] = {"leads": False, "stopping": lambda: stopping}
+    with restart.watched(lambda: {"legos-trainer": 1}, tmp_path, loop=Mock(), **stops):
+        assert calls[0] == first
 
 
 @pytest.mark.slow
