@@ -224,7 +224,8 @@ def _of_play(play: StoredEpisode, min_reward: float) -> Iterator[tuple[list[int]
     if play.evaluation is True or play.void or play.error is not None:
         return
     for seat in play.seats:
-        if seat.policy is not None and play.rewards.get(seat.role, -math.inf) >= min_reward:
+        earned = play.returned(seat)
+        if seat.policy is not None and earned is not None and earned >= min_reward:
             yield from _of_seat(seat)
     for child in play.children:
         yield from _of_play(child, min_reward)

@@ -153,7 +153,7 @@ def _summary(episodes: Sequence[Episode], who: Mapping[str, str]) -> Iterator[st
     failed = sum(bool(episode.error) for episode in episodes)
     yield f"\n{len(episodes)} plays: {len(ended)} ended, {failed} failed"
     for role in ended[0].rewards if ended else ():
-        rewards = [episode.rewards[role] for episode in ended]
+        rewards = [episode.returns[role] for episode in ended]
         above, below = sum(reward > 0 for reward in rewards), sum(reward < 0 for reward in rewards)
         signs = f"{above} above 0, {len(rewards) - above - below} at 0, {below} below 0"
         yield f"{role} ({who.get(role, 'its own')}): mean reward {fmean(rewards):+.3g}; {signs}"

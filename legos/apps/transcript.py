@@ -92,7 +92,7 @@ def example(episode: Episode, *, width: int = 100) -> str:
     asked, said = (
         shorten(text, width, placeholder=" ...") for text in (turn.messages[-1].content, answer)
     )
-    return visible(f"{asked} -> {said}  (reward {episode.rewards.get(seat.role, 0.0):+.3g})")
+    return visible(f"{asked} -> {said}  (reward {episode.returns.get(seat.role, 0.0):+.3g})")
 
 
 def ending(episode: StoredEpisode) -> str:

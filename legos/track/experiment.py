@@ -216,7 +216,7 @@ def _cells(episode: Episode) -> list[Any]:
         episode.task.id,
         ", ".join(f"{rollout.role}: {rollout.seat}" for rollout in episode.rollouts),
         None if episode.error or episode.void else float(_reward(episode)),
-        ", ".join(f"{role} {value:+g}" for role, value in episode.rewards.items()),
+        ", ".join(f"{role} {value:+g}" for role, value in episode.returns.items()),
         text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]} …",
         episode.failure or ("void" if episode.void else ""),
     ]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_records import make_episode, make_turn
 from made_runs import made_run
 from metric_lines import read_steps
 from short_runs import NIM
@@ -165,6 +166,14 @@ def test_the_best_plays_of_a_run_are_imitated_token_by_token(tmp_path: Path) -> 
     assert steps[0]["loss"] == pytest.approx(-steps[0]["reward_mean"], abs=0.2)  # by token, by play
     with pytest.raises(ArenaError, match=r"reward of at least 5 \(--play.options.min_reward\)"):
         pairs(str(run), min_reward=5.0)
+
+
+def test_rewards_of_turns_count_in_what_a_seat_has_earned(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run")
+    for reward, of_turn in ((0.0, 1.0), (1.0, -3.0)):
+        turns = {"only": [make_turn((1, 2), (3,), reward=of_turn)]}
+        run.add_episodes(1, [make_episode({"only": reward}, turns=turns)])
+    assert pairs(str(run.path)) == [([1, 2], [3])]
 
 
 def test_the_model_of_an_imitated_run_is_its_own(

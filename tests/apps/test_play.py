@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_records import make_episode, make_turn
 from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 
 from legos.apps.person import Terminal
-from legos.apps.play import Players, play
+from legos.apps.play import Players, _summary, play
 from legos.cli.process import main
 from legos.config.schema import PlayConfig
 from legos.errors import ArenaError
@@ -150,6 +151,12 @@ def test_several_plays_end_with_a_summary() -> None:
         f"first (random): mean reward {mean:+.3g}; {wins} above 0, 0 at 0, {20 - wins} below 0"
     )
     assert second.startswith(f"second (optimal): mean reward {-mean:+.3g}; {20 - wins} above 0")
+
+
+def test_the_summary_has_the_rewards_of_turns_too() -> None:
+    episode = make_episode({"player": 0.0}, turns={"player": [make_turn(reward=1.0)]})
+    *_, line = _summary([episode] * 2, {})
+    assert line == "player (its own): mean reward +1; 2 above 0, 0 at 0, 0 below 0"
 
 
 def test_rules_are_told_to_a_person_once_and_optimal_play_reads_the_position() -> None:

@@ -34,3 +34,4 @@ def test_an_example_is_an_answer_of_any_length_but_no_move_of_a_list() -> None:
     assert shown() == "? -> 15  (reward +1)"
     assert shown(choices=("15", "16")) == ""
     assert shown(choices=("1", "2")) == shown()
+    assert shown(reward=0.5) == "? -> 15  (reward +1.5)"

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_records import make_episode
+from made_records import make_episode, make_turn
 from msgspec.structs import replace
 
 from legos.losses.alarms import Alarm
@@ -198,6 +198,15 @@ def test_an_evaluation_has_a_table_of_plays_from_the_worst_to_the_best(service: 
     tracker.plays(played(3), step=1, evaluation=False)  # an exact evaluation plays nothing
     tracker.log({"eval/reward_mean": 0.5}, step=1)
     assert [row["kind"] for row in service.rows[-1][1]["eval/plays"]] == ["training"] * 3
+
+
+def test_the_table_has_the_rewards_of_turns_too(service: Service) -> None:
+    tracker = service.tracker()
+    play = make_episode({"only": 0.0}, turns={"only": [make_turn(reward=1.0)]})
+    tracker.plays([play], step=0, evaluation=True)
+    tracker.log({"eval/reward_mean": 0.5}, step=0)
+    [(_, values)] = service.rows
+    assert [row["rewards"] for row in values["eval/plays"]] == ["only +1"]
 
 
 def test_every_ten_steps_have_histograms(service: Service) -> None:
