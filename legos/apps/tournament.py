@@ -85,7 +85,8 @@ def tournament(
     rated = ratings(table, names, unit=results.unit)
     order = [rating.member for rating in rated]
     rewards = table.rewards(order)
-    shares = nash_mixture(rewards) if all(table.tally(*pair).plays for pair in pairs) else ()
+    unmet = np.isnan(rewards) & ~np.eye(len(order), dtype=bool)
+    shares = () if unmet.any() else nash_mixture(rewards)
     return {
         **_counts(name, results),
         "unit": results.unit,

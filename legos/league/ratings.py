@@ -342,8 +342,10 @@ def _expected(theta: FloatArray) -> FloatArray:
 
 
 def _both_sides(scores: FloatArray) -> FloatArray:
-    """[M, M] scores as both sides report them, of which two sum to 1."""
-    return np.asarray((scores + 1 - scores.T) / 2)
+    """[M, M] scores as both sides report them, or the one that does; two of them sum to 1."""
+    others = 1 - scores.T
+    known = np.where(np.isnan(scores), others, scores), np.where(np.isnan(others), scores, others)
+    return np.asarray(np.mean(known, axis=0))
 
 
 def _divergence(score: FloatArray, expected: FloatArray) -> float:

@@ -257,6 +257,20 @@ def test_people_are_members_by_the_plays_that_were_kept(
     assert "line 1 of runs/people.jsonl is no play of a person" in capsys.readouterr().err
 
 
+def test_a_person_at_a_table_of_three_is_rated_in_any_order(
+    told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO("1\n2\n" * 30))
+    table = ("--play.options.seats", "3", "--play.options.cards", "2")
+    asked = ("--against", "random", "--name", "ada", "--plays", "4")
+    assert main(["play", "goofspiel", *table, *asked]) == 0
+    for members in (("random", "person:ada"), ("person:ada", "random")):
+        found = told("tournament", *members, "--arena", "goofspiel", *table)
+        assert (found["plays"], found["nash"]) == (4, {})  # a side is one seat: that of the person
+        assert found["matrix"]["person:ada"]["random"]["plays"] == 4
+
+
 def test_the_temperature_of_plays_is_given(told: Told) -> None:
     def plays(*options: str) -> dict[str, Any]:
         return told("tournament", "nim", "nim@v1", "--plays", "60", *options)

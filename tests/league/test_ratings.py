@@ -294,6 +294,7 @@ def test_the_share_of_cycles() -> None:
     unmet = expected_scores(strengths)
     unmet[0, 1] = unmet[1, 0] = np.nan
     assert cyclic_share(unmet) < 1e-5
+    assert cyclic_share(np.array([[0.5, 0.7], [np.nan, 0.5]])) < 1e-5  # one side alone reports it
     unmet[0] = unmet[:, 0] = np.nan
     with pytest.raises(ArenaError, match="row 1, row 2, row 3 never met row 0"):
         cyclic_share(unmet)
