@@ -64,7 +64,7 @@ def lasting_names(
         adapters: ``adapters_of`` the members.
         model: the base model.
     """
-    names = {who: who for who in members} | {BASE: lasting_base(model)}
+    names = {who: lasting_base(model) if who == BASE else who for who in members}
     for who in dict.fromkeys(who for who, _ in adapters):
         names[who] = "+".join(one.name for (each, _), one in adapters.items() if each == who)
     return names

@@ -12,6 +12,7 @@ import pytest
 from scripted_server import HttpAnswer, ScriptedServer, serving
 from short_runs import FEW, NIM, Told
 
+from legos.apps.members import lasting_names
 from legos.cli.process import main
 from legos.league.ratings import cyclic_share
 
@@ -255,6 +256,11 @@ def test_people_are_members_by_the_plays_that_were_kept(
     (tmp_path / "runs/people.jsonl").write_text("{}\n")
     assert main(["tournament", run, "person:ada"]) == 2
     assert "line 1 of runs/people.jsonl is no play of a person" in capsys.readouterr().err
+
+
+def test_plays_against_base_count_where_base_is_a_member() -> None:
+    assert lasting_names(["random"], {}, "builtin") == {"random": "random"}
+    assert lasting_names(["base"], {}, "builtin") == {"base": "base of builtin"}
 
 
 def test_a_person_at_a_table_of_three_is_rated_in_any_order(
