@@ -82,7 +82,7 @@ class _Players(ArenaSeats):
         self._seeds = {mix(seed, SEATING): seed for _, seed in plays}
 
     def seats(self, arena: Seating, task: Task, seed: int) -> Mapping[str, Seat]:
-        play = self._seeds[seed]
+        play = self._seeds.get(seed, seed)  # the arena may spawn itself
         return {
             role: replace(seat, client=_AnyLength(partial(self._player, role, task, play)))
             for role, seat in super().seats(arena, task, seed).items()

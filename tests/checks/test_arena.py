@@ -30,6 +30,18 @@ def test_a_debate_passes_and_says_who_reads_whom() -> None:
     assert "bob 0." in found(talk(), "idle player").text
 
 
+def test_an_arena_that_spawns_itself_passes() -> None:
+    async def play(self: Arena, t: Table) -> Mapping[str, float]:
+        if t.task.id == "child":
+            await t.ask_all({"ann": "?", "bob": "?"})
+            return {"ann": 1.0, "bob": 0.0}
+        [child] = await t.spawn(self, Task(id="child"))
+        return child.rewards
+
+    findings = check_arena(talk(play=play), plays=3)
+    assert {each.name for each in findings if each.passed is False} == set()
+
+
 def test_tasks_that_differ_from_call_to_call_are_found() -> None:
     count = itertools.count()
     arena = talk(tasks=lambda self, rng: [Task(id=str(next(count)))])
