@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import TextIO
 
 from legos.apps.members import adapters_of, cast_of, free_seats, lasting_names, model_of
-from legos.apps.person import Person, Terminal
+from legos.apps.person import LEFT, Person, Terminal
 from legos.apps.transcript import answer_of, ending, heading, turns_of, visible
 from legos.arena.arena import Arena, GameArena
 from legos.arena.cursor import plays_from
@@ -117,7 +117,7 @@ def play(
             if players.name is not None and not episode.error and not episode.void:
                 result = episode.result()
                 PersonalPlay(options=settings.options, members=names, result=result).keep()
-            if episode.void and ME in who.values():
+            if f"void: {LEFT}" in episode.notes:
                 break
     if len(episodes) > 1:
         for text in _summary(episodes, who):

@@ -38,6 +38,22 @@ class Talk(Arena):
 """
 
 
+NO_RESULT = """
+from legos import Arena, Task, Void
+
+
+class NoResult(Arena):
+    def tasks(self, rng):
+        yield Task(id="without")
+        yield Task(id="with")
+
+    async def play(self, t):
+        if t.task.id == "without":
+            raise Void("no result")
+        return {"player": 1.0}
+"""
+
+
 @pytest.fixture(autouse=True)
 def empty_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -172,6 +188,13 @@ def test_the_end_of_the_input_ends_the_plays() -> None:
     assert code == 0
     assert told.endswith("void: the person at the terminal has left")
     assert told.count("You are first.") == 1
+
+
+def test_a_play_that_its_arena_declares_void_does_not_end_the_others() -> None:
+    Path("no_result.py").write_text(NO_RESULT)
+    code, told = played("no_result.py:NoResult", players=Players(seats={}), plays=3)
+    assert (code, told.count("void: no result")) == (0, 2)
+    assert "\n3 plays: 1 ended, 0 failed\nplayer (me): mean reward +1;" in told
 
 
 @pytest.mark.parametrize(
