@@ -25,6 +25,7 @@ from legos.protocols import Seat
 from legos.records.episode import Task
 from legos.run.episodes import StoredEpisode, StoredSeat, numbered_episode
 from legos.run.find import find_run
+from legos.run.folder import RUNS
 from legos.run.play_files import NewPlays
 from legos.server.endpoints.chat_body import ChatPrompt
 from legos.server.problems import Problem, invalid
@@ -171,8 +172,9 @@ def _answers(data: str, min_reward: float) -> list[Task]:
 
 
 def _is_run(data: str) -> bool:
-    """Whether data names a run: a folder, or a name that no file and no data set of the hub has."""
-    return Path(data).is_dir() or ("/" not in data and not Path(data).suffix)
+    """Whether data names a run: a folder, one in runs/, or a name without ending and ``/``."""
+    named = "/" not in data and (not Path(data).suffix or (RUNS / data).is_dir())
+    return Path(data).is_dir() or named
 
 
 def _row(row: Task) -> Iterator[tuple[str, tuple[Messages, Fields, Messages]]]:

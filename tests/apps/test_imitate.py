@@ -189,6 +189,14 @@ def test_the_model_of_an_imitated_run_is_its_own(
     assert "--epochs is nan; expected a number above 0" in capsys.readouterr().err
 
 
+def test_a_run_whose_name_has_a_dot_is_found_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made_run(Path("runs/nim.v1"))
+    assert model_of("nim.v1", None) == "builtin"
+
+
 @pytest.mark.slow
 def test_an_epoch_has_the_answers_that_are_not_held_out(tmp_path: Path) -> None:
     rows = [{"prompt": f"{number}", "completion": "1"} for number in range(40)]
