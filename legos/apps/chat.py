@@ -8,8 +8,6 @@ from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from rich.console import Console
-
 from legos.apps.adapters import loaded
 from legos.apps.transcript import visible
 from legos.arena.game import position, split_position
@@ -21,6 +19,7 @@ from legos.errors import LegosError
 from legos.records.limits import EngineLimits
 from legos.records.message import Completion, Message, Sampling
 from legos.records.names import BASE, POLICY
+from legos.track.output import OutputConsole
 from legos.wiring.named import named_adapter
 
 __all__ = ["Chat", "chat"]
@@ -179,16 +178,16 @@ def chat(
         )
         if lines.isatty():
             hint = f"{BUILTIN_CAN};\n{GAMES}" if small else GAMES
-            _interactive(talk, runner, Console(), hint)
+            _interactive(talk, runner, OutputConsole(), hint)
         else:
-            console = Console(soft_wrap=True)
+            console = OutputConsole(soft_wrap=True)
             for line in lines:
                 if not _turn(talk, line.rstrip("\n"), runner, console):
                     break
     return 0
 
 
-def _interactive(talk: Chat, runner: asyncio.Runner, console: Console, hint: str) -> None:
+def _interactive(talk: Chat, runner: asyncio.Runner, console: OutputConsole, hint: str) -> None:
     """Read lines from the terminal; an error is shown and does not end the chat."""
     _show(console, f"{hint}\n{HELP}; Ctrl-C stops an answer")
     while True:
@@ -210,7 +209,7 @@ def _interactive(talk: Chat, runner: asyncio.Runner, console: Console, hint: str
                 raise
 
 
-def _turn(talk: Chat, line: str, runner: asyncio.Runner, console: Console) -> bool:
+def _turn(talk: Chat, line: str, runner: asyncio.Runner, console: OutputConsole) -> bool:
     """Handle one line, a command or a question; False ends the chat."""
     if not line.strip():
         return True
@@ -238,5 +237,5 @@ def _turn(talk: Chat, line: str, runner: asyncio.Runner, console: Console) -> bo
     return True
 
 
-def _show(console: Console, text: str) -> None:
+def _show(console: OutputConsole, text: str) -> None:
     console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)

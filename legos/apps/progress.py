@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -132,11 +132,12 @@ async def shown_while(
             parts = [] if run.stopping else [*_extent(count, now - first[0], first[1])]
             parts += [f"{now - since:.0f} s so far"] if now - since >= 1 else []
             parts += [f"{speed:.0f} tokens/s"] if speed >= 1 else []
-            console.wait(", ".join([doing, *parts]), now=changed and run.stopping)
-            if run.example is not None and run.example is not shown and now >= next_example:
-                shown, next_example = run.example, now + EXAMPLE_S
-                if text := example(shown):
-                    console.say(text)
+            with suppress(BrokenPipeError):  # the line of the next step ends the run
+                console.wait(", ".join([doing, *parts]), now=changed and run.stopping)
+                if run.example is not None and run.example is not shown and now >= next_example:
+                    shown, next_example = run.example, now + EXAMPLE_S
+                    if text := example(shown):
+                        console.say(text)
 
     showing = asyncio.create_task(show())
     try:

@@ -13,8 +13,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from legos.apps.adapters import resume_command
 from legos.apps.evaluate import OF_PLAYS
 from legos.apps.page_beside import page_beside
@@ -38,6 +36,7 @@ from legos.run.folder import FAILS_AGAIN, RUNS, RunFolder
 from legos.run.run import Run
 from legos.stalls import STALL_AFTER_S, LoopWatch
 from legos.track.console import ConsoleTracker
+from legos.track.output import OutputConsole
 from legos.wiring.arena import make_mix
 from legos.wiring.evaluate import evaluation_of
 from legos.wiring.model import has_followers
@@ -183,7 +182,7 @@ def _restore(run: Run, config: RunConfig, checkpoint: Path | None) -> None:
 def _check_and_compare(run: Run, trainer: Trainer, title: str) -> None:
     """Print a table of a finished run; refuse one whose steps changed nothing."""
     if run.finished:
-        Console().print(comparison(run.first, run.last, title))
+        OutputConsole().print(comparison(run.first, run.last, title))
         trainer.ledger.check_applied()
 
 

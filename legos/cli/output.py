@@ -11,9 +11,10 @@ from textwrap import fill
 from typing import Annotated, Any, TextIO, cast
 
 from cyclopts import Parameter
-from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
+
+from legos.track.output import OutputConsole
 
 __all__ = ["Flag", "results_alone", "show", "show_line", "show_table"]
 
@@ -90,7 +91,7 @@ def show_table(
         rows: name -> column -> value; None is shown as a dash.
         spare: columns that a narrow terminal leaves out, the last one first.
     """
-    console = Console()
+    console = OutputConsole()
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
     spared = [column for column in spare if column in columns]
     for number in range(len(spared), -1, -1):

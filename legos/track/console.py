@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from legos.protocols import Tracker
+from legos.track.output import OutputConsole
 
 __all__ = ["COLUMNS", "Column", "ConsoleTracker", "time_left"]
 
@@ -91,7 +92,7 @@ class ConsoleTracker(Tracker):
             clock: returns a time in seconds.
         """
         self._num_steps = num_steps
-        self._console = console or Console()
+        self._console = console or OutputConsole()
         self._every = every
         self._evaluate_every = evaluate_every
         self._arenas = arenas if len(arenas) > 1 else ()

@@ -3,11 +3,14 @@
 import io
 import math
 import re
+from collections.abc import Callable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from legos.cli.output import show_table
 from legos.track.console import ConsoleTracker
 
 
@@ -335,3 +338,23 @@ def test_names_of_arenas_are_no_markup() -> None:
         tracker.log({"batches/[red]one[/]/reward_mean": 0.5}, step=1)
         tracker.close()
         assert "[red]one[/] reward" in console.file.getvalue()  # pyrefly: ignore[missing-attribute]
+
+
+class Closed(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        lambda: ConsoleTracker(num_steps=1).say("a line"),
+        lambda: show_table("member", {"random": {"rating": 0}}),
+    ],
+)
+def test_a_closed_output_ends_a_command_as_other_writes_do(
+    show: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout", Closed())
+    with pytest.raises(BrokenPipeError):
+        show()
