@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
-from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,31 +38,33 @@ def trackers(
     config: RunConfig, folder: RunFolder, arenas: Sequence[str]
 ) -> Generator[tuple[Tracker, Tracker, ConsoleTracker | None]]:
     """Where the metrics of steps and of evaluations go, and the console; closed at the end."""
-    track, loop, console = config.track, config.loop, None
-    steps: list[Tracker] = [JsonlTracker(folder.metrics)]
-    for name, each in _experiments(config, folder).items():
-        steps.append(TrackerBeside(each, name, kill=kill_service))
-    if track.console:
-        console = ConsoleTracker(
-            num_steps=loop.steps, evaluate_every=loop.evaluate_every, arenas=arenas
-        )
-        steps.append(console)
-    with (
-        closing(JsonlTracker(folder.evaluations)) as evaluations,
-        closing(ManyTrackers(steps)) as tracker,
-    ):
-        yield tracker, evaluations, console
+    loop, console = config.loop, None
+    with ExitStack() as stack:
+        evaluations = stack.enter_context(closing(JsonlTracker(folder.evaluations)))
+        steps: list[Tracker] = [stack.enter_context(closing(JsonlTracker(folder.metrics)))]
+        for name, each in _experiments(config, folder):
+            beside = TrackerBeside(each, name, kill=kill_service)
+            steps.append(stack.enter_context(closing(beside)))
+        if config.track.console:
+            console = ConsoleTracker(
+                num_steps=loop.steps, evaluate_every=loop.evaluate_every, arenas=arenas
+            )
+            steps.append(stack.enter_context(closing(console)))
+        yield ManyTrackers(steps), evaluations, console
 
 
-def _experiments(config: RunConfig, folder: RunFolder) -> dict[str, Tracker]:
-    """The services of experiments that a run is logged to, by name."""
-    track, found = config.track, dict[str, Tracker]()
+def _experiments(config: RunConfig, folder: RunFolder) -> Iterator[tuple[str, Tracker]]:
+    """Start the services of experiments that a run is logged to, each with its name."""
+    track = config.track
     settings = {**config.model_dump(mode="json"), "legos_version": own_version()}
     if config.fork_from is not None:
         settings |= _forked_from(*split_place(config.fork_from))
     adapters = partial(
         ExperimentTracker, folder=folder.path, better=key_figures, best_by=config.loop.keep_best
     )
+    if track.trackio:  # first: it may not be installed, and an online run would stay
+        library, run = start_trackio(folder.path, config=settings, group=track.group)
+        yield "trackio", adapters(library, run, step_column=False)
     if track.wandb != "off":
         import wandb
 
@@ -77,11 +79,7 @@ def _experiments(config: RunConfig, folder: RunFolder) -> dict[str, Tracker]:
             group=track.group,
             entity=track.entity,
         )
-        found["Weights & Biases"] = adapters(wandb, run)
-    if track.trackio:
-        library, run = start_trackio(folder.path, config=settings, group=track.group)
-        found["trackio"] = adapters(library, run, step_column=False)
-    return found
+        yield "Weights & Biases", adapters(wandb, run)
 
 
 def _forked_from(run: str, step: str | None) -> dict[str, Any]:

@@ -101,13 +101,13 @@ async def training_loop(
     clients = [each.client for each in mix.arenas.values()]
     reached = nullcontext(publisher) if publisher else reaching(clients, trainer.publisher)
     leagues = Snapshots(mix.arenas if snapshots else {}, trainer)
-    table = ConsoleTracker(num_steps=num_steps, arenas=[*mix.arenas]) if progress else None
-    shown = closing(table) if table else nullcontext()
     async with reached as live:
         await trainer.publish_to(live)
         await leagues.begin(live)
         taking = partial(leagues.after_step, live)
         await batcher.release(trainer.versions)
+        table = ConsoleTracker(num_steps=num_steps, arenas=[*mix.arenas]) if progress else None
+        shown = closing(table) if table else nullcontext()
         async with asyncio.TaskGroup() as group:
             playing = [group.create_task(player.run()) for player in players]
             try:

@@ -3,9 +3,10 @@
 import asyncio
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from virtual_time import in_virtual_time
@@ -13,7 +14,7 @@ from virtual_time import in_virtual_time
 from legos.apps.progress import shown_while, trackers
 from legos.cli.process import main
 from legos.config.schema import RunConfig
-from legos.errors import EngineError
+from legos.errors import CheckpointError, ConfigError, EngineError
 from legos.mlx.train.pace import PassPace
 from legos.records.count import Count
 from legos.records.episode import Episode, Rollout, Task, Turn
@@ -193,6 +194,32 @@ def test_a_run_shows_how_far_it_has_come(
     assert f"playing for step 1, 4 of 8 plays, {running} running" in told
     assert re.search(r"training step 1, pass 1 of [2-9]", told)
     assert shared == [parts]  # of the program that compute at once
+
+
+def test_what_was_started_ends_where_the_next_cannot_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+
+    def experiments(*_: object) -> Iterator[tuple[str, Any]]:
+        yield "service", Mock(close=lambda: ended.append("service"))
+        raise ConfigError("the other is not installed")
+
+    monkeypatch.setattr("legos.apps.progress._experiments", experiments)
+    with pytest.raises(ConfigError), trackers(RunConfig(), RunFolder(tmp_path), ["nim"]):
+        pass
+    assert ended == ["service"]
+
+
+def test_no_table_is_begun_where_a_file_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[object] = []
+    monkeypatch.setattr("legos.apps.progress.ConsoleTracker", lambda **named: begun.append(named))
+    (tmp_path / "evaluations.jsonl").mkdir()
+    with pytest.raises(CheckpointError), trackers(RunConfig(), RunFolder(tmp_path), ["nim"]):
+        pass
+    assert begun == []
 
 
 def test_a_fork_goes_on_where_its_parent_was_moved(tmp_path: Path) -> None:

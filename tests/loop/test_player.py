@@ -125,6 +125,20 @@ def test_a_group_that_ended_is_not_lost_where_the_engine_has_died() -> None:
     assert {f"t{n}" for n in range(8)} <= {*waiting, *next_ones}
 
 
+def test_no_table_is_begun_where_the_adapter_cannot_be_published(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fails(_: object) -> None:
+        raise EngineError("the server is not there")
+
+    made, begun = trainer(), list[object]()
+    monkeypatch.setattr(made, "publish_to", fails)
+    monkeypatch.setattr("legos.loop.loop.ConsoleTracker", lambda **named: begun.append(named))
+    with pytest.raises(EngineError, match="is not there"):
+        in_virtual_time(training_loop(Waits(made, ()), made, 1))
+    assert begun == []
+
+
 def test_a_rule_that_needs_the_step_gets_the_plays_of_all_its_tasks() -> None:
     made, sizes = trainer(), list[list[int]]()
 
