@@ -16,14 +16,15 @@ __all__ = ["TrackerBeside"]
 
 logger = logging.getLogger(__name__)
 WAITING = 1000  # calls
+PLAYS_PART = 20  # plays are dropped while a 20th as many wait: those of a step are megabytes
 CLOSE_S = 30.0
 
 
 class TrackerBeside(Tracker):
     """Hands every call to a tracker and returns at once.
 
-    After an error of the tracker, and while too many calls wait, calls are dropped; the log says so
-    once. ``close`` waits for at most half a minute.
+    After an error of the tracker, and while too many calls wait, calls are dropped, plays first;
+    the log says so once. ``close`` waits for at most half a minute.
     """
 
     def __init__(
@@ -56,7 +57,10 @@ class TrackerBeside(Tracker):
 
     def plays(self, episodes: Sequence[Episode], **about: Any) -> None:
         """See ``Tracker``."""
-        self._put(lambda: self._tracker.plays(episodes, **about))
+        if self._calls.qsize() < (most := self._calls.maxsize // PLAYS_PART):
+            self._put(lambda: self._tracker.plays(episodes, **about))
+        else:
+            self._complain(f"{most} calls wait for it, so it gets no plays")
 
     def alert(self, alarm: Alarm, *, step: int) -> None:
         """See ``Tracker``."""

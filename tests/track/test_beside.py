@@ -83,6 +83,21 @@ def test_one_that_failed_while_calls_waited_ends_at_once() -> None:
     assert monotonic() - started < 30
 
 
+def test_one_that_hangs_holds_few_plays_but_all_metrics(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hanging = Slow()
+    beside = TrackerBeside(hanging, "service", close_s=60)
+    for step in range(100):
+        beside.plays([make_episode({"only": 1.0})], step=step, evaluation=False)
+        beside.log({}, step=step)
+    hanging.go_on.set()
+    beside.close()
+    assert [step for step, about in hanging.got[:-1] if about == {}] == [*range(100)]
+    assert 0 < sum(about != {} for _, about in hanging.got[:-1]) < 30
+    assert "50 calls wait for it, so it gets no plays" in caplog.text
+
+
 def test_one_that_hangs_keeps_neither_the_run_nor_its_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

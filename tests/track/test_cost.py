@@ -38,7 +38,7 @@ def test_logging_takes_less_than_a_hundredth_of_a_step_of_a_second(tmp_path: Pat
 
     run = start_wandb(tmp_path / "run", mode="offline", config={})
     timed = Timed(wandb, run, tmp_path / "run", better=lambda _: {})
-    tracker, called = TrackerBeside(timed, "W&B"), 0.0
+    tracker, called = TrackerBeside(timed, "W&B", waiting=100 * STEPS), 0.0
     episodes = [make_episode({"only": float(index % 3)}) for index in range(256)]
     ratios = np.exp(np.random.default_rng(0).normal(0, 0.1, 100_000)).astype(np.float32)
     for step in range(1, STEPS + 1):
