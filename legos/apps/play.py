@@ -98,7 +98,7 @@ def play(
     arena = make_arena(name, ScriptedClient([]), play=settings, generation=generation)
     arena.play_timeout_s, arena.report_after_s = None, float("inf")  # a person may think for hours
     seed = random.getrandbits(32) if seed is None else seed
-    planned = plays_from(arena, seed, plays)
+    planned = plays_from(arena, seed, plays) or plays_from(arena, seed, plays, held_out=False)
     who = players.of(arena.roles, [*free_seats(arena)])
     if players.name is not None and ME not in who.values():
         raise ConfigError(f"--name is {players.name!r} but nobody is me; give --seat ROLE=me")

@@ -139,7 +139,7 @@ async def played_results(
         count: counts the plays.
 
     Raises:
-        ArenaError: there are fewer than two roles, or a play breaks the rules for plays.
+        ArenaError: there are fewer than two roles, no task to play, or a play breaks the rules.
         EngineError: the engine has died.
     """
     if len(roles) < PAIR:
@@ -153,6 +153,11 @@ async def played_results(
         for number, (mine, theirs) in enumerate(meetings)
         for seating in _seatings(arena, mine, theirs, roles, plays=plays, seed=mix(seed, number))
     ]
+    if seatings and not seatings[0].plays:
+        raise ArenaError(
+            f"members of arena {arena.name!r} have nothing to play: its held_out() is empty; "
+            "return tasks there, or None for those of tasks()"
+        )
     seated = [(_seated(cast, seating, roles), seating.plays) for seating in seatings]
     with play_context(arena, slots, stores=arena.stores.copy(), count=count) as context:
         found = await _all_played(context, seated)

@@ -190,6 +190,13 @@ def test_the_end_of_the_input_ends_the_plays() -> None:
     assert told.count("You are first.") == 1
 
 
+def test_tasks_of_training_are_played_where_none_is_held_out() -> None:
+    held_out = "    def held_out(self, rng):\n        return []\n"
+    Path("no_result.py").write_text(f"{NO_RESULT}\n{held_out}")
+    _, told = played("no_result.py:NoResult", players=Players(seats={}), plays=2)
+    assert "\n2 plays: 1 ended, 0 failed" in told
+
+
 def test_a_play_that_its_arena_declares_void_does_not_end_the_others() -> None:
     Path("no_result.py").write_text(NO_RESULT)
     code, told = played("no_result.py:NoResult", players=Players(seats={}), plays=3)

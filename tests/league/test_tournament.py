@@ -153,6 +153,15 @@ def test_plays_of_all_pairs_are_asked_at_the_same_time() -> None:
     assert asyncio.run(within()).plays == 12
 
 
+def test_an_arena_that_holds_out_no_task_is_named() -> None:
+    class Trains(Duel):
+        def held_out(self, rng: Any) -> Any:
+            return []
+
+    with pytest.raises(ArenaError, match=r"'trains' have nothing to play: its held_out\(\) is"):
+        played(Trains(says({})), [("one", "other")])
+
+
 def test_the_plays_that_have_ended_are_counted_one_by_one() -> None:
     count, seen = Count(), set[tuple[int, int]]()
 
