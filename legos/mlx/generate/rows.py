@@ -138,8 +138,7 @@ class DecodingRows:
             The forks that do not fit.
         """
         fit = forks[: self._max_rows]
-        on = {slot for slot, _ in fit}
-        self.cache.wipe(slot for _, m, slot in self.listed() if slot not in on and failed(m))
+        self.cache.wipe(failed(self.listed(), forks))
         slots = self.cache.fork([slot for slot, _ in fit])
         self._put(slots, fit, {})
         return forks[self._max_rows :]
@@ -156,7 +155,8 @@ class DecodingRows:
             The forks that do not fit.
         """
         fit, left = forks[: self.room], forks[self.room :]
-        sound = {block.slots[index] for _, sequences, index in rows if not failed(sequences)}
+        unsound = failed(rows, forks)
+        sound = {block.slots[index] for _, _, index in rows if index not in unsound}
         block.store.wipe(slot for slot in block.slots if slot not in sound)
         slots = self.cache.join(block, [index for index, _ in fit])
         self._put(slots, fit, self._sequences)
@@ -183,6 +183,14 @@ class DecodingRows:
         self._sequences = dict(sorted({**others, **new}.items()))
 
 
-def failed(sequences: Sequence[SequenceState]) -> bool:
-    """Whether a row may hold keys and values that are no numbers."""
-    return sequences[0].failure is not None
+def failed(rows: Sequence[Row], forks: Sequence[Fork]) -> set[int]:
+    """Indices of the rows whose keys and values may be no numbers: no sequence could go on.
+
+    A row that has forks is sound, though its first sequence may have failed by its own grammar.
+    """
+    forked = {index for index, _ in forks}
+    return {
+        index
+        for _, sequences, index in rows
+        if sequences[0].failure is not None and index not in forked
+    }

@@ -251,9 +251,13 @@ class Broken:
         ("advance", "no way on"),
     ],
 )
-def test_a_grammar_that_fails_ends_its_own_request_only(room: Room, where: str, words: str) -> None:
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2)])
+def test_a_grammar_that_fails_ends_its_own_request_only(
+    room: Room, where: str, words: str, order: Sequence[int]
+) -> None:
     one = room("llama")
-    one.submit({0: ask(seed=1), 1: ask(seed=1, grammar=Broken(where)), 2: ask(seed=2)})
+    asked = {0: ask(seed=1), 1: ask(seed=1, grammar=Broken(where)), 2: ask(seed=2)}
+    one.submit({number: asked[number] for number in order})
     one.finish()
     assert isinstance(one.error(1), RequestError)
     assert words in str(one.error(1))
