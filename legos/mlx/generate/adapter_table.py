@@ -1,6 +1,7 @@
 """The table of live adapters by name; it also keeps replaced ones while requests still use them."""
 
 from collections.abc import Collection, Mapping
+from copy import copy
 from dataclasses import dataclass
 from itertools import count
 
@@ -16,7 +17,6 @@ __all__ = ["AdapterTable", "LiveAdapter"]
 class LiveAdapter:
     """The weights that requests use under a name: an adapter, or the base model."""
 
-    name: str  # name of the adapter; "base" for the base model
     info: AdapterInfo | None  # version and digest; None for the base
     slot: int  # slot of the weights in the module tree
     epoch: int  # a number of the weights, which no other weights ever get
@@ -42,37 +42,41 @@ class AdapterTable:
     def __init__(self, slots: AdapterSlots) -> None:
         self._slots = slots
         self._epochs = count()
-        self._by_name = {BASE: LiveAdapter(BASE, None, slot=0, epoch=next(self._epochs))}
+        self._by_name = {BASE: LiveAdapter(None, slot=0, epoch=next(self._epochs))}
+        self._pinned: dict[str, LiveAdapter] = {}  # those of ``NAME@VERSION``, by name
         self.retired: list[int] = []
         self.infos: Mapping[str, AdapterInfo] = {}
 
-    def find(self, asked: str) -> LiveAdapter:
-        """The weights that a request asks for.
+    def find(self, adapter: str) -> LiveAdapter:
+        """The weights that a request selects.
 
         Args:
-            asked: a name, or ``NAME@VERSION`` to insist on a version.
+            adapter: a name, whose weights change while the request runs (``load``), or
+                ``NAME@VERSION``, whose weights stay.
 
         Raises:
             RequestError: no adapter of that name is live, or it has another version.
         """
-        live = self._by_name.get(asked)
+        live = self._by_name.get(adapter)
         if live is not None:
             return live
-        name, _, version = asked.partition("@")
+        name, _, version = adapter.partition("@")
         live = self._by_name.get(name)
-        versions = {known: each.version for known, each in self._by_name.items()}
         if live is None:
             hint = did_you_mean(name, self._by_name)
+            versions = {known: each.version for known, each in self._by_name.items()}
             raise RequestError(
-                f"adapter {asked!r} is not live{hint}; live: {versions}; publish it first "
+                f"adapter {adapter!r} is not live{hint}; live: {versions}; publish it first "
                 "(await trainer.publish_weights(), or POST /adapters/load)"
             )
         if version != str(live.version):
-            raise RequestError(f"adapter {asked!r} is not live; {name!r} is at {live.version}")
-        return live
+            raise RequestError(f"adapter {adapter!r} is not live; {name!r} is at {live.version}")
+        return self._pinned.setdefault(name, copy(live))
 
     def load(self, adapter: Adapter) -> None:
         """Make an adapter live under its name; requests that run under the name go on with it.
+
+        Those for ``NAME@VERSION`` keep their weights, whose slot is freed when the last one ends.
 
         Raises:
             AdapterError: the adapter does not fit the model; nothing is changed.
@@ -84,9 +88,10 @@ class AdapterTable:
         equal = self._by_name.get(names.get(info.digest, ""))
         slot = equal.slot if equal else self._slots.load(adapter)
         epoch = equal.epoch if equal else next(self._epochs)
-        live = self._by_name.setdefault(name, LiveAdapter(name, info, slot, epoch))
+        live = self._by_name.setdefault(name, LiveAdapter(info, slot, epoch))
         before = live.slot
         live.info, live.slot, live.epoch = info, slot, epoch
+        self._pinned.pop(name, None)
         self._retire(before)
         self.infos = {**self.infos, name: info}
 
@@ -99,6 +104,7 @@ class AdapterTable:
         if name not in self.infos:
             raise AdapterError(f"adapter {name!r} is not live; live: {sorted(self.infos)}")
         self._retire(self._by_name.pop(name).slot)
+        self._pinned.pop(name, None)
         self.infos = {key: info for key, info in self.infos.items() if key != name}
 
     def _retire(self, slot: int) -> None:

@@ -130,6 +130,8 @@ class MlxEngine:
     def load_adapter(self, adapter: Adapter) -> "Future[AdapterInfo]":
         """Make an adapter live under its name between two steps.
 
+        Running requests for the name go on with it, those for ``NAME@VERSION`` with theirs.
+
         The future raises ``AdapterError`` where the adapter does not fit, and ``DeviceError`` where
         the device failed; nothing is changed then.
         """

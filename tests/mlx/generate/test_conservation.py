@@ -89,7 +89,7 @@ ASK = st.builds(
     max_tokens=st.sampled_from((2, 5, 1)),
     seed=st.integers(0, 2),
     stream=st.booleans(),
-    adapter=st.sampled_from(("policy", "policy", "policy", "rival", "base")),
+    adapter=st.sampled_from(("policy", "policy", "policy@0", "rival", "base")),
 )
 ACT = st.one_of(
     st.tuples(st.just("ask"), st.lists(ASK, min_size=1, max_size=5)),

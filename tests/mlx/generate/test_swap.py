@@ -216,3 +216,23 @@ def test_a_dropped_adapter_is_gone_but_ends_what_it_began(room: Callable[..., An
     assert "adapter 'policy' is not live" in str(one.error(11))
     one.load(2)
     assert one.ask([Request(prompt_ids=(1,), max_tokens=1)])[0].versions == (2,)
+
+
+def test_a_request_for_a_version_ends_with_it(room: Callable[..., Any]) -> None:
+    """Its weights outlive a swap and a drop, and are freed once it has ended."""
+    one = room("llama")
+    pinned = Request(prompt_ids=PROMPT, max_tokens=6, seed=1, adapter="policy@0")
+    (undisturbed,) = one.ask([pinned])
+    slots = one.engine._scheduler.adapters._slots._slots
+    one.submit({10: pinned})
+    one.tick(3)
+    one.load(7)
+    assert len(slots) == 3  # the base's, and those of both versions
+    one.submit({11: pinned})
+    one.tick()
+    assert "'policy' is at 7" in str(one.error(11))
+    one.engine.drop_adapter("policy").result()
+    assert len(slots) == 2
+    one.finish()
+    assert one.answer(10) == undisturbed
+    assert len(slots) == 1
