@@ -75,7 +75,7 @@ class PrefillQueue:
     most_forks: int  # a row waits for room for at most so many forks
     rows_computed: int = 0  # number of rows computed by the model
     tokens_asked: int = 0  # number of prompt tokens of the sequences that started
-    tokens_computed: int = 0  # number of these tokens that were computed, each row counted once
+    tokens_computed: int = 0  # number of these tokens to compute, each row counted once
     tokens_reused: int = 0  # number of the rows' tokens that came from the prefix cache
     _last: Sequences = field(default_factory=dict[Key, list[SequenceState]])
     _longer: Sequences = field(default_factory=dict[Key, list[SequenceState]])
@@ -110,12 +110,16 @@ class PrefillQueue:
         held.setdefault(key, []).append(sequence)
 
     def remove(self, ended: Collection[SequenceState]) -> None:
-        """Remove sequences; a row without sequences is not started."""
+        """Remove sequences; neither a row nor a block without sequences is computed further."""
         for held in self._all():
             for key, sequences in list(held.items()):
                 sequences[:] = [sequence for sequence in sequences if sequence not in ended]
                 if not sequences and (self._underway is None or held is not self._underway.waiting):
                     del held[key]
+        underway = self._underway
+        if underway is not None and not any(underway.waiting.values()):
+            self.rows.join(underway.prefill.block, (), ())
+            self._underway = None
 
     def clear(self) -> None:
         """Remove all sequences."""

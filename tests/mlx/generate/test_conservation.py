@@ -28,6 +28,28 @@ def test_who_waits_under_the_tokens_of_a_prefill_has_one_of_its_own(room: Room) 
     assert one.answer(2).versions == (7, 7, 7)
 
 
+@pytest.mark.parametrize("length", [40, 200], ids=["rows", "a prefix"])
+def test_a_prefill_ends_when_all_its_requests_are_cancelled(room: Room, length: int) -> None:
+    one = room("llama", prefill_tokens=4, chunk_tokens=4)
+    decoded = Request(prompt_ids=(8, 9), max_tokens=20, seed=1)
+    prompt = Request(prompt_ids=tuple(range(3, 3 + length)), max_tokens=3)
+    one.submit({9: decoded})
+    one.tick(2)
+    one.submit({0: prompt, 1: replace(prompt, seed=1)})
+    one.tick(2)
+    one.cancel(0, 1)
+    one.tick()
+    assert one.engine._scheduler.waiting._underway is None
+    one.finish()
+    (after,) = one.ask([prompt])
+    alone = room("llama").ask([decoded, prompt])
+    assert [one.answer(9).token_ids, after.token_ids] == [answer.token_ids for answer in alone]
+    one.submit({20: prompt})
+    one.tick()
+    one.cancel(20)
+    assert not one.worker.tick()
+
+
 @pytest.mark.nightly
 def test_rows_that_wait_for_room_do_not_keep_the_bytes_that_their_elders_need(room: Room) -> None:
     """A row that forked and waits to be computed again holds nothing on the device."""
