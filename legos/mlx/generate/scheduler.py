@@ -155,6 +155,12 @@ class Scheduler:
         """
         self.waiting.remove(ended)
         self._rows.remove(ended)
+        self._release_if_idle()
+
+    def _release_if_idle(self) -> None:
+        """Release the memory of the rows where no sequence is left."""
+        if not self._busy:
+            self._rows.clear()
 
     def clear(self) -> None:
         """Remove all sequences, and all that earlier steps have computed."""
@@ -203,8 +209,7 @@ class Scheduler:
         block = self.waiting.prefilled(self._rows.room, max_tokens)
         if block is not None:
             self._begin(block, results)
-        if not self._busy:
-            self._rows.clear()
+        self._release_if_idle()
         if self.scores:
             self._score(began, alone=not (results or self._busy))
         self._cache_bytes.success()
@@ -253,6 +258,7 @@ class Scheduler:
         step, self._unread = self._unread, None
         if step is not None:
             self._read(step, results)
+            self._release_if_idle()
 
     def _put_back(self, results: list[Outcome]) -> None:
         """Let the youngest sequences wait where the next token of all rows does not fit."""

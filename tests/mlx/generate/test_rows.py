@@ -8,6 +8,7 @@ from typing import Literal
 import mlx.core as mx
 import pytest
 from conftest import EngineRoom
+from msgspec.structs import replace
 from tiny_models import write_any_model
 
 from legos.records.request import Request
@@ -88,6 +89,24 @@ def test_rows_grow_by_the_tokens_that_still_come(room: Callable[..., EngineRoom]
             places = max(places, held // len(rows) // token_bytes)
     assert sorted(one.answers) == sorted(prompts)
     assert 60 <= places <= 47 + 16 + 16
+
+
+def test_without_a_request_the_engine_holds_no_rows(room: Callable[..., EngineRoom]) -> None:
+    one = room()
+    cache = one.engine._scheduler._rows.cache
+    one.submit({n: Request(prompt_ids=(n,), max_tokens=50) for n in range(5, 9)})
+    one.tick(3)
+    assert cache.nbytes > 0
+    one.cancel(5, 6, 7, 8)
+    one.tick()
+    assert cache.nbytes == 0
+    long = Request(prompt_ids=(4,), max_tokens=20, seed=1)
+    (whole,) = one.ask([long])
+    one.submit({20: replace(long, end_ids=whole.token_ids[5:6])})
+    while 20 not in one.answers:
+        one.tick()
+        one.load(0)  # reads the last step, which may end the request
+    assert cache.nbytes == 0
 
 
 def test_a_prompt_is_computed_once_where_its_samples_must_wait_for_room(
