@@ -207,6 +207,9 @@ class MlxEngine:
         self._answer_after(self._scheduler.collect)
         with faults_raised():
             self._scheduler.adapters.load(adapter)
+        for sequence in self._inside:
+            if sequence.live.epoch != sequence.epoch:
+                sequence.epoch = -1
         self._scheduler.tidy(self._inside)
         self.swaps += 1
         return adapter.info

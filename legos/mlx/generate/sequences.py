@@ -33,7 +33,7 @@ class SequenceState:
     alternatives: list[Alternatives] = field(init=False)
     failure: LegosError | None = None  # why no token could be sampled for it, set by the sampler
     live: LiveAdapter = field(init=False)  # the weights that it uses
-    epoch: int = field(init=False)  # epoch of these weights when the prefill of its row started
+    epoch: int = -1  # epoch of all weights that computed its row; -1: they differ, or none did
     node: ChoiceNode | None = field(init=False)  # the choices' tree after its tokens
     setting: tuple[Any, ...] = field(init=False)
     """Everything besides the row's tokens and logits that its next distribution depends on;

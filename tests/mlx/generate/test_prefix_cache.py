@@ -94,6 +94,26 @@ def test_a_row_that_saw_a_switch_is_not_kept(room: Callable[..., Any]) -> None:
     assert answer == fresh.ask([Request(prompt_ids=said, max_tokens=3, seed=5)])[0]
 
 
+def test_nor_is_one_that_saw_other_weights_in_between(room: Callable[..., Any]) -> None:
+    """A snapshot keeps the epoch of weights to which the policy returns."""
+    one = room("llama")
+    one.load(1)
+    one.make_live(one.adapter(1, name="snapshot"))
+    one.submit({0: Request(prompt_ids=LONG, max_tokens=12, seed=1)})
+    for version in (2, 1):
+        one.tick(4)
+        one.load(version)
+    one.finish()
+    assert one.answer(0).versions == (1, 1, 1, 1, 2, 2, 2, 2, 1, 1, 1, 1)
+    said = Request(prompt_ids=LONG + one.answer(0).token_ids, max_tokens=3, seed=5)
+    (answer,) = one.ask([said])
+    fresh = room("llama", prefix_bytes=0)
+    fresh.load(1)
+    (expected,) = fresh.ask([said])
+    assert answer.token_ids == expected.token_ids
+    assert answer.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+
+
 def test_a_prefill_ends_with_the_weights_it_began_with(room: Callable[..., Any]) -> None:
     one = room("llama", chunk_tokens=8, prefill_tokens=128)
     one.submit({0: Request(prompt_ids=(1, 2), max_tokens=50, seed=1)})
