@@ -45,11 +45,16 @@ class RequestCheck:
             return False
         plain = request.filters is None and not request.num_alternatives
         sure = plain and isinstance(request.max_tokens, int)
-        return sure or not any(_not_integers(request))  # 4.0 equals 4
+        sure = sure and isinstance(request.temperature, float | int)
+        return sure or not any(_wrong_types(request))  # 4.0 equals 4
 
 
-def _not_integers(request: Request) -> Iterator[str]:
-    """Which counts and token ids are no integers, though they compare as such."""
+def _wrong_types(request: Request) -> Iterator[str]:
+    """Which settings have a wrong type, though they may equal valid ones."""
+    try:
+        hash((request.temperature, request.filters))  # distributions are found by them
+    except TypeError as error:
+        yield f"temperature or filters: {error}; expected numbers, and logit_bias as tuples"
     counts = [("max_tokens", request.max_tokens), ("num_alternatives", request.num_alternatives)]
     filters = request.filters
     if filters is not None:
@@ -84,7 +89,7 @@ def _complaints(request: Request, num_vocabulary: int, context: int) -> Iterator
     if request.restrict and request.grammar is not None:
         yield "both restrict=True and a grammar say what is legal; give one of them"
     yield from request.complaints()
-    yield from _not_integers(request)
+    yield from _wrong_types(request)
     for token, _ in request.filters.logit_bias if request.filters else ():
         if token >= num_vocabulary:
             yield f"logit_bias names token {token}; the vocabulary has {num_vocabulary}"

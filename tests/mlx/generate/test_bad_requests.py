@@ -56,6 +56,14 @@ GOOD = Request(prompt_ids=(1, 2, 3), max_tokens=4, seed=1)
             Request(prompt_ids=(1,), max_tokens=4, filters=Filters(logit_bias=((5.0, 1.0),))),  # pyrefly: ignore[bad-argument-type]
             "logit_bias names token 5.0; expected an int",
         ),
+        (
+            Request(prompt_ids=(1,), max_tokens=4, filters=Filters(logit_bias=[(5, 1.0)])),  # pyrefly: ignore[bad-argument-type]
+            "temperature or filters: unhashable type: 'list'; expected numbers",
+        ),
+        (
+            Request(prompt_ids=(1, 2, 3), max_tokens=4, temperature=np.array(1.0)),  # pyrefly: ignore[bad-argument-type]
+            "temperature or filters: unhashable type: 'numpy.ndarray'",
+        ),
     ],
 )
 @pytest.mark.parametrize("decode_ahead", ["on"])  # it is refused before it is decoded
