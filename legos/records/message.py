@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 MAX_ALTERNATIVES = 20  # maximum number of most probable tokens recorded at one position
-MAX_BIAS = 1000.0  # maximum logit bias; beyond it, float32 keeps too few digits of the logit
+MAX_BIAS = 1000.0  # maximum logit bias or penalty; beyond it, float32 keeps too few digits
 MIN_TEMPERATURE = 1e-3  # below it, float32 logits overflow in the division
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -68,8 +68,8 @@ class Filters(Struct, frozen=True, kw_only=True, gc=False):
     log-probabilities are those of the changed distribution, which the trainer does not compute.
     """
 
-    repetition_penalty: float = 1.0  # > 0; divides (multiplies) positive (negative) logits of
-    # tokens that already occur in the prompt or the completion
+    repetition_penalty: float = 1.0  # 0.01 to 100; divides (multiplies) positive (negative) logits
+    # of tokens that already occur in the prompt or the completion
     presence_penalty: float = 0.0  # subtracted from the logits of tokens in the completion
     frequency_penalty: float = 0.0  # subtracted once per occurrence in the completion
     logit_bias: tuple[tuple[int, float], ...] = ()  # token id and the value added to its logit
@@ -87,10 +87,11 @@ class Filters(Struct, frozen=True, kw_only=True, gc=False):
 
 def _filter_complaints(filters: Filters) -> Iterator[str]:
     """Yield an error message for each invalid field, with its value and range."""
+    within = f"-{MAX_BIAS:g} to {MAX_BIAS:g}"
     for name, right, expected in (
-        ("repetition_penalty", 0.0 < filters.repetition_penalty < math.inf, "a number above 0"),
-        ("presence_penalty", math.isfinite(filters.presence_penalty), "a finite number"),
-        ("frequency_penalty", math.isfinite(filters.frequency_penalty), "a finite number"),
+        ("repetition_penalty", 0.01 <= filters.repetition_penalty <= 100.0, "0.01 to 100"),
+        ("presence_penalty", abs(filters.presence_penalty) <= MAX_BIAS, within),
+        ("frequency_penalty", abs(filters.frequency_penalty) <= MAX_BIAS, within),
         ("top_k", filters.top_k >= 0, "0 (all tokens) or more"),
         ("top_p", 0.0 < filters.top_p <= 1.0, "above 0, up to 1 (all tokens)"),
         ("min_p", 0.0 <= filters.min_p <= 1.0, "0 (all tokens) to 1"),
@@ -102,7 +103,7 @@ def _filter_complaints(filters: Filters) -> Iterator[str]:
         if token < 0:
             yield f"logit_bias names token {token}; expected ids from 0"
         if not -MAX_BIAS <= bias <= MAX_BIAS:
-            yield f"logit_bias of token {token} is {bias}; expected -{MAX_BIAS:g} to {MAX_BIAS:g}"
+            yield f"logit_bias of token {token} is {bias}; expected {within}"
         if token in seen:
             yield f"logit_bias names token {token} more than once; add its values up"
         seen.add(token)

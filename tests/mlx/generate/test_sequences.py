@@ -31,9 +31,9 @@ def complaint(**fields: Any) -> str | None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; expected a number above 0"),
+        ({"repetition_penalty": 1e-40}, "repetition_penalty is 1e-40; expected 0.01 to 100"),
         ({"repetition_penalty": math.nan}, "repetition_penalty is nan"),
-        ({"presence_penalty": math.inf}, "presence_penalty is inf"),
+        ({"presence_penalty": -1e39}, "presence_penalty is -1e+39; expected -1000 to 1000"),
         ({"frequency_penalty": math.nan}, "frequency_penalty is nan"),
         ({"logit_bias": ((358, 1.0),)}, "logit_bias names token 358; the vocabulary has 358"),
         ({"logit_bias": ((-1, 1.0),)}, "logit_bias names token -1"),
