@@ -20,6 +20,7 @@ from legos.mlx.generate.batch_cache import BatchCache, BlockCache
 from legos.mlx.generate.multi_lora.slots import NO_ADAPTER, AdapterSlots
 from legos.mlx.generate.prefill import Prefill, last_logits
 from legos.mlx.generate.prefix_cache import copied, trimmed
+from legos.mlx.generate.shared_prefix import computed_prefix, continued
 from legos.mlx.model.cache_parts import extract_rows
 from legos.mlx.model.faults import raise_fault
 from legos.mlx.model.float32 import LARGEST_GAP, in_float32
@@ -140,7 +141,12 @@ def _check(forward: CausalModel, slots: AdapterSlots, step: int, used: tuple[int
 
 
 def _shares(forward: CausalModel, slots: AdapterSlots, slot: int) -> bool:
-    """Whether decoded rows have their distributions where some of them continue prefixes."""
+    """Whether rows that continue prefixes have their distributions, decoded or not."""
+
+    def differ(logits: mx.array, rows: Sequence[Tokens]) -> bool:
+        found, wanted = _logprobs(logits), _logprobs(last_logits(forward, rows))
+        return not np.abs(found - wanted).max() <= LARGEST_GAP * wanted.std()
+
     cache = BatchCache(forward.model)
     rows: list[Tokens] = [(5, 1), (1, 2, 5, 3, 1, 4), (2, 4, 1)]
     try:
@@ -159,10 +165,12 @@ def _shares(forward: CausalModel, slots: AdapterSlots, slot: int) -> bool:
                 rows = [(*row, token + n % 3) for n, row in enumerate(rows)]
                 cache.decode()
                 last = mx.array([row[-1] for row in rows])
-                found = _logprobs(forward.next_logits(last, cache.layers))
-                wanted = _logprobs(last_logits(forward, rows))
-                if not np.abs(found - wanted).max() <= LARGEST_GAP * wanted.std():
+                if differ(forward.next_logits(last, cache.layers), rows):
                     return False
+            prefix, rests = (1, 2, 5), [(3,), (1, 4)]
+            joined = continued([computed_prefix(forward, prefix)], [0, 0], len(prefix))
+            if differ(last_logits(forward, rests, joined), [prefix + rest for rest in rests]):
+                return False
     except Exception as error:  # of mlx-lm's code for this architecture; rows hold copies
         raise_fault(error)
         return False
