@@ -76,7 +76,7 @@ class PrefillQueue:
     rows_computed: int = 0  # number of rows computed by the model
     tokens_asked: int = 0  # number of prompt tokens of the sequences that started
     tokens_computed: int = 0  # number of these tokens to compute, each row counted once
-    tokens_reused: int = 0  # number of the rows' tokens that came from the prefix cache
+    tokens_reused: int = 0  # number of the rows' tokens that were cached, or shared by their block
     _last: Sequences = field(default_factory=dict[Key, list[SequenceState]])
     _longer: Sequences = field(default_factory=dict[Key, list[SequenceState]])
     _underway: _Underway | None = None

@@ -52,7 +52,7 @@ class Scheduler:
 
     Attributes:
         capabilities: what the model's caches support.
-        adapters: the live adapters; they change only while all steps are read.
+        adapters: the live adapters; one is loaded only while all steps are read.
         waiting: the sequences that wait for a forward pass.
         scores: the scores in progress.
         budget: the bytes that are reserved for keys and values.
@@ -142,7 +142,7 @@ class Scheduler:
     def tidy(self, inside: Collection[SequenceState]) -> None:
         """Free weights that nothing uses, and the prefixes computed with them.
 
-        ``inside`` are the sequences that run or wait; all steps must be read.
+        ``inside`` are the sequences that run or wait, those of an unread step among them.
         """
         used = {sequence.live.slot for sequence in inside}
         self.adapters.free_unused(used | self.scores.slots_used | self.waiting.slots_used)
