@@ -3,6 +3,8 @@
 from collections.abc import Collection, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
@@ -97,7 +99,7 @@ class PrefillQueue:
         """Whether anything that waits could be computed now, with room for so many rows."""
         if self._last or self._underway:
             return True
-        admitted = self._admitted(room)
+        admitted = self._admitted(room, most=1)
         self._put_off(admitted, ())
         return bool(admitted)
 
@@ -183,7 +185,7 @@ class PrefillQueue:
         more = (shared - kept) * len(rows) - shared * lacking + kept * found.count(None)
         if more < MIN_SAVED:  # what is known costs less
             shared = kept
-        known = [one[0] if one is not None and one[1] >= shared else None for one in found]
+        known = [one[0]() if one is not None and one[1] >= shared else None for one in found]
         passes = known.count(None)
         least = MIN_SAVED if shared >= BLOCK else MIN_SAVED * max(1, passes)  # it is not kept
         if shared * (len(rows) - passes) < least:
@@ -233,7 +235,9 @@ class PrefillQueue:
         if not admitted:
             return None
         shared = self._shares(admitted[0])
-        found = {key: self.prefixes.find(key[0].epoch, key[1]) or ([], 0) for key in admitted}
+        found = {
+            key: self.prefixes.find(key[0].epoch, key[1]) or (list[Any], 0) for key in admitted
+        }
         alike = [key for key in admitted if self._shares(key) == shared]
         blocks = row_blocks(alike, max_tokens, length=lambda key: len(key[1]) - found[key][1])
         keys = next(block for block in blocks if admitted[0] in block)
@@ -252,7 +256,7 @@ class PrefillQueue:
         prefill = Prefill(
             self.forward,
             [tokens for _, tokens in keys],
-            [found[key] for key in keys],
+            [(cached(), length) for cached, length in (found[key] for key in keys)],
             cache=self.rows.cache,
             step=self.capabilities.prompt_step,
             coming=max(coming),
@@ -261,14 +265,14 @@ class PrefillQueue:
         self._count(waiting, prefill.num_tokens, reused=sum(found[key][1] for key in keys))
         return _Underway(waiting, [copy(live) for live, _ in keys], prefill)
 
-    def _admitted(self, room: int) -> list[Key]:
+    def _admitted(self, room: int, *, most: int | None = None) -> list[Key]:
         """The rows that may start, oldest first; none starts before an older one that waits.
 
         A row needs room for those into which it may fork: they would be computed again later if
-        they did not fit.
+        they did not fit. ``most`` is the maximum number of rows; None: any.
         """
         keys: list[Key] = []
-        for key, sequences in self._longer.items():
+        for key, sequences in islice(self._longer.items(), most):
             room -= min(_num_forks(sequences), self.most_forks)
             shared = len(key[1]) if self._shares(key) else 0
             if room < 0 or not self.budget.take(sequences[0], shared=shared):

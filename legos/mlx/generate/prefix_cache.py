@@ -8,7 +8,8 @@ moved on) serves only prompts that continue all of its tokens, and is found by a
 
 import copy
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -98,12 +99,12 @@ class PrefixCache:
         while self.num_bytes > self._max_bytes:
             self._remove(next(iter(self._entries.values())))
 
-    def find(self, epoch: int, tokens: Tokens) -> tuple[list[Any], int] | None:
+    def find(self, epoch: int, tokens: Tokens) -> tuple[Callable[[], list[Any]], int] | None:
         """Find the longest cached prefix of a prompt, without the prompt's last token.
 
         Returns:
-            One row's cache per layer, not to be changed in place, and its number of tokens; None
-            where no entry shares at least ``BLOCK`` tokens.
+            A function that makes one row's cache per layer, whose arrays are not to be changed in
+            place, and its number of tokens; None where no entry shares at least ``BLOCK`` tokens.
         """
         found: tuple[int, _Entry] | None = None
         near = self._nearest(epoch, tokens)
@@ -118,7 +119,7 @@ class PrefixCache:
         self._entries.move_to_end(entry.key)
         if length > entry.answer:
             self._answers = 0
-        return trimmed(entry.cache, len(entry.tokens) - length), length
+        return partial(trimmed, entry.cache, len(entry.tokens) - length), length
 
     def keep_only(self, epochs: Collection[int]) -> None:
         """Remove the entries of all other epochs; a thousand take as long as 1-2 decode steps."""

@@ -96,7 +96,7 @@ def test_a_partial_hit_does_not_trim_the_stored_entry() -> None:
     prefixes.add(0, tokens, [layer])
     found = prefixes.find(0, (*tokens[:100], 7, 8, 9))
     assert found is not None
-    (partial,), length = found
+    (partial,), length = found[0](), found[1]
     assert length == 100
     assert [part.offset for part in partial.caches] == [100, 100]
     assert [part.offset for part in layer.caches] == [200, 200]
