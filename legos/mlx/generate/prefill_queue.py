@@ -159,20 +159,20 @@ class PrefillQueue:
         waiting = {key: self._last.pop(key) for key in keys}
         rows = [tokens for _, tokens in keys]
         lives = [live for live, _ in keys]
-        shared, cache, computed = self._rules(rows, lives)
+        shared, cache, computed = self._shared_prefix(rows, lives)
         with self.slots.rows([live.slot for live in lives]):
             logits = last_logits(self.forward, [tokens[shared:] for tokens in rows], cache)
         computed += sum(len(tokens) - shared for tokens in rows)
         self._count(waiting, computed, reused=sum(map(len, rows)) - computed)
         return _block(waiting, lives, logits, None)
 
-    def _rules(
+    def _shared_prefix(
         self, rows: Sequence[Tokens], lives: Sequence[LiveAdapter]
     ) -> tuple[int, list[PrefixKV] | None, int]:
         """What all rows begin with, such as the rules of a game; computed once for each adapter.
 
         Returns:
-            Number of its tokens, and its cache, where it pays; 0 and None elsewhere. Number of
+            Number of its tokens, and its cache, where it pays; otherwise 0 and None. Number of
             tokens that were computed for it: all others come from the prefix cache.
         """
         shared = min(num_shared(rows), min(map(len, rows)) - 1)

@@ -186,11 +186,11 @@ class Scheduler:
         else:
             self.scores.add(score)
 
-    def step(self, hurry: Callable[[], bool], results: list[Outcome]) -> None:
+    def step(self, interrupted: Callable[[], bool], results: list[Outcome]) -> None:
         """Decode one token of every row, prefill some waiting rows, and compute some scores.
 
         Args:
-            hurry: whether new messages wait for the step to end.
+            interrupted: whether new messages wait for the step to end.
             results: the results of the step are appended, also where it fails half-way.
         """
         began = self._clock()
@@ -204,7 +204,7 @@ class Scheduler:
         while block := self.waiting.last_draws(max_tokens):
             self._begin(block, results)
             self._draw_known(results)
-            if busy or hurry():
+            if busy or interrupted():
                 break
         block = self.waiting.prefilled(self._rows.room, max_tokens)
         if block is not None:

@@ -2,9 +2,8 @@
 
 Each prompt with an answer is one row, and all tokens of the answer are scored in one pass. Answers
 that differ in their last token alone share a row, and the tokens that all rows of a block begin
-with are computed once. A score is computed one block of rows at a time
-at the end of engine steps; several scores take turns. A score uses the weights that it started with
-until it ends.
+with are computed once. A score is computed one block of rows at a time at the end of engine steps;
+several scores take turns. A score uses the weights that it started with until it ends.
 """
 
 from collections import deque

@@ -34,7 +34,7 @@ class CausalModel:
     """A module tree split into trunk and output head, where its architecture allows it.
 
     The split is used only if head and trunk reproduce the model's logits on a probe; otherwise (a
-    model that scales or caps its logits elsewhere) the whole model is run.
+    model that scales or caps its logits in another place) the whole model is run.
 
     Attributes:
         model: the module tree.

@@ -10,7 +10,7 @@ A draw inverts the cumulative distribution at a uniform number that depends only
   to start a kernel than to compute it over a few rows, so this is compiled.
 
 Both start from ``distributions``, which is written over an array namespace: NumPy where the device
-is the CPU, ``mlx.core`` elsewhere.
+is the CPU, ``mlx.core`` on all others.
 
 D distributions, N draws, A draws with raw log-probabilities, V vocabulary.
 """
