@@ -239,7 +239,7 @@ class SeatRequest:
         return replace(
             asked,
             temperature=own.temperature,
-            filters=None,
+            filters=own.filters,
             seed=self.seat.state.next_seed(),
             max_tokens=min(limits, default=None),
             stop=asked.stop or own.stop,

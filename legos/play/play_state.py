@@ -64,10 +64,10 @@ class SeatState(Struct):
         max_tokens: int | None = None,
         stop: tuple[str, ...] | None = None,
     ) -> Sampling:
-        """The sampling parameters of a question.
+        """The sampling parameters of a question: those of the seat, for what is not given here.
 
         Args:
-            legal: the legal answers; empty: any answer is legal.
+            legal: the legal answers, without a schema; empty: any answer is legal.
             seed: seed of the draws.
             max_tokens: maximum length of the answer, tokens; None: that of the seat.
             stop: texts that end the answer; None: those of the seat.
@@ -75,13 +75,15 @@ class SeatState(Struct):
         base = self.seat.sampling
         constrained = bool(legal) and self.arena.restrict_choices
         limit = None if constrained else base.max_tokens  # no choice is cut short
-        return Sampling(
-            temperature=base.temperature,
+        return replace(
+            base,
             max_tokens=limit if max_tokens is None else max_tokens,
             stop=base.stop if stop is None else stop,
             seed=seed,
             choices=legal,
             restrict=constrained,
+            ignore_end=base.ignore_end and not legal,
+            json_schema=None if legal else base.json_schema,
         )
 
     def after_illegal(

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from legos.arena.arena import Arena
 from legos.fakes import ScriptedClient
@@ -14,7 +15,9 @@ from legos.play.external_episode import ExternalEpisode
 from legos.play.play_state import PlayState
 from legos.play.step import play_all
 from legos.play.table import Table
+from legos.protocols import Seat
 from legos.records.episode import Task
+from legos.records.message import Filters, Message, Sampling
 
 
 def test_a_seat_is_closed_also_while_a_request_runs_out_of_time() -> None:
@@ -33,6 +36,17 @@ def test_a_seat_is_closed_also_while_a_request_runs_out_of_time() -> None:
     with pytest.raises(TimeoutError):
         asyncio.run(request())
     assert seat.ended
+
+
+def test_the_settings_of_a_seat_hold_for_its_questions_and_its_program() -> None:
+    own = Sampling(stop_ids=(7,), ignore_end=True, filters=Filters(top_p=0.9))
+    client = ScriptedClient([])
+    seats = {"player": Seat(role="player", client=client, sampling=own)}
+    seat = AgentSeat(PlayState(Arena(client), Task(id="t"), seats, seed=0), "player")
+    assert seat.state.sampling() == own
+    assert seat.state.sampling(("a",)) == replace(own, choices=("a",), ignore_end=False)
+    request = seat.question((Message("user", "?"),), None)
+    assert request.sampling(Sampling(), None).filters == own.filters
 
 
 def test_a_play_that_is_cancelled_before_it_has_its_slot_again_closes_its_seats() -> None:
