@@ -1,4 +1,4 @@
-"""Run folders whose checkpoint has a league of nim."""
+"""Run folders whose checkpoint has a league of nim, or of another arena."""
 
 from made_snapshots import adapter, take
 
@@ -21,12 +21,15 @@ def usual_table() -> PayoffTable:
     return table
 
 
-def with_league(folder: RunFolder, *, size: int = 8, table: PayoffTable | None = None) -> None:
+def with_league(
+    folder: RunFolder, *, arena: str = "nim", size: int = 8, table: PayoffTable | None = None
+) -> None:
     """A checkpoint with a table, and snapshots of which policy@4 has met nobody."""
     pool, table = Pool(size), table or usual_table()
     for step in (0, 2, 4):
         take(pool, adapter(step), step)
     stored = {"pool": pool.state(), "table": table.state(), "unit": 1.0}
-    arenas = {name: {"matchmaker": {}} for name in read_config(folder.settings).arenas}
-    state = {"trainer": {"step": 4}, "arenas": {**arenas, "nim": {"matchmaker": stored}}}
+    named = read_config(folder.settings).arenas  # FILE.py:Class -> class
+    arenas = {name.rpartition(":")[2].lower(): {"matchmaker": {}} for name in named}
+    state = {"trainer": {"step": 4}, "arenas": {**arenas, arena: {"matchmaker": stored}}}
     write_checkpoint(folder.checkpoints, 4, lambda _: state, keep=1)

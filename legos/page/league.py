@@ -22,7 +22,7 @@ def league(run: RunView) -> dict[str, Any]:
         return {"leagues": [], "problem": str(error)}
     shown = [
         each.figures(run.metrics)
-        | {"shares": run.config.arenas[each.arena].play.opponents}
+        | {"shares": each.shares}
         | _over_steps(run, each.prefix)
         for each in leagues
     ]

@@ -31,6 +31,7 @@ class StoredLeague:
     table: PayoffTable
     prefix: str  # of the names of its metrics
     collapse_elo: float  # fall of the rating that counts as a collapse
+    shares: Mapping[str, float]  # opponent -> its share of the plays, by the settings
     unit: float | None = None  # reward that counts as a whole win; None: every win does
     people: Sequence[str] = ()  # ``person:NAME`` of those whose plays count
     met: Sequence[str] = ()  # snapshots that people have played against
@@ -216,6 +217,7 @@ def stored_leagues(run: RunFolder, config: RunConfig) -> list[StoredLeague]:
             pool=pool,
             table=table,
             unit=stored["unit"] or None,
+            shares=settings.play.opponents,
         )
         found.append(league.with_people(settings.play.options, config.model))
     return found

@@ -57,6 +57,14 @@ def test_the_only_league_of_a_mix_has_its_course_too(runs: Path) -> None:
     assert found["shares"] == shares
 
 
+def test_a_league_of_a_file_is_named_after_its_class(runs: Path) -> None:
+    shares = {"self": 0.5, "past": 0.5}
+    folder = made_run(runs / "one", arena="race.py:Race", play__opponents=shares)
+    with_league(folder, arena="race")
+    [found] = answered(page_of(parent=runs), "league", run="one")["leagues"]
+    assert (found["arena"], found["shares"]) == ("race", shares)
+
+
 @pytest.mark.parametrize("mixed", [False, True])
 def test_the_guards_have_their_newest_values_and_limits(mixed: bool, runs: Path) -> None:
     mix = {"kuhn": {"share": 0.5}, "nim": {"share": 0.5}} if mixed else {}
