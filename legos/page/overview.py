@@ -12,7 +12,7 @@ __all__ = ["overview", "row_of"]
 
 _SPARK = 120  # points of a sparkline
 _SPEED = 20  # newest steps whose median time gives the time left
-_OWN = frozenset({"seed", "out", "loop.steps"})  # settings that differ between repeated runs
+_OWN = frozenset({"seed", "out"})  # settings that differ between repeated runs
 
 
 def overview(runs: Mapping[str, RunView]) -> list[dict[str, Any]]:
