@@ -18,10 +18,15 @@ from legos.errors import CheckpointError
 from legos.files.atomic import refusals_named, write_file
 from legos.files.lines import NewLines, append_whole, rewind_lines
 
-__all__ = ["FILE_BYTES", "NewPlays", "OldPlays", "PlayFiles"]
+__all__ = ["FILE_BYTES", "DamagedPlaysError", "NewPlays", "OldPlays", "PlayFiles"]
 
 FILE_BYTES = 8 << 20  # size at which episodes.jsonl is full; read whole to show one of its plays
+MOST_PLAYS = FILE_BYTES >> 6  # of one file; each takes more than 64 bytes
 _NAME = re.compile(r"(\d+)-(\d+)\.jsonl(?:\.gz)?")
+
+
+class DamagedPlaysError(CheckpointError):
+    """The content of a file of plays is damaged."""
 
 
 class OldPlays(NamedTuple):
@@ -42,7 +47,9 @@ class OldPlays(NamedTuple):
             data = path.read_bytes()
             return gzip.decompress(data) if path.suffix == ".gz" else data
         except (OSError, EOFError, zlib.error) as error:
-            raise CheckpointError(
+            damaged = not isinstance(error, OSError) or isinstance(error, gzip.BadGzipFile)
+            kind = DamagedPlaysError if damaged else CheckpointError
+            raise kind(
                 f"{self.path} cannot be read: {error}; plays {self.first} to {self.last} are lost"
             ) from error
 
@@ -205,18 +212,31 @@ class NewPlays:
         self.seen: int = seen
         self.rewritten = False
 
-    def files(self) -> Iterator[list[tuple[int, bytes]]]:
-        """What ``read`` returns, one file after the other, so that memory holds one of them."""
+    def files(self, *, skip_damaged: bool = False) -> Iterator[list[tuple[int, bytes]]]:
+        """What ``read`` returns, one file after the other, so that memory holds one of them.
+
+        Args:
+            skip_damaged: whether the lines of a damaged file are empty, and no error.
+
+        Raises:
+            CheckpointError: a file cannot be read.
+        """
         for old in self._files.older():
             if old.last > self.seen:
-                lines = [(number, line) for number, line in old.lines() if number > self.seen]
+                try:
+                    lines = old.lines()
+                except DamagedPlaysError:
+                    if not skip_damaged or old.last - old.first > MOST_PLAYS:
+                        raise
+                    lines = [(number, b"") for number in range(old.first, old.last + 1)]
+                new = [(number, line) for number, line in lines if number > self.seen]
                 self.seen = old.last
-                yield lines
+                yield new
         first = self._files.first()
         live: NewLines = self._live if first == self._first else NewLines(self._files.live)
         lines = [(first - 1 + index, line) for index, line in live.read()]
         if first > self.seen + 1 or self._files.first() != first:  # a file was full meanwhile
-            yield from self.files()
+            yield from self.files(skip_damaged=skip_damaged)
             return
         self.rewritten = live.rewritten or first < (self._first or 1)
         seen, self.seen = self.seen, first - 1 + live.seen

@@ -157,6 +157,36 @@ def test_a_line_with_a_number_out_of_range_costs_no_search(
     assert [*index.search().numbers] == [3, 1]
 
 
+def test_a_damaged_old_file_hides_no_newer_play(folder: RunFolder) -> None:
+    write(folder, *range(1, 13))
+    folder.plays.pack(1 << 20)
+    first, *_ = folder.plays.older()
+    first.path.write_bytes(first.path.read_bytes()[:-10])
+    index = PlayIndex(folder)
+    assert index.refresh() == 12
+    assert index.damaged == [*range(1, first.last + 1)]
+    assert [*index.search(order="oldest").numbers] == [*range(first.last + 1, 13)]
+    index.close()
+
+
+def test_a_damaged_newest_file_is_read_once(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder, 1, full_at=1)
+    folder.plays.pack(1 << 20)
+    [old] = folder.plays.older()
+    old.path.write_bytes(old.path.read_bytes()[:-10])
+    index = PlayIndex(folder)
+    assert (index.refresh(), index.damaged) == (1, [1])
+    index.close()
+    monkeypatch.setattr(PlayIndex, "_again", None)
+    index = PlayIndex(folder)
+    assert index.refresh() == 1
+    write(folder, 2)
+    assert index.refresh() == 2
+    index.close()
+
+
 def test_plays_whose_file_was_removed_are_not_found(folder: RunFolder) -> None:
     write(folder, *range(1, 9))
     index = PlayIndex(folder)

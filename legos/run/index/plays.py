@@ -15,7 +15,7 @@ from zlib import crc32
 from legos.run.folder import RunFolder
 from legos.run.index.rows import IndexedPlay, IndexedSeat, NewRows, searched
 from legos.run.index.tables import IndexTables
-from legos.run.play_files import NewPlays
+from legos.run.play_files import DamagedPlaysError, NewPlays
 
 __all__ = ["ORDERS", "FoundPlays", "PlayIndex", "PositionMoves", "Range"]
 
@@ -109,7 +109,7 @@ class PlayIndex:
             if oldest != self._oldest:
                 self._tables.remove_before(oldest)
                 self._oldest = oldest
-            for lines in self._new.files():
+            for lines in self._new.files(skip_damaged=True):
                 for start in range(0, len(lines), BATCH):
                     self._add(lines[start : start + BATCH])
                     if until is not None and monotonic() > until:
@@ -260,8 +260,11 @@ class PlayIndex:
 
 
 def _crc(lines: Iterable[tuple[int, bytes]]) -> int:
-    """That of one line; -1: there is none."""
-    return next((crc32(line) for _, line in lines), -1)
+    """That of one line, which is empty in a damaged file; -1: there is none."""
+    try:
+        return next((crc32(line) for _, line in lines), -1)
+    except DamagedPlaysError:
+        return crc32(b"")
 
 
 _Condition = tuple[str, object]
