@@ -17,7 +17,15 @@ from legos.builtin import BUILTIN, is_builtin
 from legos.errors import ArenaError, ConfigError, did_you_mean
 from legos.installed import adding
 
-__all__ = ["advice", "find_arena", "is_arena_file", "known_arenas", "load_module", "made_of"]
+__all__ = [
+    "advice",
+    "find_arena",
+    "installed_arena",
+    "is_arena_file",
+    "known_arenas",
+    "load_module",
+    "made_of",
+]
 
 GROUP = "legos.arenas"
 """Entry-point group: a package that lists its arenas here can be named without its module."""
@@ -100,6 +108,16 @@ def advice(name: str, model: str) -> Mapping[str, object]:
         bonus = recommended.get("training.entropy_coef_end", 0.0)
         kept |= {"training.entropy_coef": bonus, "training.entropy_coef_end": bonus}
     return {**CHAT_GAMES, **kept}
+
+
+def installed_arena(name: str) -> type | None:
+    """The class of an installed arena; None: the name is of a file, of a world, or unknown.
+
+    Raises:
+        ArenaError: it cannot be imported.
+    """
+    point = _installed(GROUP).get(name)
+    return None if point is None else _load_installed(point)
 
 
 def known_arenas() -> Mapping[str, type]:

@@ -1,18 +1,20 @@
 """What optimal play would do in the positions of a play, for games that can be solved."""
 
+from contextlib import suppress
 from threading import Lock
 from typing import Any
 
 from legos.arena.arena import GameArena
-from legos.arena.game import split_position
-from legos.config.schema import PlayConfig, RunConfig
-from legos.errors import LegosError
+from legos.arena.game import Game, split_position
+from legos.arena.registry import installed_arena
+from legos.config.schema import PlayConfig, PlayedArena, RunConfig
+from legos.errors import ArenaError, GameSizeError, LegosError
 from legos.games.exact import GameTree
 from legos.games.solve import move_values
 from legos.run.episodes import StoredEpisode, turns_of
 from legos.wiring.arena import make_arena
 
-__all__ = ["NO_SETTINGS", "Moves", "Solved", "SolvedGames", "is_installed"]
+__all__ = ["NO_SETTINGS", "SolvedGames", "installed"]
 
 NO_SETTINGS = "the settings of the run cannot be read"
 MAX_STATES = 20_000
@@ -65,29 +67,49 @@ class SolvedGames:
         """The moves of every position of an arena of a run; or why there are none."""
         if config is None:
             return NO_SETTINGS
-        one = config.arenas.get(arena)
-        if one is None or not is_installed(arena):
-            return f"{arena} is no game that is installed here"
-        key = arena, repr(one.play.options)
+        found = installed(config, arena)
+        if found is None:
+            return f"{arena} is no game that is installed here under a name of its own"
+        name, kind, one = found
+        key = name, repr(one.play.options)
         with self._lock:
             if key not in self._solved:
-                self._solved[key] = _solve(arena, one.play.options)
+                self._solved[key] = _solve(name, kind, one.play.options)
             return self._solved[key]
 
 
-def is_installed(arena: str) -> bool:
-    """Whether an arena has a name, so that the page may run it; a file might belong to others."""
-    return ":" not in arena
+def installed(config: RunConfig, arena: str) -> tuple[str, type, PlayedArena] | None:
+    """An arena of a run that is installed, so that the page may run it.
+
+    Args:
+        config: settings of the run.
+        arena: its name in the settings or in plays.
+
+    Returns:
+        Its name in the settings, its class and its settings; None: it is a file, which might
+        belong to others, or a game of a world, or cannot be imported.
+    """
+    for name, one in config.arenas.items():
+        with suppress(ArenaError):
+            kind = installed_arena(name)
+            if kind is None:
+                continue
+            if arena in (name, kind.__name__.lower(), getattr(kind, "name", None)):
+                return name, kind, one
+    return None
 
 
-def _solve(name: str, options: dict[str, Any]) -> "Solved | str":
-    """The moves of every position; or why the game is not solved."""
+def _solve(name: str, kind: type, options: dict[str, Any]) -> "Solved | str":
+    """The moves of every position of a game, or why it is not solved; other arenas are not made."""
     try:
-        arena = make_arena(name, None, play=PlayConfig(options=options))
+        is_game, play = issubclass(kind, Game | GameArena), PlayConfig(options=options)
+        arena = make_arena(name, None, play=play) if is_game else None
         if not isinstance(arena, GameArena):
             return f"{name} is no game"
         tree = GameTree(arena.game, max_states=MAX_STATES)
         solution = tree.solution
+    except GameSizeError:
+        return f"{name} has more than {MAX_STATES:,} states, and the page solves no larger game"
     except LegosError as error:
         return str(error)
     if isinstance(solution, str):

@@ -21,7 +21,7 @@ from legos.fakes import ScriptedClient
 from legos.loop.evaluation import SEED
 from legos.page.answers import answer
 from legos.page.checkpoints import Checkpoints, checkpoints_of
-from legos.page.exact import NO_SETTINGS, SolvedGames, is_installed
+from legos.page.exact import NO_SETTINGS, SolvedGames, installed
 from legos.page.one_play import play_values
 from legos.page.replay import Ask, Question, Said, replayed
 from legos.page.shown import ShownRuns
@@ -191,19 +191,21 @@ def _task(start: _Start, place: _Place) -> tuple[Arena, Task, int]:
     """The arena, the task and the seed of a play.
 
     Raises:
-        Problem: the arena is a file, or has no such task any more.
+        Problem: the arena is a file or a world, or has no such task any more.
         LegosError: the arena cannot be made.
     """
     name, stored, config = start.arena, start.stored, start.config
-    one = config.arenas.get(name)
-    if one is None or not is_installed(name):
+    named = installed(config, name)
+    if named is None:
         raise Problem(
             409,
-            f"{name} is no arena that is installed here, and the page runs no file; positions of "
-            "stored plays can be compared, and `legos play` plays on",
+            f"{name} is no arena that is installed here under a name of its own, and the page runs "
+            "no file and no world; positions of stored plays can be compared, and `legos play` "
+            "plays on",
         )
     if stored is not None and stored.children:
         raise Problem(409, "this play spawned others, which are not repeated; open it in Plays")
+    name, _, one = named
     play = one.play.replace(**_LEFT_OUT)
     try:
         client = ScriptedClient([])  # whose seats are played by others

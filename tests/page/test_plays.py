@@ -175,7 +175,7 @@ def test_moves_of_a_solved_game_have_their_values(runs: Path) -> None:
     found = answered(page, "plays/2/exact", run="one")
     assert found == {"turns": {}, "why": None, "sampled": {}}
     why = answered(page, "plays/3/exact", run="one")["why"]
-    assert why == "other is no game that is installed here"
+    assert why == "other is no game that is installed here under a name of its own"
 
 
 def test_moves_have_the_probability_of_the_plays_of_their_step(runs: Path) -> None:
@@ -189,13 +189,37 @@ def test_moves_have_the_probability_of_the_plays_of_their_step(runs: Path) -> No
     assert all(0 < chance < 1 for chance in sampled.values())
 
 
-def test_a_file_that_a_run_names_is_not_run(runs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arena", "options"), [("math", {"data": "x.jsonl"}), ("absolute_zero", {})]
+)
+def test_only_games_are_made_for_exact_values(
+    arena: str, options: dict[str, str], runs: Path
+) -> None:
+    folder = made_run(runs / "one", arena=arena, play__options=options)
+    add_play(folder, 1, "1", arena=arena.replace("_", ""))
+    why = answered(page_of(folder.path), "plays/1/exact", run="one")["why"]
+    assert why == f"{arena} is no game"
+
+
+def test_a_game_that_is_too_large_says_so(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("legos.page.exact.MAX_STATES", 10)
+    folder = made_run(runs / "one")
+    add_play(folder, 1, "1", arena="nim")
+    why = answered(page_of(folder.path), "plays/1/exact", run="one")["why"]
+    assert why == "nim has more than 10 states, and the page solves no larger game"
+
+
+@pytest.mark.parametrize("named", [":Mine", ""])
+def test_a_file_that_a_run_names_is_not_run(named: str, runs: Path, tmp_path: Path) -> None:
     code = tmp_path / "mine.py"
     code.write_text("raise SystemExit('this was run')")
-    folder = made_run(runs / "one", arena=f"{code}:Mine")
-    add_play(folder, 1, "1", question="Nim: 6 left, last one wins.\nMoves: 1 2 3", arena="Mine")
+    arena = f"{code}{named}"
+    folder = made_run(runs / "one", arena=arena)
+    add_play(folder, 1, "1", question="Nim: 6 left, last one wins.\nMoves: 1 2 3", arena=arena)
     page = page_of(folder.path)
-    assert answered(page, "plays/1/exact", run="one")["turns"] == {}
+    found = answered(page, "plays/1/exact", run="one")
+    assert found["turns"] == {}
+    assert found["why"] == f"{arena} is no game that is installed here under a name of its own"
 
 
 def test_tokens_without_their_tokenizer_are_shown_as_numbers(runs: Path) -> None:

@@ -177,7 +177,7 @@ def test_what_cannot_be_asked_is_named(page: TestClient, runs: Path) -> None:
     said = [{"role": "only", "text": "y"}]
     status, message = refused("positions", run="filed", play=1, said=said)
     assert status == 409
-    assert "the page runs no file" in message
+    assert "the page runs no file and no world" in message
     shutil.rmtree(folder.path)
 
 

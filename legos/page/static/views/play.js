@@ -58,7 +58,7 @@ function prepared(play) {
 }
 
 function paint(root, state, parameters) {
-  const { play, pieces } = state;
+  const { play, pieces, exact } = state;
   state.tokens = Object.fromEntries(play.all.map((turn) => [turn.id, tokensOf(turn, pieces?.turns?.[turn.id])]));
   state.tip = (target) => {
     const [turn, index] = target.dataset.tip.split(" ").map(Number);
@@ -77,6 +77,7 @@ function paint(root, state, parameters) {
       h("section.dialogue", { "aria-label": "Play" },
         tools(state, values),
         pieces?.why ? h("div.small.muted", {}, pieces.why) : null,
+        exact?.why && play.all.some((turn) => turn.choices.length) ? h("div.small.muted", {}, `no exact values: ${exact.why}`) : null,
         play.turns.slice(0, state.at).map((turn, index) => oneTurn(state, turn, index + 1 === state.at)),
         state.at === last ? ending(play) : null,
         state.at === last ? play.children.map((child, index) => spawned(state, child, index)) : null),
