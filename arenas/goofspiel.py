@@ -50,12 +50,12 @@ class Goofspiel(Game):
         """Set the size of the game.
 
         Raises:
-            ValueError: fewer than two cards or seats, or more than nine cards.
+            ValueError: fewer than two cards or seats, or more than nine cards or 100 seats.
         """
         if not 2 <= cards <= 9:
             raise ValueError(f"cards is {cards}; expected 2 to 9")
-        if seats < 2:
-            raise ValueError(f"seats is {seats}; expected at least 2")
+        if not 2 <= seats <= 100:
+            raise ValueError(f"seats is {seats}; expected at least 2, at most 100")
         self.cards = "123456789"[:cards]
         self.roles = tuple(f"seat{number}" for number in range(1, seats + 1))
         self.rules = (

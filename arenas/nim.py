@@ -43,10 +43,10 @@ class Nim(Game):
         """Set the size of the largest pile.
 
         Raises:
-            ValueError: no stones.
+            ValueError: no stones, or more than 100,000.
         """
-        if largest < 1:
-            raise ValueError(f"largest is {largest}; expected at least 1 stone")
+        if not 1 <= largest <= 100_000:
+            raise ValueError(f"largest is {largest}; expected at least 1 stone, at most 100,000")
         self.largest = largest
 
     def starts(self) -> Sequence[tuple[tuple[int, int], float]]:

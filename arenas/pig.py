@@ -50,12 +50,12 @@ class Pig(Game):
         """Set the points that win, and the die.
 
         Raises:
-            ValueError: fewer than 2 points or faces.
+            ValueError: fewer than 2 points or faces, or more than 1000 faces.
         """
         if goal < 2:
             raise ValueError(f"goal is {goal}; expected at least 2 points")
-        if faces < 2:
-            raise ValueError(f"faces is {faces}; expected at least 2")
+        if not 2 <= faces <= 1000:
+            raise ValueError(f"faces is {faces}; expected at least 2, at most 1000")
         self.goal, self.faces = goal, faces
         self.rules = (
             f"Pig: two players in turn collect points with a die that has the faces 1 to {faces}. "

@@ -99,6 +99,7 @@ def test_sizes_too_large_to_list_are_played(cards: int, seats: int) -> None:
         ({"cards": 1}, "cards is 1; expected 2 to 9"),
         ({"cards": 10}, "cards is 10; expected 2 to 9"),
         ({"seats": 1}, "seats is 1; expected at least 2"),
+        ({"seats": 101}, "seats is 101; .*at most 100"),
     ],
 )
 def test_sizes_that_are_no_game_are_refused(options: Mapping[str, int], message: str) -> None:

@@ -126,8 +126,9 @@ def test_starts_are_every_size_equally_often() -> None:
 
 
 def test_a_pile_has_stones() -> None:
-    with pytest.raises(ValueError, match="largest is 0; expected at least 1"):
-        Nim(largest=0)
+    for largest in (0, 100_001):
+        with pytest.raises(ValueError, match=f"largest is {largest}; expected at least 1 stone"):
+            Nim(largest=largest)
 
 
 def test_a_full_report_of_uniform_play(tree: GameTree) -> None:

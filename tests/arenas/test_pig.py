@@ -112,8 +112,9 @@ def test_reference_numbers(tree: GameTree) -> None:
 def test_a_goal_has_points() -> None:
     with pytest.raises(ValueError, match="goal is 1; expected at least 2 points"):
         Pig(goal=1)
-    with pytest.raises(ValueError, match="faces is 1; expected at least 2"):
-        Pig(faces=1)
+    for faces in (1, 1001):
+        with pytest.raises(ValueError, match=f"faces is {faces}; expected at least 2"):
+            Pig(faces=faces)
 
 
 def test_transcript() -> None:
