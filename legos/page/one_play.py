@@ -6,7 +6,6 @@ from typing import Any, cast
 
 from msgspec import UNSET, to_builtins
 
-from legos.chat.reply import split_thinking
 from legos.run.episodes import StoredEpisode, StoredMessage, StoredSeat, StoredTurn, in_order
 
 __all__ = ["play_values"]
@@ -34,28 +33,20 @@ def play_values(episode: StoredEpisode, numbers: Iterator[int] | None = None) ->
 def _seat(seat: StoredSeat) -> dict[str, Any]:
     """Who sat in a seat, and at which versions."""
     return {
-        **{name: getattr(seat, name) for name in ("role", "seat", "policy", "sampling")},
+        **{name: getattr(seat, name) for name in ("role", "seat", "policy")},
         "versions": sorted({version for turn in seat.turns for version in turn.versions}),
-        "tokens": sum(len(turn.token_ids) for turn in seat.turns),
-        "advantage": seat.advantage,
     }
 
 
 def _turn(seat: StoredSeat, index: int, number: int) -> dict[str, Any]:
     turn = seat.turns[index]
-    thinking, answer = split_thinking(turn.said)
     values: Mapping[str, Any] = to_builtins(turn)
     left_out = ("prompt_ids", "messages", "sampling")
     return {
         **{name: value for name, value in values.items() if name not in left_out},
         "id": number,
         "role": seat.role,
-        "trains": seat.policy,
         "messages": [to_builtins(message) for message in _new_messages(turn, first=index == 0)],
-        "prompt_tokens": turn.prompt_ids_kept + len(turn.prompt_ids),
-        "sampling": seat.sampling | turn.sampling,
-        "thinking": thinking,
-        "answer": answer,
         "trained": None if turn.trained is UNSET else to_builtins(turn.trained),
     }
 

@@ -90,7 +90,7 @@ def shortened(play: Mapping[str, Any], most: int) -> dict[str, Any]:
 
 
 def _turn(turn: Mapping[str, Any], most: int) -> dict[str, Any]:
-    left_out = ("choices", "thinking", "answer")
+    left_out = ("choices",)
     values = {name: value for name, value in turn.items() if name not in left_out}
     if len(turn["token_ids"]) > _MOST_TOKENS:
         trained = turn["trained"] and {"advantage": turn["trained"]["advantage"]}
