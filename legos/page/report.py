@@ -55,6 +55,9 @@ def report_values(runs: Sequence[RunView]) -> dict[str, Any]:
         }
         if len(msgspec.json.encode(values, enc_hook=str)) <= _MOST_BYTES:
             return values
+    for row in rows:
+        if plays[row["name"]]:
+            row["missing"].append("its plays do not fit into the file; `legos view` shows them")
     return values | {"plays": {}}
 
 

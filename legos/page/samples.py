@@ -12,7 +12,6 @@ __all__ = ["sample_plays", "shortened"]
 
 _MOST_ARENAS = 4
 _LOOKED_AT = 1000  # plays of a step in which its arenas are looked for
-_MOST_TOKENS = 64  # of an answer whose tokens are kept one by one
 
 
 def sample_plays(run: RunView) -> list[dict[str, Any]]:
@@ -76,7 +75,7 @@ def _read(
 
 
 def shortened(play: Mapping[str, Any], most: int) -> dict[str, Any]:
-    """A play whose long answers have no single tokens, and whose texts are cut in the middle.
+    """A play without what is known of single tokens, and with texts that are cut in the middle.
 
     Args:
         play: as ``play_values`` gives it.
@@ -90,13 +89,11 @@ def shortened(play: Mapping[str, Any], most: int) -> dict[str, Any]:
 
 
 def _turn(turn: Mapping[str, Any], most: int) -> dict[str, Any]:
-    left_out = ("choices",)
+    left_out = ("choices", "token_ids", "logprobs")
     values = {name: value for name, value in turn.items() if name not in left_out}
-    if len(turn["token_ids"]) > _MOST_TOKENS:
-        trained = turn["trained"] and {"advantage": turn["trained"]["advantage"]}
-        values |= {"tokens": len(turn["token_ids"]), "token_ids": [], "logprobs": []}
-        values |= {"versions": sorted(set(turn["versions"])), "trained": trained}
-    return _cut(values, most)
+    trained = turn["trained"] and {"advantage": turn["trained"].get("advantage")}
+    values |= {"tokens": len(turn["token_ids"]), "versions": sorted(set(turn["versions"]))}
+    return _cut(values | {"trained": trained}, most)
 
 
 def _cut(value: Any, most: int) -> Any:

@@ -13,6 +13,7 @@ from made_runs import add_lines, add_play, made_run, step_line
 
 from legos.cli.process import main
 from legos.errors import ConfigError
+from legos.loop.trained import TrainedTurn
 from legos.page.report import report_values
 from legos.page.report_file import report_html
 from legos.page.report_images import write_images
@@ -151,8 +152,26 @@ def test_long_plays_are_cut_so_that_the_file_stays_small(runs: Path) -> None:
     [message] = turn["messages"]
     for text in (turn["said"], message["content"]):
         assert "characters are left out" in text
-    assert (turn["tokens"], turn["token_ids"], turn["versions"]) == (100_000, [], [3])
-    assert turn["trained"] == {"advantage": 0.5}
+    assert (turn["tokens"], turn["versions"], turn["trained"]) == (100_000, [3], {"advantage": 0.5})
+    assert "token_ids" not in turn
+
+
+def test_a_long_answer_that_trained_nothing_is_shown(runs: Path) -> None:
+    folder = made_run(runs / "one")
+    episode = add_play(folder, 1, "a" * 100)
+    trained = {episode.rollout_name("only"): [TrainedTurn(reason="stale")]}
+    folder.add_episodes(2, [episode], trained=trained)
+    plays = values_of(folder.path)["plays"]["one"]
+    assert [each["play"]["turns"][0]["trained"] for each in plays] == [None, {"advantage": None}]
+
+
+def test_plays_that_do_not_fit_are_missed(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_play(made_run(runs / "one"), 1, "an answer", advantage=0.5)
+    monkeypatch.setattr("legos.page.report._MOST_BYTES", 1)
+    values = values_of(runs / "one")
+    assert values["plays"] == {}
+    [told] = values["runs"][0]["missing"]
+    assert told == "its plays do not fit into the file; `legos view` shows them"
 
 
 def test_long_notes_are_cut_like_other_texts(runs: Path) -> None:
