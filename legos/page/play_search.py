@@ -26,7 +26,7 @@ class PlayQuery(BaseModel, extra="forbid"):
     role: str = ""  # whose reward is meant
     seat: str = ""  # who sat in one of the seats
     kind: Literal["", "training", "evaluation"] = ""
-    failed: bool = False  # only those that failed
+    failed: bool = False  # only those that failed or were void
     reward_min: float | None = None
     reward_max: float | None = None
     step_min: int | None = Field(None, gt=-(1 << 62), lt=1 << 62)

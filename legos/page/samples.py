@@ -11,7 +11,7 @@ from legos.run.index.rows import IndexedPlay
 __all__ = ["sample_plays", "shortened"]
 
 _MOST_ARENAS = 4
-_LOOKED_AT = 1000  # plays of a step in which its arenas are looked for
+_LOOKED_AT = 1000  # plays among which the arenas of a step, or a failed one, are looked for
 
 
 def sample_plays(run: RunView) -> list[dict[str, Any]]:
@@ -34,8 +34,9 @@ def sample_plays(run: RunView) -> list[dict[str, Any]]:
         if len(steps) > 1 or not ends[0].evaluation:
             found = [each for step in steps for each in _of_step(run, step, ends[0].evaluation)]
             break
-    for number in run.plays.search(failure=True, page=slice(0)).numbers[:1]:
-        found += _read(run, {number: ["failed"]}, 1)
+    stopped = run.plays.search(failure=True, page=slice(_LOOKED_AT)).plays
+    for play in [play for play in stopped if play.failure != "void"][:1]:
+        found += _read(run, {play.number: ["failed"]}, 1)
     return found
 
 

@@ -73,6 +73,7 @@ def test_plays_of_evaluations_are_shown_where_there_are_two(runs: Path) -> None:
     add_play(folder, 0, "before", evaluation=True)
     add_play(folder, 4, "after", evaluation=True)
     add_play(folder, 4, "broken", error="it broke", evaluation=True)
+    add_play(folder, 4, "void", void=True, evaluation=True)
     shown = values_of(folder.path)["plays"]["one"]
     assert [(each["why"], each["play"]["turns"][0]["said"]) for each in shown] == [
         ("best, typical, worst", "before"),

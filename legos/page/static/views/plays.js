@@ -79,7 +79,7 @@ function frame(root, run, runs, parameters, state) {
           field("reward_max", "to", { type: "number", step: "any" }),
           field("step_min", "Step from", { type: "number", min: 0 }),
           field("step_max", "to", { type: "number", min: 0 }),
-          h("label.check", {}, h("input", { type: "checkbox", id: "f-failed", checked: now.get("failed") === "true", onchange: (event) => change({ failed: event.target.checked || null, offset: null }) }), "failed only"),
+          h("label.check", {}, h("input", { type: "checkbox", id: "f-failed", checked: now.get("failed") === "true", onchange: (event) => change({ failed: event.target.checked || null, offset: null }) }), "failed or void"),
           h("a.small", { id: "clear", href: address("plays", { run }) }, "clear all"),
         );
       }

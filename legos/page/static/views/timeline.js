@@ -91,7 +91,7 @@ function plays(run, found) {
   const height = Math.max(3, Math.min(10, 320 / free.length));
   return h("section.panel", {},
     h("h2", {}, "Stored plays by the clock"),
-    h("p.small.muted", {}, `${plural(found.length, "play")} over ${duration(end - start)}; colours alternate with the step, evaluations are grey`),
+    h("p.small.muted", {}, `${plural(found.length, "play")} over ${duration(end - start)}; colours alternate with the step, evaluations are grey, failed and void plays red`),
     h("div.scroll", {}, svg("svg.lanes", { viewBox: `0 0 ${WIDTH} ${free.length * (height + 1) + 6}`, role: "group", "aria-label": "plays by the clock" },
       svg("text.lane-name", { x: 4, y: 12 }, "players"),
       bars.map(({ each, x, width, lane }) =>
