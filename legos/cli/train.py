@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
+from msgspec import to_builtins
 
 from legos.cli.output import Flag, show
 from legos.cli.overrides import (
@@ -22,7 +23,7 @@ from legos.cli.overrides import (
     shares,
 )
 from legos.cli.run_settings import resolve_run
-from legos.config.resolve import ResolvedConfig
+from legos.config.resolve import ResolvedConfig, settings_of
 
 __all__ = ["start", "train"]
 
@@ -71,8 +72,8 @@ def train(
         view: Show the run on a local page while it trains; see legos view.
         dry_run: Check the settings, print each with its source, and stop.
         quiet: Print nothing but warnings and errors.
-        json: Print one JSON object at the end, as legos runs show does; all else goes to standard
-            error.
+        json: Print one JSON object at the end, as legos runs show does, or the settings of a dry
+            run; all else goes to standard error.
         training: Settings of the optimiser step.
         generation: Settings of sampling.
         play: Settings of the arena.
@@ -111,7 +112,7 @@ def start(
         view: whether a local page shows the run meanwhile.
         dry_run: only print the settings.
         quiet: whether only warnings and errors are printed.
-        json: whether a JSON object describes the run at the end.
+        json: whether a JSON object describes the run at the end, or has the settings.
 
     Returns:
         Exit code; None: nothing was trained by this process.
@@ -124,7 +125,12 @@ def start(
         return None  # the first process has the run folder
     check(resolved, resume=resume)
     if dry_run:
-        return show(resolved.toml())
+        if not json:
+            return show(resolved.toml())
+        values = to_builtins(settings_of(resolved.config), enc_hook=str)
+        sources = resolved.sources
+        rows = {name: {"value": value, "source": sources[name]} for name, value in values.items()}
+        return show(rows, json=True)
     with (
         Path(os.devnull).open("w") as nowhere,
         redirect_stdout(nowhere) if quiet else nullcontext(),

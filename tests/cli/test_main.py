@@ -173,6 +173,16 @@ def test_dry_run_prints_settings_that_read_back(
     assert read_config(tmp_path / "printed.toml").loop.steps == 5
 
 
+def test_a_dry_run_prints_settings_as_json(
+    trained: Trained, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--dry-run", "--steps", "5", "--out", "runs/one", "--json"]) == 0
+    assert not trained
+    found = json.loads(capsys.readouterr().out)
+    assert found["loop.steps"] == {"value": 5, "source": "command line"}
+    assert found["out"]["value"].endswith("one")
+
+
 def test_a_runs_settings_leave_another_arena_its_own(trained: Trained, tmp_path: Path) -> None:
     assert main(["train", "--training.lora-rank", "4"]) == 0
     saved = tmp_path / "config.toml"
