@@ -31,6 +31,7 @@ __all__ = [
     "Generation",
     "Key",
     "League",
+    "Limit",
     "Loop",
     "Play",
     "Run",
@@ -54,6 +55,9 @@ def _check_finite(_: Any, value: float | None) -> None:
 
 Amount = Annotated[float, Parameter(validator=_check_finite)]
 """A size or a time."""
+
+Limit = Annotated[float, Parameter(validator=(_check_finite, validators.Number(gt=0)))]
+"""A size or a time above 0."""
 
 Several = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 Files = Annotated[tuple[Path, ...], Parameter(negative="", show_default=False)]

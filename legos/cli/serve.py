@@ -1,7 +1,7 @@
 """``legos serve``: serve a model and its adapters over HTTP."""
 
 from legos.cli.output import Flag, show
-from legos.cli.overrides import Amount, Key, Several
+from legos.cli.overrides import Amount, Count, Key, Limit, Several
 
 __all__ = ["serve"]
 
@@ -13,12 +13,12 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     api_key: Key = None,
-    max_batch: int = 256,
+    max_batch: Count = 256,
     memory_limit_gib: Amount | None = None,
     max_queue: int = 1024,
-    timeout_s: Amount = 600.0,
-    max_body_mb: Amount = 4.0,
-    max_adapters: int = 64,
+    timeout_s: Limit = 600.0,
+    max_body_mb: Limit = 4.0,
+    max_adapters: Count = 64,
     drain_s: Amount = 30.0,
     keep_awake: bool = True,
     log_prompts: Flag = False,

@@ -12,6 +12,10 @@ from legos.cli.process import main
         ("serve --max-body-mb nan", "for --max-body-mb. Expected a finite number."),
         ("serve --timeout-s nan", "for --timeout-s. Expected a finite number."),
         ("serve --drain-s nan", "for --drain-s. Expected a finite number."),
+        ("serve --max-batch 0", "for --max-batch. Must be >= 1."),
+        ("serve --max-adapters 0", "for --max-adapters. Must be >= 1."),
+        ("serve --timeout-s 0", "for --timeout-s. Must be > 0."),
+        ("serve --max-body-mb 0", "for --max-body-mb. Must be > 0."),
         (
             "play nim --seat first=me --seat first=random",
             "--seat names the role 'first' twice; name it once",
