@@ -42,6 +42,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with_league(falling)
     add_lines(falling.metrics, [step_line(4, **{"league/fall": 120.0, "league/forgotten": 0.0})])
     add_play(folder, 3, f"{HOSTILE}\u202e", question=HOSTILE, advantage=0.5)
+    add_play(falling, 3, "3", question="Nim: 99999999 left, last one wins.")
     return place
 
 
@@ -180,6 +181,13 @@ def test_hostile_text_is_shown_as_text(page: Any) -> None:
     assert HOSTILE in page.inner_text(".asked")
     assert page.locator("main img, main b:text('bold')").count() == 0
     assert page.title() == "Plays · legos"
+
+
+def test_a_position_with_too_many_stones_is_text(page: Any) -> None:
+    page.goto("/#/plays?run=few&play=1")
+    page.wait_for_selector(".said")
+    assert "99999999 left" in page.inner_text(".asked")
+    assert page.locator("circle.stone").count() == 0
 
 
 def test_health_shows_alarms_and_lost_tokens(page: Any) -> None:

@@ -3,6 +3,7 @@
 import { h, svg } from "../dom.js";
 
 const BOARDS = [nim, ticTacToe, cards];
+const MOST = 200; // stones or moves that are drawn: a text may name any number of them
 
 // The picture of the position that a turn was asked about; null: it is shown as text.
 export function board(turn) {
@@ -15,8 +16,8 @@ export function board(turn) {
 
 function nim(text, move) {
   const match = /^Nim: (\d+) left/.exec(text);
-  if (!match) return null;
-  const left = Number(match[1]);
+  const left = Number(match?.[1]);
+  if (!(left >= 1 && left <= MOST)) return null;
   const taken = Number(move) || 0;
   const columns = Math.min(left, 8);
   const rows = Math.ceil(left / columns);
@@ -44,7 +45,7 @@ function ticTacToe(text, move, role) {
 }
 
 function cards(text) {
-  const match = /^(?:Kuhn|Leduc|Hanabi): card (\w+)(?:, board (\w+|-))?(?:, (bets|partner) (\S+?))?\.?\n/.exec(`${text}\n`);
+  const match = /^(?:Kuhn|Leduc|Hanabi): card (\w+)(?:, board (\w+|-))?(?:, (bets|partner) (\S{1,200}?))?\.?\n/.exec(`${text}\n`);
   if (!match) return null;
   const [, own, shared, , past] = match;
   const one = (name, x, kind) => svg("g", { transform: `translate(${x} 4)` },
