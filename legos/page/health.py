@@ -103,6 +103,7 @@ def health(run: "RunView") -> dict[str, Any]:
         "failure": run.folder.failed_with() if run.state == "failed" else None,
         "alarms": run.alarms.listed(),
         "steps": metrics.num_steps,
+        "step": run.step,
         "skipped": skipped,
         "tokens": tokens,
         "reasons": sorted(reasons, key=lambda row: -(row["tokens"] or 0)),

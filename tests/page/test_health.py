@@ -18,6 +18,14 @@ def test_alarms_have_the_steps_in_which_they_were_raised(runs: Path) -> None:
     assert "docs/run/alarms.md" in found[1]["text"]
 
 
+def test_a_fork_has_its_newest_step_and_its_number_of_steps(runs: Path) -> None:
+    folder = made_run(runs / "one", steps=2)
+    folder.metrics.unlink()
+    add_lines(folder.metrics, [step_line(step) for step in range(401, 451)])
+    found = answered(page_of(parent=runs), "health", run="one")
+    assert (found["step"], found["steps"]) == (450, 50)
+
+
 def test_skipped_steps_and_lost_tokens_are_listed(runs: Path) -> None:
     folder = made_run(runs / "one", steps=2, training__memory_limit_gib=4.0)
     more = {"discarded/stale_tokens": 40, "tokens_discarded": 40}

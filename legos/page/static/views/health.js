@@ -26,15 +26,15 @@ export async function draw(root, parameters, options) {
   );
 }
 
-function alarms({ alarms: found, steps }) {
+function alarms({ alarms: found, steps, step }) {
   return h("section.panel", {},
     h("h2", {}, "Alarms"),
     found.length ? null : h("p.good", {}, steps ? "No metric has reached a level in any step." : "No step yet."),
     found.map((alarm) =>
       h(`div.alarm.${alarm.level}`, {},
         h("div.who", {}, h(`span.tag.${alarm.level}`, {}, alarm.level), h("b", {}, alarm.metric),
-          h("span.muted.small", {}, `${plural(alarm.count, "step")}${alarm.now && alarm.spans.at(-1)[1] === lastStep(found, steps) ? ", the newest too" : `, last in step ${number(alarm.spans.at(-1)[1])}`}`)),
-        strip(alarm.spans, { end: lastStep(found, steps), level: alarm.level }),
+          h("span.muted.small", {}, `${plural(alarm.count, "step")}${alarm.now && alarm.spans.at(-1)[1] === step ? ", the newest too" : `, last in step ${number(alarm.spans.at(-1)[1])}`}`)),
+        strip(alarm.spans, { end: step, level: alarm.level }),
         h("p.small", {}, advice(alarm.text)))));
 }
 
@@ -44,9 +44,7 @@ function advice(text) {
   return match ? [match[1], " — see ", h("code", {}, match[2])] : text;
 }
 
-const lastStep = (found, steps) => Math.max(steps, ...found.map((each) => each.spans.at(-1)[1]));
-
-function skipped({ skipped: found, steps }) {
+function skipped({ skipped: found, steps, step }) {
   const policies = Object.entries(found);
   return h("section.panel", {},
     h("h2", {}, "Skipped steps"),
@@ -55,7 +53,7 @@ function skipped({ skipped: found, steps }) {
       h("div", {},
         h("p.small", {}, policies.length > 1 ? h("b", {}, name.replace(/\/applied$/, ""), " ") : null,
           list.length ? `${plural(list.length, "step")} of ${number(steps)} changed no weight: ${list.slice(0, 30).join(", ")}${list.length > 30 ? ", …" : ""}` : h("span.good", {}, "Every step was applied.")),
-        list.length ? strip(list.map((step) => [step, step]), { end: Math.max(steps, list.at(-1)), level: "error" }) : null)));
+        list.length ? strip(list.map((step) => [step, step]), { end: step, level: "error" }) : null)));
 }
 
 const PARTS = [["trained", "trained on"], ["queued", "waiting"], ["filtered", "filtered"], ["discarded", "discarded"]];
