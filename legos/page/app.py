@@ -21,7 +21,7 @@ from legos.page.curves import Axis, chosen_names, config_diff, metric_names, ser
 from legos.page.exact import SolvedGames
 from legos.page.health import health
 from legos.page.league import league
-from legos.page.overview import overview
+from legos.page.overview import ordered, overview
 from legos.page.plays import plays_router
 from legos.page.positions import positions_router
 from legos.page.run_view import RunView
@@ -78,7 +78,8 @@ def _run_router(runs: ShownRuns) -> APIRouter:
     router = APIRouter()
 
     def chosen(names: list[str]) -> list[RunView]:
-        return [runs.get(name) for name in dict.fromkeys(names)]
+        known = runs.all()
+        return [known.get(name) or runs.get(name) for name in dict.fromkeys(names)]
 
     def locked(name: str, values: Callable[[RunView], object]) -> Response:
         view = runs.get(name)
@@ -89,10 +90,14 @@ def _run_router(runs: ShownRuns) -> APIRouter:
     def all_runs() -> Response:
         return answer({"runs": overview(runs.all()), "places": runs.places})
 
+    @router.get("/names")
+    def names() -> Response:
+        return answer({"names": [run.name for run in ordered(runs.all())]})
+
     @router.get("/metrics")
     def metrics(run: Names) -> Response:
-        names = metric_names(chosen(run))
-        return answer({"names": names, "first": chosen_names(names)})
+        known = metric_names(chosen(run))
+        return answer({"names": known, "first": chosen_names(known)})
 
     @router.get("/curves")
     def curves(run: Names, name: Annotated[list[str], Query()], axis: Axis = "step") -> Response:

@@ -6,9 +6,10 @@ from statistics import median
 from typing import Any
 
 from legos.page.run_view import RunView
+from legos.run.ending import standing
 from legos.run.key_figures import key_figures
 
-__all__ = ["overview", "row_of"]
+__all__ = ["ordered", "overview", "row_of"]
 
 _SPARK = 120  # points of a sparkline
 _SPEED = 20  # newest steps whose median time gives the time left
@@ -17,15 +18,23 @@ _OWN = frozenset({"seed", "out"})  # settings that differ between repeated runs
 
 def overview(runs: Mapping[str, RunView]) -> list[dict[str, Any]]:
     """A row for each run, as JSON values: running ones first, then those with the newest files."""
-    rows = [row_of(run) for run in runs.values()]
-    return sorted(rows, key=lambda row: (row["state"] != "running", -row["changed_at"]))
+    return [row_of(run) for run in ordered(runs)]
+
+
+def ordered(runs: Mapping[str, RunView]) -> list[RunView]:
+    """Running runs first, then those with the newest files; nothing is read of them."""
+
+    def place(run: RunView) -> tuple[bool, float]:
+        return standing(run.folder, done=False) != "running", -_changed_at(run)
+
+    return sorted(runs.values(), key=place)
 
 
 def row_of(run: RunView) -> dict[str, Any]:
     """How a run stands."""
     with run.lock:
         run.read()
-        config, state = run.config, run.state
+        config, state, alarms = run.config, run.state, run.alarms.listed()
         row: dict[str, Any] = {
             "name": run.name,
             "folder": str(run.folder.path),
@@ -36,8 +45,8 @@ def row_of(run: RunView) -> dict[str, Any]:
             "changed_at": _changed_at(run),
             "key": _key_figures(run),
             "reward": run.metrics.newest.get("reward_mean"),
-            "alarms": [alarm for alarm in run.alarms.listed() if alarm["now"]],
-            "past_alarms": sum(not alarm["now"] for alarm in run.alarms.listed()),
+            "alarms": [alarm for alarm in alarms if alarm["now"]],
+            "past_alarms": sum(not alarm["now"] for alarm in alarms),
             "tokens": run.metrics.newest.get("tokens_generated"),
             "seconds": sum(v for _, v in run.metrics.points("loop/seconds_per_step")),
         }

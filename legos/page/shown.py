@@ -1,5 +1,6 @@
 """Which runs the page shows, and under which names."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from threading import Lock
@@ -87,7 +88,8 @@ def _names(paths: Iterable[Path]) -> list[str]:
     lengths = [1] * len(parts)
     while True:
         names = ["/".join(each[-length:]) for each, length in zip(parts, lengths, strict=True)]
-        same = [names.count(name) > 1 for name in names]
+        counts = Counter(names)
+        same = [counts[name] > 1 for name in names]
         if not any(same):
             return names
         lengths = [length + twice for length, twice in zip(lengths, same, strict=True)]

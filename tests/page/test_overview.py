@@ -40,8 +40,10 @@ def test_running_runs_come_first_and_repeated_ones_are_a_family(runs: Path) -> N
     made_run(runs / "c", training__learning_rate=0.5)
     made_run(runs / "d", steps=8)
     with hold(first.path):
-        rows = answered(page_of(parent=runs), "runs")["runs"]
-    assert rows[0]["name"] == "a"
+        page = page_of(parent=runs)
+        rows, names = answered(page, "runs")["runs"], answered(page, "names")["names"]
+    assert names == [row["name"] for row in rows]
+    assert names[0] == "a"
     family = {row["name"]: row["family"] for row in rows}
     assert family["a"] == family["b"]
     assert len(set(family.values())) == 3

@@ -6,7 +6,7 @@ import { address } from "../route.js";
 
 // The chosen run, or else the first, and the names of all; where there is none, the view says so.
 export async function chosenRun(root, parameters, valid, none = "No run yet.") {
-  const runs = (await get("runs")).values.runs.map((run) => run.name);
+  const runs = (await get("names")).values.names;
   const run = parameters.get("run") ?? runs[0];
   if (!run && valid()) show(root, h("div.empty", {}, h("p", {}, none)));
   return { run, runs };
