@@ -41,7 +41,7 @@ def test_the_program_of_the_page_reads_a_run(
     with run.new_run(resolve(overrides={"seed": 1}).toml()):
         append(run.metrics, '{"step": 1, "reward_mean": 0.25}\n')
         append(run.evaluations, '{"step": 1, "eval/exploitability": 0.1}\n')
-        run.add_episodes(1, [make_episode({"player": reward}) for reward in (1.0, 0.0)])
+        run.add_episodes(1, [make_episode({"first": reward}) for reward in (1.0, 0.0)])
         write_checkpoint(run.checkpoints, 1, lambda _: {}, keep=1)
     page = (Path(__file__).parents[2] / "docs" / "run" / "runs.md").read_text()
     code = re.search(r"```python\n(from legos import open_run.*?)```", page, re.DOTALL)
@@ -51,6 +51,6 @@ def test_the_program_of_the_page_reads_a_run(
     assert told == [
         "stopped 1 0.25 {'step': array([1])}",
         "[0.1] {'seed': 1} command line",
-        "1 1 player \x03 [-1.0] [] [None]",
+        "1 1 first \x03 [-1.0] [] [None]",
         "step-000001 {} [] None []",
     ]
