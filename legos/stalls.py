@@ -153,7 +153,7 @@ class LoopWatch:
         self._advice = advice
 
     def expect_end(self, advice: str) -> None:
-        """Report a loop that does not turn for a second from now on, with an advice."""
+        """Report a loop that does not respond for a second from now on, with an advice."""
         self._stall_after_s, self._stalled = self._still_s + ENDS_S, False
         self._advice = advice
 
@@ -175,7 +175,7 @@ class LoopWatch:
         self._observe(lag_s)
         if self._stalled:
             self._stalled = False
-            logger.warning("the event loop turns again, after %.1f s", lag_s)
+            logger.warning("the event loop responds again, after %.1f s", lag_s)
         self._answered = self._asked
 
     def _write_stacks(self, stalled_s: float, frame: FrameType | None) -> None:
@@ -201,7 +201,7 @@ class LoopWatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
-    """A report of an event loop that did not turn."""
+    """A report of an event loop that did not respond."""
 
     at: datetime
     text: str  # for how long, and where

@@ -74,7 +74,7 @@ def test_each_stall_writes_all_stacks_once(
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 4
     assert f"the stacks are in {file}" in said[0]
-    assert said[1] == "the event loop turns again, after 0.4 s"
+    assert said[1] == "the event loop responds again, after 0.4 s"
 
 
 def test_a_report_that_a_full_disk_has_cut_hides_no_later_one(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ class RunReader:
 
     @property
     def stalls(self) -> list[Stall]:
-        """The reports of an event loop that did not turn."""
+        """The reports of an event loop that did not respond."""
         return read_stalls(self.folder.stalls)
 
     @property
