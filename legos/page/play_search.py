@@ -18,8 +18,12 @@ _ORDERS = {  # what the table is sorted by -> the order with the largest first, 
 
 
 class PlayQuery(BaseModel, extra="forbid"):
-    """Which plays are looked for, and their order; None or an empty text: any."""
+    """Which plays of a run are looked for, in which order, and which part of them is shown.
 
+    None or an empty text: any.
+    """
+
+    run: str
     text: str = ""  # words that questions, answers, notes or errors contain, all of them
     arena: str = ""
     task: str = ""
@@ -33,6 +37,8 @@ class PlayQuery(BaseModel, extra="forbid"):
     step_max: int | None = Field(None, gt=-(1 << 62), lt=1 << 62)
     sort: Literal["number", "reward", "tokens", "turns"] = "number"
     descending: bool = True
+    offset: int = Field(0, ge=0)
+    limit: int = Field(50, ge=1, le=200)
 
     def wanted(self) -> dict[str, Any]:
         """The arguments of ``PlayIndex.search``."""

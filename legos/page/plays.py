@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from msgspec import UNSET
-from pydantic import Field
 from starlette.responses import Response
 
 from legos.errors import ModelError
@@ -26,14 +25,6 @@ _POSITIONS = 24  # that are shown of a policy
 _STEPS = 24  # plays of the same task
 
 
-class _Table(PlayQuery):
-    """A part of the table."""
-
-    run: str
-    offset: int = Field(0, ge=0)
-    limit: int = Field(50, ge=1, le=200)
-
-
 def plays_router(runs: ShownRuns, games: SolvedGames) -> APIRouter:
     """The requests.
 
@@ -44,7 +35,7 @@ def plays_router(runs: ShownRuns, games: SolvedGames) -> APIRouter:
     router, texts = APIRouter(), Pieces()
 
     @router.get("/plays")
-    def table(request: Annotated[_Table, Query()]) -> Response:
+    def table(request: Annotated[PlayQuery, Query()]) -> Response:
         return answer(_part(runs.get(request.run), request))
 
     @router.get("/plays/{number}")
@@ -83,7 +74,7 @@ def plays_router(runs: ShownRuns, games: SolvedGames) -> APIRouter:
     return router
 
 
-def _part(view: RunView, request: _Table) -> dict[str, Any]:
+def _part(view: RunView, request: PlayQuery) -> dict[str, Any]:
     """A part of the table."""
     waiting, problems = view.refresh_plays()
     page = slice(request.offset, request.offset + request.limit)

@@ -1,5 +1,7 @@
 // Requests to the server that shows the runs.
 
+import { query } from "./route.js";
+
 const KEY = "legos-key";
 
 export class ApiError extends Error {
@@ -14,15 +16,7 @@ export function setKey(key) {
 }
 
 // The answer to a GET request; parameters that are empty are left out, lists are repeated.
-export async function get(path, parameters = {}) {
-  const query = new URLSearchParams();
-  for (const [name, value] of Object.entries(parameters)) {
-    for (const each of [value].flat()) {
-      if (each !== undefined && each !== null && each !== "") query.append(name, each);
-    }
-  }
-  return request(`${path}?${query}`, {});
-}
+export const get = (path, parameters = {}) => request(`${path}?${query(parameters)}`, {});
 
 // The answer to a question in JSON; a signal gives it up.
 export const post = (path, values, signal) =>

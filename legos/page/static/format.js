@@ -1,13 +1,6 @@
 // Numbers, times and names as people read them.
 
-export const LABELS = {
-  running: "running",
-  ended: "ended",
-  stopped: "stopped",
-  failed: "failed",
-  killed: "killed",
-  missing: "moved or removed",
-};
+export const LABELS = { missing: "moved or removed" }; // of the states that have another name here
 
 export function percent(share) {
   return `${number(Math.round(share * 1000) / 10)} %`;

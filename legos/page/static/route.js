@@ -1,21 +1,24 @@
 // The address holds the whole view: #/VIEW?parameters.
 
 export function route() {
-  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
-  return { view: path || "overview", parameters: new URLSearchParams(query) };
+  const [path, text] = location.hash.replace(/^#\/?/, "").split("?");
+  return { view: path || "overview", parameters: new URLSearchParams(text) };
 }
 
-// An address from a view and its parameters, of which empty ones are left out.
-export function address(view, parameters = {}) {
-  const query = new URLSearchParams();
+// Parameters as a text; empty ones are left out, and lists are repeated.
+export function query(parameters) {
+  const found = new URLSearchParams();
   for (const [name, value] of Object.entries(parameters)) {
     for (const each of [value].flat()) {
-      if (each !== undefined && each !== null && each !== "" && each !== false) {
-        query.append(name, each);
-      }
+      if (![undefined, null, "", false].includes(each)) found.append(name, each);
     }
   }
-  const text = query.toString();
+  return found.toString();
+}
+
+// An address from a view and its parameters.
+export function address(view, parameters = {}) {
+  const text = query(parameters);
   return `#/${view}${text ? `?${text}` : ""}`;
 }
 

@@ -7,7 +7,7 @@ import { change } from "../route.js";
 
 export const title = "Curves";
 const MOST = 12; // charts at the same time; each more costs a moment
-const COLOURS = ["#e4572e", "#2f6fde", "#1b998b", "#a24bd3", "#c98a00", "#d6336c", "#5c677d", "#4d908e"];
+export const COLOURS = ["#e4572e", "#2f6fde", "#1b998b", "#a24bd3", "#c98a00", "#d6336c", "#5c677d", "#4d908e", "#8f5a2a"];
 const DASHES = ["solid", "dash", "dot", "dashdot"];
 
 export async function draw(root, parameters, { again, state, valid }) {

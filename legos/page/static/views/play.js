@@ -16,7 +16,7 @@ export async function draw(root, run, parameters, { again, state, valid }) {
   if (!known) {
     const { values } = await get(`plays/${number_}`, { run });
     if (!valid()) return;
-    Object.assign(state, { place, run, play: prepared(values), pieces: null, exact: null, whole: false, why: null });
+    Object.assign(state, { place, run, play: prepared(values), pieces: null, exact: null, whole: false });
     beside(state, place, root);
   } else if (state.play.waiting) { // the plays beside it were not all read yet
     const { values } = await get(`plays/${number_}`, { run });

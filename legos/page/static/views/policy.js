@@ -6,10 +6,10 @@ import { h, show, svg } from "../dom.js";
 import { number, plural } from "../format.js";
 import { address } from "../route.js";
 import { board } from "./boards.js";
+import { COLOURS } from "./curves.js";
 import { chosenRun, isNew, runField } from "./one_run.js";
 
 export const title = "Policy";
-const COLOURS = ["#e4572e", "#2f6fde", "#1b998b", "#a24bd3", "#c98a00", "#d6336c", "#5c677d", "#4d908e", "#8f5a2a"];
 
 export async function draw(root, parameters, options) {
   const { run, runs } = await chosenRun(root, parameters, options.valid);

@@ -3,7 +3,7 @@
 import { get } from "../api.js";
 import { sparkline } from "../charts.js";
 import { h, show, svg } from "../dom.js";
-import { duration, metric, number, plural } from "../format.js";
+import { duration, metric, number, percent, plural } from "../format.js";
 import { address, change } from "../route.js";
 import { chosenRun, isNew, runField } from "./one_run.js";
 
@@ -69,9 +69,8 @@ function shares(steps) {
   const sum = (name) => steps.reduce((total, each) => total + each[name], 0);
   const total = sum("seconds") || 1;
   const both = Math.max(0, total - sum("engine_s") - sum("trainer_s"));
-  const percent = (seconds) => `${number((100 * seconds) / total)} %`;
-  return h("p.small", {}, `The engine computed in ${percent(sum("engine_s"))} of the time and the trainer worked in ${percent(sum("trainer_s"))}`,
-    both > 0 ? `; in ${percent(both)} or more neither did.` : "; they work at the same time.");
+  return h("p.small", {}, `The engine computed in ${percent(sum("engine_s") / total)} of the time and the trainer worked in ${percent(sum("trainer_s") / total)}`,
+    both > 0 ? `; in ${percent(both / total)} or more neither did.` : "; they work at the same time.");
 }
 
 // Stored plays as bars, each in the first lane that is free.
