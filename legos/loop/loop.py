@@ -11,8 +11,8 @@ cancelled.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, closing, nullcontext
 from functools import partial
 from typing import Any
 
@@ -84,6 +84,7 @@ async def training_loop(
     _check(mix, trainer, episode=episode_concurrency, step=step_concurrency)
     trainer.num_steps, trainer.mixed = num_steps, len(mix.arenas) > 1
     given, batcher = batcher, batcher or batcher_of(trainer, mix)
+    rest = nullcontext() if given else _discarding_rest(batcher)
     players = [
         Player(
             each,
@@ -101,7 +102,7 @@ async def training_loop(
     clients = [each.client for each in mix.arenas.values()]
     reached = nullcontext(publisher) if publisher else reaching(clients, trainer.publisher)
     leagues = Snapshots(mix.arenas if snapshots else {}, trainer)
-    async with reached as live:
+    async with rest, reached as live:
         await trainer.publish_to(live)
         await leagues.begin(live)
         taking = partial(leagues.after_step, live)
@@ -121,8 +122,6 @@ async def training_loop(
                 await batcher.end(Stopped())
                 for each in playing:
                     each.cancel()
-    if given is None:
-        batcher.discard_rest()
     if failure is not None:
         raise failure
 
@@ -167,17 +166,26 @@ async def synchronous_training_loop(
     """The same loop with staleness limit 0: the newest policy plays every group."""
     mix = mix_of(arena)
     batcher = batcher_of(trainer, mix, staleness_limit=0)
-    await training_loop(
-        mix,
-        trainer,
-        num_steps,
-        episode_concurrency=episode_concurrency,
-        step_concurrency=1,
-        after_step=after_step,
-        batcher=batcher,
-        progress=progress,
-    )
-    batcher.discard_rest()
+    async with _discarding_rest(batcher):
+        await training_loop(
+            mix,
+            trainer,
+            num_steps,
+            episode_concurrency=episode_concurrency,
+            step_concurrency=1,
+            after_step=after_step,
+            batcher=batcher,
+            progress=progress,
+        )
+
+
+@asynccontextmanager
+async def _discarding_rest(batcher: Batcher) -> AsyncGenerator[None]:
+    """After the block, however it ends, record the remaining groups as discarded."""
+    try:
+        yield
+    finally:
+        batcher.discard_rest()
 
 
 def _reporting(

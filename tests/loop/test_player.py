@@ -5,7 +5,8 @@ import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from contextlib import suppress
+from typing import Any, NoReturn
 
 import pytest
 from fakes import FakeBackend, FakePublisher
@@ -16,9 +17,9 @@ from legos.arena.arena import Arena
 from legos.arena.endings import Forfeit
 from legos.config.schema import TrainingConfig
 from legos.credit import GRPOCredit, RAECredit
-from legos.errors import ArenaError, EngineError, Stopped
+from legos.errors import ArenaError, EngineError, Stopped, TrainerError
 from legos.fakes import ScriptedClient
-from legos.loop.loop import batcher_of, training_loop
+from legos.loop.loop import batcher_of, synchronous_training_loop, training_loop
 from legos.loop.mix import mix_of
 from legos.loop.player import Player
 from legos.loop.trainer import PolicyTrainer
@@ -137,6 +138,33 @@ def test_no_table_is_begun_where_the_adapter_cannot_be_published(
     with pytest.raises(EngineError, match="is not there"):
         in_virtual_time(training_loop(Waits(made, ()), made, 1))
     assert begun == []
+
+
+def test_a_trainer_can_train_on_after_its_loop_was_cancelled() -> None:
+    made = trainer()
+    arena = Waits(made, ())
+
+    async def story() -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.055):  # a step, and two groups for the next one
+                await training_loop(arena, made, 1000, progress=False)
+        assert made.ledger.discarded["unused"] > 0
+        await training_loop(arena, made, made.step + 2, progress=False)
+
+    in_virtual_time(story())
+    made.ledger.check(queued=0)
+
+
+def test_the_groups_of_a_step_that_failed_are_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> NoReturn:
+        raise TrainerError("out of memory")
+
+    made = trainer()
+    monkeypatch.setattr(made.backend, "forward_backward", fails)
+    with pytest.raises(TrainerError, match="out of memory"):
+        in_virtual_time(synchronous_training_loop(Waits(made, ()), made, 1, progress=False))
+    assert made.ledger.discarded["unused"] > 0
+    made.ledger.check(queued=0)
 
 
 def test_a_rule_that_needs_the_step_gets_the_plays_of_all_its_tasks() -> None:
