@@ -22,8 +22,11 @@ from legos.credit import GRPOCredit, RAECredit
 from legos.fakes import Asked, ScriptedClient
 from legos.league.cast import Cast
 from legos.league.matchmaker import LeagueSeats
+from legos.loop.concurrency import EngineStats
 from legos.loop.mix import Mix
+from legos.loop.player import PlayGroup
 from legos.loop.trainer import PolicyTrainer
+from legos.play.step import play_each
 from legos.play.table import Table
 from legos.records.count import Count
 from legos.records.episode import Episode, Task
@@ -145,6 +148,8 @@ class World:
         mixed: bool = False,
         opponents: Mapping[str, float] | None = None,
         league: LeagueConfig | None = None,
+        play: PlayGroup = play_each,
+        stats: EngineStats = dict,
         **settings: Any,
     ) -> None:
         self.folder = RunFolder(path)
@@ -184,7 +189,8 @@ class World:
             episode_concurrency=8,
             evaluation=self.evaluation,
             count_tokens=self.count,
-            engine_stats=dict,
+            engine_stats=stats,
+            play=play,
             writer=writer or Inline(),
             league=league,
             clock=lambda: next(clock),

@@ -97,7 +97,7 @@ class Run:
         self._base_model, self._play, self._evaluation = base_model, play, evaluation
         self._count_tokens, self._engine_stats = count_tokens, engine_stats
         self._clock, self._saved = clock, clock()
-        self.speed = Speed(engine_stats, clock)
+        self.speed = Speed(engine_stats, clock, here=play is play_each)
         self.example: Episode | None = None
         self._batcher = batcher_of(trainer, self._mix)
         self._stopping = asyncio.Event()
@@ -271,11 +271,6 @@ class Run:
         self._evaluations.stop()
         await self._batcher.end(Stopped())
 
-    @property
-    def _follows_engine(self) -> bool:
-        """Whether the number of plays follows the engine: not where other processes play."""
-        return not self._settings.deterministic and self._play is play_each
-
     async def _to_the_end(self, out: Outputs) -> None:
         settings, trainer = self._settings, self._trainer
         self._state.log_restored(out.steps)
@@ -287,6 +282,8 @@ class Run:
             await self._evaluate(out, wait=True)
             await self._save()
             await self._writing.ended()  # a killed run needs a checkpoint to start from
+        # Engine statistics of this process say nothing of plays in other processes.
+        fixed = settings.deterministic or self._play is not play_each
         self.speed.begin()
         if self.step < settings.steps:
             await training_loop(
@@ -300,7 +297,7 @@ class Run:
                 publisher=out.publisher,
                 snapshots=False,
                 play=self._play,
-                stats=self._engine_stats if self._follows_engine else None,
+                stats=None if fixed else self._engine_stats,
                 progress=False,
             )
         if not self.finished:  # the run was stopped during the last evaluation

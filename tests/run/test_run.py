@@ -4,7 +4,7 @@ import asyncio
 import errno
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from itertools import count
 from pathlib import Path
@@ -15,8 +15,12 @@ from fakes import FakeBackend
 from metric_lines import read_metrics, read_steps
 from run_world import World, check_balance, episodes, stops
 
+from legos.arena.arena import Arena
 from legos.errors import ArenaError, CheckpointError, DeviceError
+from legos.play.context import PlayContext
+from legos.play.step import play_each
 from legos.protocols import Snapshot
+from legos.records.episode import Episode, Task
 from legos.run.checkpoint import checkpoint_steps, read_state
 from legos.track.jsonl import JsonlTracker
 
@@ -151,6 +155,23 @@ def test_a_crash_goes_on_from_the_newest_checkpoint_without_traces(
     assert ours.read_bytes() == theirs.read_bytes()
     assert resumed.state["trainer"] == whole.state["trainer"]
     assert resumed.run.first == whole.run.first
+
+
+async def play_on_another_node(
+    context: PlayContext, arena: Arena, plays: Sequence[tuple[Task, int]]
+) -> list[Episode]:
+    return await play_each(context, arena, plays)
+
+
+@pytest.mark.parametrize("play", [play_each, play_on_another_node])
+@pytest.mark.parametrize("reported", [{"worked_seconds_total": 1.0}, {}])
+def test_the_engine_is_idle_only_where_its_work_for_the_plays_is_known(
+    play: Any, reported: dict[str, float], tmp_path: Path
+) -> None:
+    world = World(tmp_path / "run", steps=1, play=play, stats=lambda: reported).start()
+    assert world.go()
+    [line] = read_steps(world.folder.metrics)
+    assert ("loop/engine_idle_share" in line) == (play is play_each and bool(reported))
 
 
 def test_time_makes_checkpoints_due_as_steps_do(tmp_path: Path) -> None:
