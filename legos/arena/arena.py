@@ -1,5 +1,6 @@
 """The base class of arenas, and the arena that plays a ``Game``."""
 
+import json
 import logging
 import random
 import reprlib
@@ -22,7 +23,7 @@ from legos.arena.game import Game
 from legos.arena.matchmaker import ArenaSeats
 from legos.arena.playable import Playable
 from legos.arena.store import Stores
-from legos.errors import ArenaError
+from legos.errors import ArenaError, user_code
 from legos.protocols import Client, CreditAssigner, Curriculum, Matchmaker, Seat
 from legos.records.episode import Task
 from legos.records.group import Group
@@ -167,9 +168,12 @@ class Arena(Playable):
         """The state that a resumed run needs: tasks, curriculum, credit, matchmaker, stores.
 
         It also has the digests of ``named_adapters``, which must be the same then.
+
+        Raises:
+            ArenaError: the ``state`` of one of them failed, or is no JSON value.
         """
-        states = {name: part.state() for name, part in self._parts().items()}
-        return {**states, "credit": states.get("credit", {}), "adapters": self.named_adapters}
+        states = {name: _json_of(part) for name, part in self._parts().items()}
+        return {**states, "credit": states.get("credit", {}), "adapters": dict(self.named_adapters)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take back what ``state`` returned.
@@ -188,6 +192,12 @@ class Arena(Playable):
         credit = {"credit": self.credit_assigner} if self.credit_assigner else {}
         parts = ("cursor", "curriculum", "matchmaker", "stores")
         return {name: getattr(self, name) for name in parts} | credit
+
+
+def _json_of(part: Any) -> Any:
+    """The state of a part, as JSON values of its own; NumPy's numbers become floats."""
+    with user_code(f"state() of {type(part).__name__}, which must return JSON values,"):
+        return json.loads(json.dumps(part.state(), default=float))
 
 
 class GameArena(Arena):

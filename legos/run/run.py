@@ -251,7 +251,7 @@ class Run:
             except Exception as error:
                 if failure is None:
                     failure = error
-                elif failure is not error:
+                elif str(failure) != str(error):
                     failure.add_note(str(error))
         if failure is not None:
             raise failure
@@ -306,6 +306,8 @@ class Run:
     async def _after_step(self, out: Outputs, metrics: Metrics, groups: Sequence[Group]) -> None:
         step, settings = self.step, self._settings
         last = step >= settings.steps  # its checkpoint is written when the run closes
+        if step == 1:
+            self._mix.state()  # refuse one that is no JSON while there is little to lose
         metrics |= self.speed.of_step(groups, metrics["step_s"] or 0.0)
         episodes = [episode for group in groups for episode in group.episodes]
         metrics |= await self._league.after_step(out.publisher, metrics)

@@ -51,15 +51,17 @@ class RunState:
         unlogged = self.unlogged
         if unlogged is None and self._trainer.step > self._logged:
             unlogged = self._trainer.metrics
-        state = deepcopy(
-            {
-                "trainer": self._trainer.state(),
-                "arenas": self._mix.state(),
-                "batcher": self._batcher.state(),
-                "unlogged": unlogged,
-                **self._evaluations.state(),
-            }
-        )
+        state = {
+            "arenas": self._mix.state(),  # a copy
+            **deepcopy(
+                {
+                    "trainer": self._trainer.state(),
+                    "batcher": self._batcher.state(),
+                    "unlogged": unlogged,
+                    **self._evaluations.state(),
+                }
+            ),
+        }
 
         def values() -> dict[str, Any]:
             groups = {

@@ -4,7 +4,9 @@ import asyncio
 import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 
 from legos.arena.arena import Arena
@@ -158,3 +160,17 @@ def test_the_credits_baselines_are_in_the_state() -> None:
     step(arena)
     resumed.restore(arena.state())
     assert resumed.credit_assigner.baselines == arena.credit_assigner.baselines != {}
+
+
+def test_a_state_may_have_numbers_of_numpy_and_is_a_copy() -> None:
+    class Rule(RAECredit):
+        def state(self) -> dict[str, Any]:
+            return kept
+
+    kept: dict[str, Any] = {"means": [np.float32(0.5)]}
+    arena = Solo()
+    arena.credit_assigner = Rule()
+    state = arena.state()
+    kept["means"].append(1.0)
+    assert state["credit"] == {"means": [0.5]}
+    assert type(state["credit"]["means"][0]) is float

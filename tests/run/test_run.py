@@ -16,6 +16,7 @@ from metric_lines import read_metrics, read_steps
 from run_world import World, check_balance, episodes, stops
 
 from legos.arena.arena import Arena
+from legos.credit import RAECredit
 from legos.errors import ArenaError, CheckpointError, DeviceError
 from legos.play.context import PlayContext
 from legos.play.step import play_each
@@ -235,6 +236,17 @@ def test_an_arena_that_keeps_failing_ends_the_run_with_a_checkpoint(tmp_path: Pa
         world.go()
     assert world.state["trainer"]["step"] == 0
     assert World(tmp_path / "run").resume().go()
+
+
+def test_a_rule_whose_state_is_no_json_ends_the_run_at_its_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RAECredit, "state", lambda rule: rule.baselines)  # its keys are pairs
+    world = World(tmp_path / "run").start()
+    with pytest.raises(ArenaError, match=r"(?s)state\(\) of RAECredit.*keys must be") as caught:
+        world.go()
+    assert world.run.step == 1
+    assert not hasattr(caught.value, "__notes__")  # the checkpoint fails for the same reason
 
 
 class Full(JsonlTracker):
