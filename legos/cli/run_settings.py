@@ -24,8 +24,8 @@ def resolve_run(
 ) -> ResolvedConfig:
     """Merge defaults, the arena's recommendations, files and options.
 
-    A resumed run keeps its folder, model, arena and seed; a forked run keeps model, LoRA and arena
-    of its parent. The other settings can be changed.
+    A resumed run keeps its folder, model, arena, seed and credit rule; a forked run keeps model,
+    LoRA and arena of its parent. The other settings can be changed.
 
     A new run that starts from an adapter has the model that the adapter was trained on, unless it
     is given another one.
@@ -70,6 +70,14 @@ def _resumed(
     overrides = {**overrides, "out": run.path}
     resolved = resolve(run=run.settings, files=files, overrides=overrides)  # no new advice
     _check_kept(run, resolved, keep=_KEPT, what=f"the run in {run.path}")
+    before = read_config(run.settings).arenas
+    for name, one in resolved.config.arenas.items():
+        if one.play.credit != before[name].play.credit:
+            raise ConfigError(
+                f"play.credit of {name} is {one.play.credit!r} but the run in {run.path} has "
+                f"{before[name].play.credit!r}, whose state and waiting samples do not fit; leave "
+                f"it out, or start a fork: --fork-from {run.path}"
+            )
     return resolved
 
 

@@ -270,6 +270,7 @@ def test_resume_goes_on_under_the_settings_of_the_run(trained: Trained, tmp_path
         (["--arena", "nim"], "arena is 'nim' (command line) but the run in"),
         (["--seed", "6"], "seed is 6 (command line) but the run in"),
         (["--out", "elsewhere"], "--out elsewhere differs from --resume"),
+        (["--play.credit", "rae"], "play.credit of kuhn is 'rae' but the run in"),
     ],
 )
 def test_resume_as_another_run_is_refused(
