@@ -57,7 +57,8 @@ def turns_of(
 
 def _sampled(seat: StoredSeat, turn: StoredTurn) -> str:
     """How an answer was sampled: settings, tokens, log-probability and versions."""
-    facts = [f"{len(turn.token_ids)} tokens, log-probability {fsum(turn.logprobs):.4g}"]
+    known = f", log-probability {fsum(turn.logprobs):.4g}" if turn.logprobs else ""
+    facts = [f"{len(turn.token_ids)} tokens{known}"]
     if versions := sorted({*turn.versions}):
         facts.append(f"version {' and '.join(map(str, versions))}")
     settings, new = seat.sampling | turn.sampling, len(turn.prompt_ids)

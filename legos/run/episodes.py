@@ -18,6 +18,7 @@ from legos.errors import CheckpointError
 from legos.loop.trained import TrainedTurn, TrainedTurns
 from legos.records.episode import Episode, Rollout, Turn
 from legos.records.message import Message, Sampling, ToolCall
+from legos.records.numbers import number
 
 __all__ = [
     "StoredEpisode",
@@ -67,7 +68,7 @@ class StoredTurn(Struct, frozen=True, kw_only=True):
     prompt_ids_kept: int = 0
     prompt_ids: list[int] = []
     token_ids: list[int]
-    logprobs: list[float]  # nats, exact as float32
+    logprobs: list[float]  # nats, exact as float32; []: one was no finite number
     versions: list[int]
     trained: TrainedTurn | UnsetType = UNSET  # what its step computed; UNSET: nothing is known
 
@@ -294,10 +295,16 @@ def _turn(
         prompt_ids_kept=kept_ids,
         prompt_ids=list(said.prompt_ids[kept_ids:]),
         token_ids=list(said.token_ids),
-        logprobs=[float(f"{logprob:.9g}") for logprob in said.logprobs],
+        logprobs=_exact(said.logprobs),
         versions=list(said.versions),
         trained=trained,
     )
+
+
+def _exact(logprobs: Sequence[float]) -> list[float]:
+    """The shortest decimals that are these float32 values; none if one is no finite number."""
+    values = [number(logprob) for logprob in logprobs]  # an endpoint may report None
+    return [float(f"{value:.9g}") for value in values] if all(map(math.isfinite, values)) else []
 
 
 def _before(former: Turn) -> tuple[tuple[Message, ...], tuple[int, ...]]:

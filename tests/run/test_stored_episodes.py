@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_records import make_episode
+from made_records import make_episode, make_turn
 from msgspec.structs import replace
 
 from legos import Arena, GRPOCredit, Seat, Task
@@ -21,7 +21,13 @@ from legos.play.table import Table
 from legos.records.episode import Episode, Rollout, Turn
 from legos.records.group import Group
 from legos.records.message import Completion, Message, Sampling, ToolCall
-from legos.run.episodes import StoredMessage, episode_line, prompt_of, stored_episode
+from legos.run.episodes import (
+    StoredMessage,
+    episode_line,
+    parse_episode,
+    prompt_of,
+    stored_episode,
+)
 from legos.run.stored import groups_from_json, groups_to_json
 from legos.wiring.arena import make_arena
 
@@ -175,6 +181,14 @@ def test_log_probabilities_are_exact_as_float32(logprob: float) -> None:
     again = stored(replace(make_episode({}), rollouts=(rollout,)))["seats"][0]["turns"][0]
     assert np.float32(again["logprobs"][0]) == np.float32(logprob)
     assert len(json.dumps(again["logprobs"][0])) <= 16
+
+
+@pytest.mark.parametrize("logprob", [None, float("nan"), float("-inf")])
+def test_log_probabilities_that_are_no_finite_numbers_are_left_out(logprob: Any) -> None:
+    turn = make_turn(logprob=logprob)
+    episode = make_episode({"player": 1.0}, turns={"player": (turn,)})
+    again = parse_episode(episode_line(stored_episode(episode)))
+    assert again.seats[0].turns[0].logprobs == []
 
 
 def test_messages_of_an_agent_that_rewrites_them_are_stored_whole() -> None:
