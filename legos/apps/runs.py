@@ -8,9 +8,9 @@ from typing import Any
 
 from legos.config.resolve import read_config
 from legos.errors import CheckpointError, LegosError
-from legos.run.checkpoint import checkpoint_steps, newest_whole, read_state
+from legos.run.checkpoint import checkpoint_steps
 from legos.run.ending import standing
-from legos.run.find import find_run, runs_in
+from legos.run.find import best_step, find_run, runs_in
 from legos.run.folder import RUNS, RunFolder
 from legos.run.key_figures import key_figures
 from legos.run.metrics import newest_metrics
@@ -114,8 +114,7 @@ def _last_part(name: str) -> str:
 def _best(folder: RunFolder) -> int | None:
     """Step of the best evaluation, from the newest intact checkpoint."""
     with suppress(CheckpointError):  # there is none
-        best = read_state(newest_whole(folder.checkpoints))["best"]
-        return best[1] if best else None
+        return best_step(folder)
     return None
 
 

@@ -13,6 +13,8 @@ from legos.errors import CheckpointError
 from legos.files.atomic import write_folder
 
 __all__ = [
+    "MANIFEST",
+    "STATE",
     "checkpoint_at",
     "checkpoint_steps",
     "checkpoints",
@@ -110,19 +112,27 @@ def checkpoint_at(parent: Path, step: int) -> Path:
     return steps[step]
 
 
-def newest_whole(parent: Path) -> Path:
+def newest_whole(parent: Path, *, only: str | None = None) -> Path:
     """The newest checkpoint whose files match their digests; damaged checkpoints are logged.
+
+    Args:
+        parent: the run's ``checkpoints`` folder.
+        only: name of the only file that is looked at, ``STATE``; None: all files are.
 
     Raises:
         CheckpointError: there is none.
     """
-    for folder in reversed(checkpoints(parent)):
-        problem = _problem(folder)
+    tried: set[Path] = set()
+    while left := [each for each in checkpoints(parent) if each not in tried]:
+        folder = left[-1]  # a run that trains may have written it, and removed others, meanwhile
+        problem = _problem(folder, only)
         if problem is None:
             return folder
-        logger.warning(
-            "checkpoint %s is damaged (%s); going back to the one before", folder, problem
-        )
+        tried.add(folder)
+        if folder.exists():
+            logger.warning(
+                "checkpoint %s is damaged (%s); going back to the one before", folder, problem
+            )
     raise CheckpointError(f"{parent} holds no whole checkpoint; start a new run with another --out")
 
 
@@ -131,14 +141,14 @@ def read_state(folder: Path) -> dict[str, Any]:
     return json.loads((folder / STATE).read_text())
 
 
-def _problem(folder: Path) -> str | None:
-    """The first problem found in a checkpoint, or None."""
+def _problem(folder: Path, only: str | None = None) -> str | None:
+    """The first problem found in a checkpoint, or in only one of its files; None: there is none."""
     try:
         listed: object = json.loads((folder / MANIFEST).read_text())
         if not isinstance(listed, dict) or STATE not in listed:
             return f"{MANIFEST} lists no {STATE}"
         for name, digest in cast("dict[str, str]", listed).items():
-            if _digest(folder / name) != digest:
+            if only in (None, name) and _digest(folder / name) != digest:
                 return f"{name} does not match its digest"
     except (OSError, ValueError, RecursionError) as error:
         return str(error)

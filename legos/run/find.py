@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from legos.errors import CheckpointError
-from legos.run.checkpoint import checkpoint_at, checkpoints, newest_whole, read_state
+from legos.run.checkpoint import STATE, checkpoint_at, checkpoints, newest_whole, read_state
 from legos.run.folder import CONFIG, METRICS, RUNS, RunFolder
 from legos.run.metrics import MetricTail
 from legos.weights.folder import is_adapter_folder
 
 __all__ = [
     "adapter_of",
+    "best_step",
     "checkpoint_of",
     "find_adapter",
     "find_run",
@@ -123,17 +124,27 @@ def checkpoint_of(run: RunFolder, at: str | None = None) -> Path:
     return checkpoint_at(run.checkpoints, _step(run, at))
 
 
+def best_step(run: RunFolder) -> int | None:
+    """Step of the best evaluation; None: the run does not keep it.
+
+    Raises:
+        CheckpointError: the run has no intact checkpoint.
+    """
+    best = read_state(newest_whole(run.checkpoints, only=STATE))["best"]
+    return best[1] if best else None
+
+
 def _step(run: RunFolder, at: str) -> int:
     """A step by its number, or that of the best evaluation, if the run keeps it."""
     if at != BEST:
         return int(at)
-    best = read_state(newest_whole(run.checkpoints))["best"]
+    best = best_step(run)
     if best is None:
         raise CheckpointError(
             f"{run.path} keeps no best checkpoint; give a step, or train with --loop.keep-best and "
             "a metric of the evaluation"
         )
-    return best[1]
+    return best
 
 
 def _versions(run: RunFolder) -> dict[int, int]:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from legos.config.schema import RunConfig
@@ -13,7 +15,7 @@ from legos.league.pool import Pool
 from legos.league.ratings import pool_ratings, strongest_cycle
 from legos.losses.alarms import alarms
 from legos.records.names import BASE, adapter_name, frozen_name
-from legos.run.checkpoint import newest_whole, read_state
+from legos.run.checkpoint import MANIFEST, STATE, newest_whole, read_state
 from legos.run.folder import RunFolder
 from legos.run.metrics import MetricTable
 from legos.run.people import lasting_base, personal_plays
@@ -199,19 +201,19 @@ def stored_leagues(run: RunFolder, config: RunConfig) -> list[StoredLeague]:
     Raises:
         CheckpointError: it has no intact checkpoint, or the file of people's plays is damaged.
     """
-    place = newest_whole(run.checkpoints)
-    state = read_state(place)
+    place = newest_whole(run.checkpoints, only=STATE)
+    step, matchmakers = _matchmakers(place, (place / MANIFEST).read_text())
     found: list[StoredLeague] = []
-    arenas = zip(state["arenas"].items(), config.arenas.values(), strict=False)
-    for (arena, parts), settings in arenas:
-        if "pool" not in (stored := parts["matchmaker"]):
+    arenas = zip(matchmakers.items(), config.arenas.values(), strict=False)
+    for (arena, stored), settings in arenas:
+        if "pool" not in stored:
             continue
         pool, table = Pool(0), PayoffTable()
         pool.restore(stored["pool"])
         table.restore(stored["table"])
         league = StoredLeague(
             arena=arena,
-            step=state["trainer"]["step"],
+            step=step,
             prefix=metric_prefix(arena, several=len(config.arenas) > 1),
             collapse_elo=config.league.collapse_elo,
             pool=pool,
@@ -221,3 +223,17 @@ def stored_leagues(run: RunFolder, config: RunConfig) -> list[StoredLeague]:
         )
         found.append(league.with_people(settings.play.options, config.model))
     return found
+
+
+@lru_cache(maxsize=8)  # the page asks every few seconds
+def _matchmakers(place: Path, manifest: str) -> tuple[int, Mapping[str, Mapping[str, Any]]]:
+    """The step of a checkpoint; and arena -> the state of its matchmaker, which is not to change.
+
+    Args:
+        place: the checkpoint.
+        manifest: the text of its manifest, which differs where a file does.
+    """
+    del manifest
+    state = read_state(place)
+    arenas = state["arenas"].items()
+    return state["trainer"]["step"], {name: parts["matchmaker"] for name, parts in arenas}

@@ -46,6 +46,17 @@ def test_members_are_rated_and_their_scores_shown(runs: Path) -> None:
     assert league(str(folder.path))["nim"]["ratings"] == found["ratings"]
 
 
+def test_a_checkpoint_is_read_once(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = made_run(runs / "one", steps=3)
+    with_league(folder)
+    found = league(str(folder.path))["nim"]["ratings"]
+    with monkeypatch.context() as patch:
+        patch.setattr("legos.run.leagues.read_state", None)
+        assert league(str(folder.path))["nim"]["ratings"] == found
+    with_league(folder, size=2)  # a new checkpoint of the same step
+    assert league(str(folder.path))["nim"]["ratings"] != found
+
+
 def test_the_only_league_of_a_mix_has_its_course_too(runs: Path) -> None:
     shares = {"self": 0.75, "past": 0.25}
     mix = {"kuhn": {"share": 0.5}, "nim": {"share": 0.5, "opponents": shares}}

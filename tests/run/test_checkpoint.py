@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from legos.errors import CheckpointError
+from legos.run import checkpoint
 from legos.run.checkpoint import (
+    STATE,
     checkpoint_at,
     checkpoints,
     newest_whole,
@@ -112,6 +114,31 @@ def test_a_damaged_one_is_named_and_the_one_before_taken(
     assert f"checkpoint {damaged.parent} is damaged (" in message
     assert problem in message
     assert message.endswith("going back to the one before")
+
+
+def test_who_reads_the_state_alone_does_not_look_at_the_arrays(tmp_path: Path) -> None:
+    place = write(tmp_path, 5)
+    (place / "arrays").write_bytes(b"damaged")
+    assert newest_whole(tmp_path, only=STATE) == place
+    (place / STATE).write_bytes(b"{}")
+    with pytest.raises(CheckpointError, match="holds no whole checkpoint"):
+        newest_whole(tmp_path, only=STATE)
+
+
+def test_a_run_may_replace_its_only_checkpoint_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, 5)
+    digest = checkpoint._digest
+
+    def late(path: Path) -> str:
+        monkeypatch.setattr(checkpoint, "_digest", digest)
+        write(tmp_path, 10, keep=1)
+        return digest(path)
+
+    monkeypatch.setattr(checkpoint, "_digest", late)
+    assert newest_whole(tmp_path).name == "step-000010"
+    assert not caplog.messages
 
 
 def test_without_a_whole_one_there_is_a_way_out(tmp_path: Path) -> None:
