@@ -51,13 +51,16 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write a file under a temporary name next to its path, then rename it; text is UTF-8.
+    """Write a file under a temporary name next to its path, then rename it.
+
+    Text is written as UTF-8; half a surrogate pair, as of a model's JSON, becomes "?".
 
     Raises:
         CheckpointError: the file cannot be written (disk full); an existing file is unchanged.
     """
     with _temporary(path) as temporary:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        data = content.encode(errors="replace") if isinstance(content, str) else content
+        temporary.write_bytes(data)
         _flush(temporary)
         temporary.replace(path)
         _flush(path.parent)

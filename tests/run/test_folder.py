@@ -312,6 +312,13 @@ def test_a_failure_that_cannot_be_removed_is_named(tmp_path: Path) -> None:
         pytest.fail("the run began")
 
 
+def test_a_failure_with_half_a_surrogate_pair_is_kept_and_raised(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run")
+    with pytest.raises(ArenaError), failure_kept(folder):
+        raise ArenaError("no move '\ud83d'")
+    assert folder.failed_with() == "ArenaError: no move '?'"
+
+
 def test_plays_are_written_whole_and_rewound(tmp_path: Path) -> None:
     folder = begun(tmp_path / "run")
     for step in (1, 2, 3):
