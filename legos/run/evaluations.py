@@ -29,6 +29,7 @@ __all__ = ["Evaluation", "Evaluations", "Outputs", "Results"]
 
 logger = logging.getLogger(__name__)
 Results = dict[str, Any]
+_OF_PLAYS = ("reward_", "metric_", "success_")  # absent if no play ended, or logged it
 
 
 class Evaluation(Protocol):
@@ -223,13 +224,15 @@ class Evaluations:
         """Record a step if its evaluation is the best so far.
 
         Raises:
-            ConfigError: no evaluation has had such a metric.
+            ConfigError: no evaluation has had such a metric, nor could plays give it.
         """
         wanted = self._keep_best
         if wanted is None:
             return
         name = f"eval/{wanted.removeprefix('-')}"
-        if name not in metrics and self._best is not None:  # such as where all its plays failed
+        group, _, own = name.rpartition("/")
+        of_plays = own.startswith(_OF_PLAYS) and f"{group}/plays" in metrics
+        if name not in metrics and (of_plays or self._best is not None):
             logger.warning("the evaluation of step %d has no %r this time", step, wanted)
             return
         if name not in metrics:

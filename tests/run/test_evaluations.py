@@ -12,7 +12,7 @@ from made_records import make_episode
 from metric_lines import read_metrics, read_steps
 from run_world import World, check_balance, stops
 
-from legos.errors import ArenaError
+from legos.errors import ArenaError, ConfigError
 from legos.records.names import POLICY, evaluated_name
 from legos.run.checkpoint import checkpoint_steps
 from legos.track.jsonl import JsonlTracker
@@ -198,3 +198,24 @@ def test_an_evaluation_whose_plays_all_failed_is_not_the_best_and_ends_no_run(
     assert world.go()
     assert "the evaluation of step 3 has no 'share'" in caplog.text
     assert world.state["best"] == ["share", 0, 0.5]
+
+
+def test_a_first_evaluation_may_lack_the_metric_where_plays_give_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(tmp_path / "run", keep_best="reward_mean").start()
+    metrics = world.evaluation.metrics
+
+    async def of_plays(**given: Any) -> dict[str, Any]:
+        return {**await metrics(**given), "plays": 64, "failed": 64, "reward_mean": None}
+
+    monkeypatch.setattr(world.evaluation, "metrics", of_plays)
+    assert world.go()
+    assert "the evaluation of step 0 has no 'reward_mean'" in caplog.text
+    assert world.state["best"] is None
+
+
+def test_a_metric_that_no_evaluation_can_have_is_named(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", keep_best="reward_mean").start()
+    with pytest.raises(ConfigError, match="keep_best is 'reward_mean' but the evaluation of arena"):
+        world.go()
