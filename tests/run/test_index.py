@@ -131,6 +131,45 @@ def test_damage_of_the_cache_or_of_a_line_costs_no_search(folder: RunFolder) -> 
     assert {path.name for path in folder.path.iterdir()} <= {"episodes.jsonl", "episodes"}
 
 
+def test_damage_behind_the_first_page_of_the_cache_costs_no_search(folder: RunFolder) -> None:
+    write(folder, 1, 2, 3)
+    index = PlayIndex(folder)
+    index.refresh()
+    index.close()
+    [cache] = folder.path.parent.glob(".run.plays.sqlite3")
+    whole = cache.read_bytes()
+    damaged = whole[:4096] + b"\xff" * (len(whole) - 4096)
+    assert len(damaged) > 4096
+    cache.write_bytes(damaged)
+    assert [*index.search().numbers] == [3, 2, 1]
+    index.close()
+    cache.write_bytes(damaged)
+    assert index.refresh() == 3
+    index.close()
+    assert [*PlayIndex(folder).search().numbers] == [3, 2, 1]
+
+
+def test_a_cache_that_another_process_holds_is_left_alone(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder, 1)
+    other = PlayIndex(folder)
+    other.refresh()
+    real = sqlite3.connect
+
+    def locked(path: str, **options: Any) -> sqlite3.Connection:
+        if path != ":memory:":
+            raise sqlite3.OperationalError("database is locked")
+        return real(path, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", locked)
+    index = PlayIndex(folder)
+    assert index.refresh() == 1
+    assert list(folder.path.parent.glob(".run.plays.sqlite3"))
+    index.close()
+    other.close()
+
+
 @pytest.mark.parametrize(
     ("intact", "damaged"),
     [

@@ -5,6 +5,7 @@ same name, are recognised by the newest indexed line.
 """
 
 import json
+import sqlite3
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -83,7 +84,7 @@ class PlayIndex:
     def damaged(self) -> list[int]:
         """Numbers of lines that are no plays; none before the cache is opened."""
         with self._lock:
-            rows = self._open.rows("SELECT number FROM damaged") if self._open else ()
+            rows = self._rows("SELECT number FROM damaged") if self._open else ()
             return [number for (number,) in rows]
 
     def refresh(self, seconds: float | None = None) -> int:
@@ -100,21 +101,29 @@ class PlayIndex:
         """
         until = None if seconds is None else monotonic() + seconds
         with self._lock:
-            newest, crc = self._tables.newest
-            if newest != self._new.seen:
-                self._new = NewPlays(self._folder.episodes, seen=newest)
-                if newest and crc != _crc(self._folder.plays.lines([newest])):
-                    return self._again(seconds)
-            oldest = self._folder.plays.oldest()
-            if oldest != self._oldest:
-                self._tables.remove_before(oldest)
-                self._oldest = oldest
-            for lines in self._new.files(skip_damaged=True):
-                for start in range(0, len(lines), BATCH):
-                    self._add(lines[start : start + BATCH])
-                    if until is not None and monotonic() > until:
-                        return self._tables.newest[0]
-            return self._again(seconds) if self._new.rewritten else self._new.seen
+            try:
+                return self._refreshed(until)
+            except sqlite3.DatabaseError as error:
+                self._renew(error)
+                return self._refreshed(until)
+
+    def _refreshed(self, until: float | None) -> int:
+        """Add new plays until a time; see ``refresh``."""
+        newest, crc = self._tables.newest
+        if newest != self._new.seen:
+            self._new = NewPlays(self._folder.episodes, seen=newest)
+            if newest and crc != _crc(self._folder.plays.lines([newest])):
+                return self._again(until)
+        oldest = self._folder.plays.oldest()
+        if oldest != self._oldest:
+            self._tables.remove_before(oldest)
+            self._oldest = oldest
+        for lines in self._new.files(skip_damaged=True):
+            for start in range(0, len(lines), BATCH):
+                self._add(lines[start : start + BATCH])
+                if until is not None and monotonic() > until:
+                    return self._tables.newest[0]
+        return self._again(until) if self._new.rewritten else self._new.seen
 
     def search(
         self,
@@ -244,13 +253,25 @@ class PlayIndex:
 
     def _rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
         with self._lock:
-            return list(self._tables.rows(query, values))
+            try:
+                return list(self._tables.rows(query, values))
+            except sqlite3.DatabaseError as error:
+                if isinstance(error, sqlite3.OperationalError):  # the query is too large
+                    raise
+                self._renew(error)
+                self.refresh()
+                return list(self._tables.rows(query, values))
 
-    def _again(self, seconds: float | None) -> int:
+    def _renew(self, error: sqlite3.DatabaseError) -> None:
+        """Begin with empty tables, because those that were open have failed."""
+        self._tables.renew(error)
+        self._new = NewPlays(self._folder.episodes)
+
+    def _again(self, until: float | None) -> int:
         """Make the index again, because plays were removed."""
         self._tables.make_again()
         self._new = NewPlays(self._folder.episodes)
-        return self.refresh(seconds)
+        return self._refreshed(until)
 
     def _add(self, lines: Sequence[tuple[int, bytes]]) -> None:
         rows = NewRows()

@@ -25,15 +25,24 @@ class IndexTables:
         Args:
             path: the file; where it cannot be written, they are in memory.
         """
+        self._path = path
         try:
             self._connection = _opened(f"{path}")
-        except sqlite3.DatabaseError:
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
-            try:
-                self._connection = _opened(f"{path}")
-            except sqlite3.DatabaseError:
-                self._connection = _opened(":memory:")
+        except sqlite3.DatabaseError as error:
+            self._connection = self._other(error)
+
+    def renew(self, error: sqlite3.DatabaseError) -> None:
+        """Open empty tables in place of those that have failed with an error."""
+        self.close()
+        self._connection = self._other(error)
+
+    def _other(self, error: sqlite3.DatabaseError) -> sqlite3.Connection:
+        """Empty tables: in a new file where this one is damaged, and otherwise in memory."""
+        if not isinstance(error, sqlite3.OperationalError):  # it is not full, locked or read-only
+            with suppress(OSError, sqlite3.DatabaseError):
+                self._path.unlink(missing_ok=True)
+                return _opened(f"{self._path}")
+        return _opened(":memory:")
 
     def close(self) -> None:
         """Close the file."""
@@ -72,7 +81,7 @@ class IndexTables:
                 tables.execute("UPDATE newest SET number = ?, crc = ?", (last, crc))
             tables.execute("COMMIT")
         except BaseException:
-            tables.execute("ROLLBACK")
+            tables.rollback()
             raise
 
     def _add_moves(self, rows: NewRows) -> None:
