@@ -98,9 +98,10 @@ class PlayFiles:
         Raises:
             CheckpointError: there is no such play, or its file is damaged.
         """
-        last = self.last()
-        for found in self.lines([number + last + 1 if number < 0 else number]):
+        wanted = number if number >= 0 else number + self.last() + 1
+        for found in self.lines([wanted]):
             return found
+        last = self.last()
         known = (
             f"it has {self.oldest()} to {last} (-1 is the newest)" if last else "it has none yet"
         )
@@ -121,9 +122,10 @@ class PlayFiles:
 
     def _file_with(self, number: int) -> Sequence[tuple[int, bytes]]:
         """All plays of the file that has a play; none if no file has it."""
-        first, lines = self._newest()
-        if number >= first:
-            return lines if number < first + len(lines) else ()
+        if number >= self.first():  # otherwise the newest file, which may be large, is not read
+            first, lines = self._newest()
+            if number >= first:
+                return lines if number < first + len(lines) else ()
         found = (old for old in self.older() if old.first <= number <= old.last)
         return next((old.lines() for old in found), ())
 

@@ -11,9 +11,10 @@ from made_records import make_episode
 from msgspec.structs import replace
 
 from legos.errors import CheckpointError
+from legos.files.lines import NewLines
 from legos.run.episodes import parse_episode
 from legos.run.folder import RunFolder
-from legos.run.play_files import NewPlays, PlayFiles
+from legos.run.play_files import NewPlays, OldPlays, PlayFiles
 from legos.run.reader import RunReader
 
 SIZE = 3_000  # of a full file: about six plays
@@ -55,6 +56,27 @@ def test_plays_keep_their_numbers_in_older_files(folder: RunFolder) -> None:
     for number in (0, 25, -25):
         with pytest.raises(CheckpointError, match=r"has no play .*; it has 1 to 24 \(-1 is the"):
             RunReader(folder).episode(number)
+
+
+def test_a_play_is_read_from_its_own_file_alone(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(folder, *range(1, 13))
+    reads: list[Path] = []
+    read, data = NewLines.read, OldPlays.data
+
+    def live(self: NewLines) -> list[tuple[int, bytes]]:
+        reads.append(folder.plays.live)
+        return read(self)
+
+    def older(self: OldPlays) -> bytes:
+        reads.append(self.path)
+        return data(self)
+
+    monkeypatch.setattr(NewLines, "read", live)
+    monkeypatch.setattr(OldPlays, "data", older)
+    assert folder.episode(1).step == 1
+    assert reads == [folder.plays.older()[0].path]
 
 
 def test_the_oldest_go_first_and_the_newest_stays(folder: RunFolder) -> None:
