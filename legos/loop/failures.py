@@ -62,12 +62,12 @@ class FailureWindow:
 
     def _newest(self, num_tasks: int) -> tuple[int, list[Episode]]:
         """The plays of so many tasks: their number, and those that failed; none: fewer tasks."""
-        plays, failed = 0, list[Episode]()
+        plays, found = 0, list[list[Episode]]()
         for tasks, played, lost in reversed(self._groups):
             num_tasks, plays = num_tasks - tasks, plays + played
-            failed = [*lost, *failed]
+            found.append(lost)
             if num_tasks <= 0:
-                return plays, failed
+                return plays, [episode for lost in reversed(found) for episode in lost]
         return 0, []
 
 
