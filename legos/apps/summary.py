@@ -56,7 +56,7 @@ def announcement(
     rates, rate = learning_rates(model.folder), config.training.learning_rate
     if rates is not None and rate is None:
         end = rates.middle * config.training.learning_rate_end_fraction
-        falls = f"; it falls to {end:.2g} at the last step" if end < rates.middle else ""
+        falls = f"; it falls to {end:.2g} after the last step" if end < rates.middle else ""
         yield f"learning rate {rates.middle:.2g}, by the size of the model{falls}"
     elif rates is not None and config.model != BUILTIN:  # that one brings its own learning rate
         yield (

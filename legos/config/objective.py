@@ -82,7 +82,7 @@ class ObjectiveSettings(Settings):
     entropy_coef: float = knob(0.0, ge=0)
     """Weight of the entropy bonus at step 0. Raise it where the policy settles too early."""
     entropy_coef_end: float = knob(0.0, ge=0)
-    """Weight of the entropy bonus at the last step; it changes linearly in between."""
+    """Weight of the entropy bonus after the last step; it changes linearly in between."""
     overlong_filter: bool = knob(False)
     """Leave answers that reached the token limit out of the loss; their rewards still count in the
     baseline of their group."""

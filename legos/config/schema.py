@@ -67,7 +67,7 @@ class TrainingConfig(ObjectiveSettings):
     learning_rate: float | None = knob(None, gt=0, le=1)
     """Learning rate of Adam after the warm-up; none: by the size of the model."""
     learning_rate_end_fraction: float = knob(1.0, unit="share", ge=0, le=1)
-    """The learning rate falls linearly to this share of itself at the last step; 1: constant."""
+    """The learning rate falls linearly to this share of itself after the last step; 1: constant."""
     warmup_steps: int = knob(0, unit="optimiser steps", ge=0)
     """Steps in which the learning rate rises linearly from 0. Raise it where the first steps are
     skipped."""

@@ -29,7 +29,7 @@ def test_a_rate_that_falls_is_told(tmp_path: Path, capsys: pytest.CaptureFixture
         out = str(tmp_path / name)
         assert main(["train", "--model", model, "--out", out, *few, *options]) == 0
         line = next(x for x in capsys.readouterr().out.splitlines() if "by the size" in x)
-        found = re.search("learning rate (.+), by .+; it falls to (.+) at the last step", line)
+        found = re.search("learning rate (.+), by .+; it falls to (.+) after the last step", line)
         assert bool(found) == bool(options)
     assert found
     assert float(found[2]) == pytest.approx(0.1 * float(found[1]))
