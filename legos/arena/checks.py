@@ -173,6 +173,16 @@ def _check_task(task: object, source: str, levels: Sequence[str]) -> None:
             f"{source} yielded task {task.id!r} with level={shown(task.level)}; expected one of "
             f"the arena's levels: {', '.join(levels)}"
         )
+    seed: Any = task.seed
+    if not hasattr(seed, "__index__"):
+        raise ArenaError(
+            f"{source} yielded task {task.id!r} with seed={shown(seed)}; expected a whole number"
+        )
+    level: Any = task.level
+    if not (level is None or isinstance(level, str)):
+        raise ArenaError(
+            f"{source} yielded task {task.id!r} with level={shown(level)}; expected text, or None"
+        )
     size: Any = task.group_size
     if size is not None and (not isinstance(size, int) or size < 1):
         raise ArenaError(

@@ -284,6 +284,14 @@ def test_attributes(attributes: Any, message: str) -> None:
             lambda rng: [Task(**dict[str, Any](id=3))],
             "yielded a Task whose id is 3, an int; expected text",
         ),
+        (
+            lambda rng: [Task(**dict[str, Any](id="t", level=3))],
+            "yielded task 't' with level=3, an int; expected text, or None",
+        ),
+        (
+            lambda rng: [Task(**dict[str, Any](id="t", seed=None))],
+            "yielded task 't' with seed=None; expected a whole number",
+        ),
         (lambda rng: [], "arena 'duel' has no tasks; tasks(rng) yielded none"),
         (lambda: [], "tasks() of arena 'duel' takes (); write def tasks(self, rng)"),
         (lambda rng: [Task(**dict[str, Any]())], "Missing required argument 'id'"),
