@@ -77,6 +77,7 @@ class Player:
         by_round = batcher.in_turns or self._credit.needs_step
         self._split: Split = "round" if by_round else "id"
         self._unfinished: dict[tuple[int, tuple[int, ...]], Group] = {}  # by their tasks
+        self._waiting = 0  # plays of the group that is not admitted yet
         self._play_group = play
         self._references = references
 
@@ -100,7 +101,9 @@ class Player:
             while True:
                 group = self._arena.cursor.next_group(self._split)
                 self._unfinished[group.round, group.numbers] = group
+                self._waiting = len(group.plays)
                 admitted = await self._batcher.admit(group, at_once=self._tasks_at_once)
+                self._waiting = 0
                 plays.create_task(self._play(context, admitted))
         except Stopped:
             return  # running plays may finish, or are cancelled with the player
@@ -109,7 +112,7 @@ class Player:
         counted = replace(context, count=self._batcher.count(group))
         episodes = await self._play_group(counted, self._arena, group.plays)
         played = finish_group(self._arena, group, episodes, self._credit)
-        playing = sum(len(each.plays) for each in self._unfinished.values())
+        playing = sum(len(each.plays) for each in self._unfinished.values()) - self._waiting
         del self._unfinished[group.round, group.numbers]
         now, starved = asyncio.get_running_loop().time(), self._batcher.starved
         try:

@@ -19,6 +19,7 @@ from legos.config.schema import TrainingConfig
 from legos.credit import GRPOCredit, RAECredit
 from legos.errors import ArenaError, EngineError, Stopped, TrainerError
 from legos.fakes import ScriptedClient
+from legos.loop.concurrency import ConcurrencyLimit
 from legos.loop.loop import batcher_of, synchronous_training_loop, training_loop
 from legos.loop.mix import mix_of
 from legos.loop.player import Player
@@ -165,6 +166,20 @@ def test_the_groups_of_a_step_that_failed_are_discarded(monkeypatch: pytest.Monk
         in_virtual_time(synchronous_training_loop(Waits(made, ()), made, 1, progress=False))
     assert made.ledger.discarded["unused"] > 0
     made.ledger.check(queued=0)
+
+
+def test_a_group_that_waits_for_admission_is_not_counted_as_played(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[int] = []
+
+    def ended(self: ConcurrencyLimit, now: float, *, playing: int, starved: bool) -> None:
+        seen.append(playing)
+
+    monkeypatch.setattr(ConcurrencyLimit, "group_ended", ended)
+    made = trainer()
+    in_virtual_time(synchronous_training_loop(Waits(made, ()), made, 2, progress=False))
+    assert seen == [64, 64]  # of the step's only group
 
 
 def test_a_rule_that_needs_the_step_gets_the_plays_of_all_its_tasks() -> None:
