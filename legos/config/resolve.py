@@ -146,8 +146,8 @@ def _advice(recommend: Recommend, chosen: Mapping[str, object]) -> list[_Layer]:
     if not (isinstance(arena, str) and isinstance(model, str)):
         return []  # a wrong type, which the check of the whole configuration reports
     layers: list[_Layer] = []
-    elsewhere = chosen.get("server") or chosen.get("ray") or chosen.get("engine") == "vllm"
-    if not elsewhere:
+    remote = chosen.get("server") or chosen.get("ray") or chosen.get("engine") == "vllm"
+    if not remote:
         layers.append(("one device", _ONE_DEVICE))
     if model == BUILTIN:
         layers.append((f"model {BUILTIN}", RECOMMENDED))

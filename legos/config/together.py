@@ -70,11 +70,11 @@ def check_together(
     """
     for one, other, why in exclusive:
         if _is_on(settings, one) and _is_on(settings, other):
-            both = f"{where}{_said(settings, one)} but {where}{_said(settings, other)}"
+            both = f"{where}{_shown(settings, one)} but {where}{_shown(settings, other)}"
             raise ConfigError(f"{both}; {why}: leave one of them out")
     for one, other, remedy in needed:
         if _is_on(settings, one) and not _is_on(settings, other):
-            both = f"{where}{_said(settings, one)} but {where}{_said(settings, other)}"
+            both = f"{where}{_shown(settings, one)} but {where}{_shown(settings, other)}"
             raise ConfigError(f"{both}; {remedy}, or leave {where}{one} out")
 
 
@@ -83,7 +83,7 @@ def _is_on(settings: object, name: str) -> bool:
     return value not in _OFF[name] if name in _OFF else bool(value)
 
 
-def _said(settings: object, name: str) -> str:
+def _shown(settings: object, name: str) -> str:
     """The name of a setting and its value, for messages."""
     value: Any = attrgetter(name)(settings)
     if value is None or value in ((), {}):

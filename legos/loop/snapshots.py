@@ -103,10 +103,10 @@ class Snapshots:
                 finally:  # where that fails the run ends, and publishes it when it is resumed
                     league.add(snapshot)
         patience = self._trainer.settings.staleness_limit + LEAD
-        gone = {
+        left = {
             snapshot.live
             for league in self.leagues.values()
             for snapshot in league.pool.forget(before=step - patience, but=league.playing)
         }
-        for name in gone.difference(snapshot.live for snapshot in self.in_engines):
+        for name in left.difference(snapshot.live for snapshot in self.in_engines):
             await publisher.drop(name)

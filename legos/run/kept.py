@@ -1,4 +1,4 @@
-"""Which plays of a step a run keeps: those of some tasks as a whole, and the most telling ones."""
+"""Which plays of a step a run keeps: those of some tasks as a whole, and those that stand out."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -78,19 +78,19 @@ def kept_plays(groups: Sequence[Group], share: float) -> list[Episode]:
         share: share of the tasks, which are drawn by their names.
     """
     plays = [(group, episode) for group in groups for episode in group.episodes]
-    telling: set[int] = set()
+    extremes: set[int] = set()
     if ended := [episode for _, episode in plays if not (episode.error or episode.void)]:
         returns = [episode.trained_returns or [0.0] for episode in ended]
         longest = max(ended, key=lambda episode: episode.num_tokens)
         _, best = max(zip(returns, ended, strict=True), key=lambda each: max(each[0]))
         _, worst = min(zip(returns, ended, strict=True), key=lambda each: min(each[0]))
-        telling = {id(longest), id(best), id(worst)}
+        extremes = {id(longest), id(best), id(worst)}
     drawn: dict[tuple[str, int, str], bool] = {}
     kept: list[Episode] = []
     for group, episode in plays:
         task = group.arena, group.first_play, episode.task.id
         if task not in drawn:
             drawn[task] = mix(crc32(repr(task).encode())) < share * 2**63
-        if drawn[task] or episode.error or id(episode) in telling:
+        if drawn[task] or episode.error or id(episode) in extremes:
             kept.append(episode)
     return kept

@@ -1,4 +1,4 @@
-"""The league of a run: takes snapshots, keeps them live in the engines, and heeds a collapse."""
+"""The league of a run: takes snapshots, keeps them in the engines, and handles a collapse."""
 
 import asyncio
 import logging
@@ -100,14 +100,14 @@ class RunLeague:
         Raises:
             CheckpointError: the files of a snapshot cannot be written, or are damaged.
         """
-        asked = self._folder.take_request()
+        asked = bool(self._leagues) and self._folder.take_request()
         due = asked or self._trainer.step % self._settings.snapshot_every == 0
         own = self._snapshots.counted()
         if due and self._leagues:
             for name, league in self._leagues.items():
                 own |= self._judged(name, league, metrics)
             if fallen := self._fallen_from():
-                await self._heed(fallen, publisher)
+                await self._handle_collapse(fallen, publisher)
             await self._take(publisher, metrics)
         return own
 
@@ -136,7 +136,7 @@ class RunLeague:
                 found[one.best.policy] = one.best
         return [*found.values()]
 
-    async def _heed(self, fallen: Sequence[Snapshot], publisher: Publisher) -> None:
+    async def _handle_collapse(self, fallen: Sequence[Snapshot], publisher: Publisher) -> None:
         """What ``on_collapse`` says, for policies with these best snapshots."""
         trainer, step = self._trainer, self._trainer.step
         names = ", ".join(best.name for best in fallen)

@@ -145,7 +145,7 @@ class RunReader:
 
     @property
     def stalls(self) -> list[Stall]:
-        """The reports of an event loop that did not respond."""
+        """The reports of a stalled event loop."""
         return read_stalls(self.folder.stalls)
 
     @property
