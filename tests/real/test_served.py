@@ -27,8 +27,9 @@ def address(model_folder: ModelFolder) -> Iterator[str]:
 
 
 @pytest.fixture
-def client(address: str) -> OpenAI:
-    return OpenAI(base_url=f"{address}/v1", api_key="none", timeout=120)
+def client(address: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{address}/v1", api_key="none", timeout=120) as made:
+        yield made
 
 
 def test_the_streamed_text_is_the_whole_text(client: OpenAI) -> None:

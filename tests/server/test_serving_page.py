@@ -63,8 +63,10 @@ def test_the_programs_of_the_page_run(
     monkeypatch.chdir(tmp_path)
     programs = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert len(programs) == 2
+    names: dict[str, Any] = {}
     for program in programs:
-        exec(program.replace("http://127.0.0.1:8000", served.url), {})
+        exec(program.replace("http://127.0.0.1:8000", served.url), names)
+    names["client"].close()  # what the end of a process does
     said = capsys.readouterr().out
     assert "ChatCompletion(" in said
     assert f"'version': 12, 'digest': '{base.digest}'" in said
@@ -104,7 +106,9 @@ def test_the_official_client_of_the_readme(served: Any, capsys: pytest.CaptureFi
         for block in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
         if "OpenAI" in block
     )
-    exec(program.replace("http://localhost:8000", served.url), {})
+    names: dict[str, Any] = {}
+    exec(program.replace("http://localhost:8000", served.url), names)
+    names["client"].close()  # what the end of a process does
     assert capsys.readouterr().out.strip() in ("1", "2", "3")
 
 
