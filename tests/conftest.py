@@ -30,6 +30,8 @@ settings.register_profile(
 )
 settings.load_profile("legos")
 
+THRESHOLDS = gc.get_threshold()  # read before a fixture of a module trains
+
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 if WORKERS > 1:  # the threads of matrix products are shared between the processes
     threads = max((os.cpu_count() or 1) // WORKERS, 1)
@@ -74,9 +76,8 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 @pytest.fixture(autouse=True)
 def usual_collector() -> Iterator[None]:
     """A run quiets Python's cycle collector for the rest of its process; here others follow."""
-    thresholds = gc.get_threshold()
     yield
-    gc.set_threshold(*thresholds)
+    gc.set_threshold(*THRESHOLDS)
     gc.unfreeze()
 
 
