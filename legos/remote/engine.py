@@ -17,7 +17,7 @@ import msgspec
 from legos.clients.lists import LISTED, LISTED_TOKENS
 from legos.clients.pool import Pooled, ServerPool, all_done
 from legos.clients.prefix_affinity import PrefixAffinity
-from legos.errors import EngineError, RequestError
+from legos.errors import EngineError, LegosError, RequestError
 from legos.protocols import Deliver
 from legos.records.message import ScoredRows
 from legos.records.names import LAG, POLICY, adapter_name
@@ -201,19 +201,22 @@ class RemoteEngine:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             closing = [] if self._loader is None else [self._loader.aclose()]
-            for some in (closing, [server.aclose() for server in self._pool.servers]):
-                with suppress(TimeoutError):  # a server that hangs keeps its adapters
-                    async with asyncio.timeout(CLOSE_S):
-                        await all_done(some)
-            self._loop.call_soon(self._loop.stop)  # after the last results
+            try:
+                for some in (closing, [server.aclose() for server in self._pool.servers]):
+                    with suppress(LegosError, TimeoutError):  # such a server keeps its adapters
+                        async with asyncio.timeout(CLOSE_S):
+                            await all_done(some)
+            finally:
+                self._loop.call_soon(self._loop.stop)  # after the last results
 
         with self._closing:
             if self._closed is not None:
                 return
             self._closed = EngineError("the engine was closed")
-            asyncio.run_coroutine_threadsafe(end(), self._loop)
+            ended = asyncio.run_coroutine_threadsafe(end(), self._loop)
         self._thread.join()
         self._loop.close()
+        ended.result()  # raises what no server should raise
 
     @property
     def servers(self) -> Sequence[RemoteServer]:

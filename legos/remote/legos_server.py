@@ -193,7 +193,7 @@ class LegosServer:
         try:
             for name in left:
                 await self._loads.request("DELETE", f"/adapters/{quote(name)}", bytes)
-        except (EndpointError, RequestError) as error:
+        except (EndpointError, EngineError, RequestError) as error:
             logger.info("opponents of this run stay at %s: %s", self._url, error)
         finally:
             await self._transport.aclose()

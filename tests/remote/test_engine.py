@@ -246,6 +246,18 @@ def test_a_server_that_hangs_does_not_keep_an_engine_from_closing(both: Both, ha
     assert not closing.is_alive()
 
 
+def test_a_server_that_fails_at_the_end_does_not_keep_an_engine_from_closing() -> None:
+    class Fails:
+        async def aclose(self) -> None:
+            raise EngineError("it has come back as another model")
+
+    fails: Any = Fails()
+    closing = threading.Thread(target=RemoteEngine([fails], None).close, daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
+
+
 def test_moves_wait_for_each_other_while_lists_of_them_are_on_their_way() -> None:
     class Server:
         def __init__(self) -> None:

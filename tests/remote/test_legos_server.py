@@ -1,6 +1,7 @@
 """Adapters sent to servers that follow a script."""
 
 import asyncio
+import logging
 from dataclasses import asdict
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 
 from legos.errors import AdapterError, EngineError
+from legos.records.names import MODEL_HEADER
 from legos.remote.legos_server import LegosServer
 from legos.weights.adapter import Adapter, AdapterInfo, LoraShape
 from legos.weights.packed import unpack_adapter
@@ -83,3 +85,18 @@ def test_an_adapter_is_dropped_at_the_server(dead_port: int) -> None:
         with pytest.raises(EngineError, match="no server answers"):
             drop(f"http://127.0.0.1:{dead_port}")
     assert [asked.path for asked in good.asked] == ["/adapters/a name"]
+
+
+def test_a_server_with_another_model_keeps_the_opponents_of_a_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def reply(asked: HttpAsked) -> HttpAnswer:
+        if asked.path == "/adapters/load":
+            return HttpAnswer(asdict(POLICY.info), headers=[(MODEL_HEADER, "small 1")])
+        return HttpAnswer({}, headers=[(MODEL_HEADER, "large 2")])
+
+    caplog.set_level(logging.INFO, "legos.remote.legos_server")
+    with serving(ScriptedServer(reply)) as url:
+        assert publish(url, staying=()) == POLICY.info
+    assert f"opponents of this run stay at {url}: " in caplog.text
+    assert "'large' (2)" in caplog.text
