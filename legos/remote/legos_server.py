@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 from urllib.parse import quote, urlencode
@@ -11,10 +12,18 @@ import msgspec
 
 from legos.clients.answers import check_version
 from legos.clients.health import healthy
+from legos.clients.pool import all_done
 from legos.clients.responses import decoded
 from legos.clients.transport import Transport, api_root, server_name, server_root
 from legos.clients.wire import MSGPACK, RequestBatch, read_answers
-from legos.errors import AdapterError, EndpointError, EngineError, NotFoundError, RequestError
+from legos.errors import (
+    AdapterError,
+    EndpointError,
+    EngineError,
+    LegosError,
+    NotFoundError,
+    RequestError,
+)
 from legos.records.message import ScoredRows
 from legos.records.names import adapter_name
 from legos.records.request import Generated, Request
@@ -90,7 +99,7 @@ class LegosServer:
             server_root(url),
             api_key=api_key,
             timeout_s=LOAD_S,
-            max_connections=2,
+            max_connections=8,
             retries=load_retries,
             model="",
         )
@@ -190,12 +199,20 @@ class LegosServer:
         staying = self._live if self._staying is None else self._staying
         left = [name for name in self._live if name not in staying]
         self._live = {name: each for name, each in self._live.items() if name in staying}
-        try:
-            for name in left:
+
+        async def drop(name: str) -> None:
+            with suppress(NotFoundError):  # somebody has dropped it
                 await self._loads.request("DELETE", f"/adapters/{quote(name)}", bytes)
-        except (EndpointError, EngineError, RequestError) as error:
-            logger.info("opponents of this run stay at %s: %s", self._url, error)
+            left.remove(name)
+
+        failure = "it does not answer in time"
+        try:
+            await all_done([drop(name) for name in left])
+        except LegosError as error:
+            failure = str(error)
         finally:
+            if left:
+                logger.info("opponents stay at %s (%s): %s", self._url, ", ".join(left), failure)
             await self._transport.aclose()
             await self._loads.aclose()
 

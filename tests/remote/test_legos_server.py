@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -87,16 +87,31 @@ def test_an_adapter_is_dropped_at_the_server(dead_port: int) -> None:
     assert [asked.path for asked in good.asked] == ["/adapters/a name"]
 
 
-def test_a_server_with_another_model_keeps_the_opponents_of_a_run(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_opponents_that_stay_at_a_server_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    """One was dropped by somebody, one is refused, and the others are dropped all the same."""
+    gone = HttpAnswer({"error": {"message": "not live"}}, 404)
+    other = HttpAnswer({}, headers=[(MODEL_HEADER, "large 2")])
+
     def reply(asked: HttpAsked) -> HttpAnswer:
+        named = [(MODEL_HEADER, "small 1")]
         if asked.path == "/adapters/load":
-            return HttpAnswer(asdict(POLICY.info), headers=[(MODEL_HEADER, "small 1")])
-        return HttpAnswer({}, headers=[(MODEL_HEADER, "large 2")])
+            return HttpAnswer(asdict(unpack_adapter(asked.body).info), headers=named)
+        refused = {"/adapters/gone": gone, "/adapters/kept": other}
+        return refused.get(asked.path, HttpAnswer({}, headers=named))
+
+    async def go(url: str) -> None:
+        server = LegosServer(url, staying=("policy",))
+        for name in ("gone", "kept", "last", "policy"):
+            await server.publish(replace(POLICY, name=name))
+        script.asked.clear()
+        await server.aclose()
 
     caplog.set_level(logging.INFO, "legos.remote.legos_server")
-    with serving(ScriptedServer(reply)) as url:
-        assert publish(url, staying=()) == POLICY.info
-    assert f"opponents of this run stay at {url}: " in caplog.text
-    assert "'large' (2)" in caplog.text
+    script = ScriptedServer(reply)
+    with serving(script) as url:
+        asyncio.run(go(url))
+    paths = sorted(asked.path for asked in script.asked)
+    assert paths == ["/adapters/gone", "/adapters/kept", "/adapters/last"]
+    [message] = caplog.messages
+    assert message.startswith(f"opponents stay at {url} (kept): ")
+    assert message.count("model 'small' (1) and has come back as model 'large' (2)") == 1
