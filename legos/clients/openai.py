@@ -29,8 +29,9 @@ class OpenAIClient:
 
     - ours (``legos serve``): tokens, log-probabilities and versions are the server's own;
     - any other endpoint: text alone, so such a completion is never trained on. An adapter is asked
-      for by its name where the server lists it, as vLLM does. (``legos train --server`` trains with
-      vLLM.)
+      for by its name where the server lists it, as vLLM does; the default name, ``policy``, stands
+      for ``model``, or for the only model there, where vLLM does not list it. (``legos train
+      --server`` trains with vLLM.)
 
     Use it as an asynchronous context manager, or close it with ``aclose`` in the event loop that
     made the requests.
@@ -144,10 +145,7 @@ class OpenAIClient:
                 raise  # else the next request reports what it refuses
             return "openai"
         self._listed = tuple(model.id for model in listed)
-        dialect = dialect_of(listed)
-        if self._model is None and listed and dialect != "legos":
-            self._model = listed[0].id
-        return dialect
+        return dialect_of(listed)
 
     async def _target(self, adapter: str) -> Target:
         """The model at the server that answers for an adapter.
@@ -156,18 +154,20 @@ class OpenAIClient:
             AdapterError: vLLM does not serve the adapter.
             RequestError: the server lists no model, or does not know versions.
         """
-        dialect, model = await self._kind(), self._model
+        dialect = await self._kind()
+        model = self._model or next(iter(self._listed), None)
         if dialect == "legos":
             return Target(dialect=dialect, adapter=adapter, model=adapter)
         if dialect == "vllm" and adapter not in (BASE, model):
             if adapter not in self._listed:
                 self._listed = await self.models()  # it may have been loaded since
-            if adapter not in self._listed:
+            if adapter in self._listed:
+                model = adapter
+            elif adapter != POLICY or (self._model is None and len(self._listed) > 1):
                 raise AdapterError(
                     f"{self._transport.url} serves no adapter {adapter}, only "
                     f"{', '.join(self._listed)}; ask for one of these names, or for 'base'"
                 )
-            model = adapter
         elif dialect == "openai" and split_adapter(adapter)[1] is not None:
             raise RequestError(
                 f"adapter {adapter!r} asks for a version, which {self._transport.url} does not "

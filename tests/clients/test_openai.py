@@ -246,6 +246,18 @@ def test_an_adapter_of_vllm_is_asked_for_by_its_name_and_gives_text() -> None:
     assert (plain.text, plain.finish_reason, plain.trainable) == ("ab", "length", False)
 
 
+@pytest.mark.parametrize(("model", "names"), [(None, ["tiny"]), ("tiny", ["nim", "tiny"])])
+def test_vllm_answers_a_seat_that_names_no_adapter(model: str | None, names: list[str]) -> None:
+    """As that of a judge."""
+    script = ScriptedServer(lambda asked: HttpAnswer({"choices": [{"message": {"content": "hi"}}]}))
+    script.models = {"data": [{"id": name, "owned_by": "vllm"} for name in names]}
+    with serving(script) as url:
+        assert asyncio.run(ask(url, model=model)).text == "hi"
+        with pytest.raises(AdapterError, match="serves no adapter policy@7, only"):
+            asyncio.run(ask(url, model=model, adapter="policy@7"))
+    assert [asked.body["model"] for asked in script.asked] == ["tiny"]
+
+
 def test_one_client_serves_several_event_loops() -> None:
     with serving(ScriptedServer(lambda asked: HttpAnswer(ANSWER), models=OURS)) as url:
         client = OpenAIClient(f"{url}/v1")
