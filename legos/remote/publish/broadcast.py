@@ -70,13 +70,15 @@ class Broadcaster:
         self._newest: dict[str, Adapter] = {}
         self._settled: dict[str, Adapter] = {}  # what requests expect of each name
         self._changed = asyncio.Condition()
-        self._refusal: Exception | None = None
+        self._refusal: Exception | None = None  # that no call has raised
+        self._calls = 0  # that wait for servers; each of them raises the refusal
 
     async def publish(self, adapter: Adapter) -> AdapterInfo:
         """Load an adapter; return once it is live on the servers that keep up.
 
         Raises:
-            AdapterError: a server refuses it, or one published before.
+            AdapterError: a server refuses it, and it counts as not published; or one refuses an
+                adapter that was published before.
             EngineError: no server answers, or one does not at the first adapter.
         """
         name, former = adapter.name, self._newest.get(adapter.name)
@@ -195,19 +197,25 @@ class Broadcaster:
         def one_has_it() -> bool:
             return any(map(done, self._servers))
 
-        async with self._changed:
-            await self._changed.wait_for(
-                lambda: self._refusal or ended(self._servers) or (ended(new) and one_has_it())
-            )
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(GRACE_S, PATIENCE * (loop.time() - started))):
-                    await self._changed.wait_for(lambda: self._refusal or ended(up_to_date))
-        self._raise(name, new if one_has_it() else self._servers)
+        self._calls += 1
+        try:
+            async with self._changed:
+                await self._changed.wait_for(
+                    lambda: self._refusal or ended(self._servers) or (ended(new) and one_has_it())
+                )
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(max(GRACE_S, PATIENCE * (loop.time() - started))):
+                        await self._changed.wait_for(lambda: self._refusal or ended(up_to_date))
+            self._raise(name, new if one_has_it() else self._servers)
+        finally:
+            self._calls -= 1
 
     def _raise(self, name: str, servers: list[_Server]) -> None:
         """Raise what a server refused, or the first failure of some servers."""
-        if self._refusal is not None:
-            raise self._refusal
+        if (refusal := self._refusal) is not None:
+            if self._calls == 1:
+                self._refusal = None
+            raise refusal
         failures = [server.failure for server in servers if server.failure is not None]
         if failures:
             failures[0].add_note(f"{len(failures)} of {len(self._servers)} servers lack {name!r}")
@@ -225,13 +233,17 @@ class Broadcaster:
                 gone = {n: has for n, has in server.has.items() if n not in self._newest}
                 server.has = gone  # it may have started again, without adapters
                 server.lacks = {**self._newest, **dict.fromkeys(gone)}
-            except Exception as error:  # raised where the next adapter is published
-                self._refusal = error
-                server.lacks.clear()
+            except Exception as error:  # raised where this adapter is published, or the next one
+                server.failure = None
+                if self._newest.get(name) is adapter:  # otherwise it was replaced, or raised before
+                    self._refusal = error
+                    self._newest.pop(name, None)
+                    if name in self._settled:
+                        self._newest[name] = self._settled[name]
             else:
                 server.has_loaded, server.failure = True, None
-                if name in server.lacks and server.lacks[name] is adapter:
-                    del server.lacks[name]
+            if server.failure is None and name in server.lacks and server.lacks[name] is adapter:
+                del server.lacks[name]
             async with self._changed:
                 self._changed.notify_all()
             if server.failure is not None:

@@ -220,6 +220,31 @@ def test_a_wrong_server_ends_the_run_at_its_start_and_a_refusal_at_any_time() ->
     told(refused, {"a": Slow(), "b": picky})
 
 
+def test_an_adapter_that_is_refused_is_forgotten() -> None:
+    """Its error is raised once, though both readers refuse it, and neither is asked again."""
+    readers = {"a": Slow(), "b": Slow()}
+
+    async def story(broadcaster: Broadcaster) -> None:
+        await broadcaster.publish(small_adapter(0))
+        for reader in readers.values():
+            reader.error = AdapterError("rank 3")
+        with pytest.raises(AdapterError, match="rank 3"):
+            await broadcaster.publish(small_adapter(7, name="rival"))
+        await asyncio.sleep(1)
+        for reader in readers.values():
+            reader.error = None
+        await broadcaster.publish(small_adapter(1))
+        readers["b"].error = EngineError("b is down")
+        await broadcaster.publish(small_adapter(2))
+        readers["b"].error = None
+        await asyncio.sleep(AGAIN_S + 1)
+        assert broadcaster.holds(1, "policy")
+        assert [*broadcaster.live()] == ["policy"]
+
+    told(story, readers)
+    assert [reader.loaded for reader in readers.values()] == [[0, 1, 2]] * 2
+
+
 def test_a_dropped_name_is_dropped_everywhere_and_may_come_again() -> None:
     readers = {"a": Slow(), "b": Slow()}
 
