@@ -215,8 +215,8 @@ def checked_name(name: str) -> str:
     """
     if _NAME.fullmatch(name) is None or name == BASE:
         raise AdapterError(
-            "an adapter's name has 1 to 64 letters, digits, points, dashes or underscores, "
-            "begins with a letter or digit, and is not 'base'"
+            f"an adapter cannot be called {name[:100]!r}: its name has 1 to 64 letters, digits, "
+            "points, dashes or underscores, begins with a letter or digit, and is not 'base'"
         )
     return name
 

@@ -23,7 +23,7 @@ from legos.remote.legos_server import LegosServer
 from legos.remote.publish.engine import EnginePublisher, ManyPublishers
 from legos.run.find import adapter_of, find_adapter
 from legos.run.folder import RunFolder
-from legos.weights.adapter import Adapter, AdapterInfo
+from legos.weights.adapter import Adapter, AdapterInfo, checked_name
 from legos.weights.base import check_base, fingerprint_of
 from legos.weights.folder import is_adapter_folder, read_adapter
 from legos.wiring.arena import policies_of
@@ -182,13 +182,15 @@ class Trainer(PolicyTrainer):
             name: name of the adapter, for ``Seat.adapter``.
 
         Raises:
-            AdapterError: it cannot be read, does not fit the model, or has the policy's name.
+            AdapterError: it cannot be read, does not fit the model, or has the policy's name or one
+                that no request can have.
         """
         if name in self.policies:
             raise AdapterError(
                 f"adapter {name!r} is being trained here; load yours as another name"
             )
-        return self.engine.load_adapter(replace(read_adapter(Path(folder)), name=name)).result()
+        adapter = replace(read_adapter(Path(folder)), name=checked_name(name))
+        return self.engine.load_adapter(adapter).result()
 
     def opponents(
         self, league: LeagueSeats, policies: Sequence[str]

@@ -44,6 +44,15 @@ def test_the_policy_is_not_replaced_by_a_saved_adapter(trainer: Trainer, tmp_pat
         trainer.load_adapter(tmp_path / "nowhere", name="old")
 
 
+@pytest.mark.parametrize("name", ["base", "nim-1@50", "nim/1"])
+def test_a_name_that_no_server_takes_is_refused_here_too(
+    trainer: Trainer, tmp_path: Path, name: str
+) -> None:
+    write_adapter(trainer.backend.adapter(), tmp_path)
+    with pytest.raises(AdapterError, match=f"cannot be called '{name}': its name has"):
+        trainer.load_adapter(tmp_path, name=name)
+
+
 def test_a_trainer_that_cannot_be_made_leaves_no_engine(tmp_path: Path) -> None:
     ended: list[str] = []
 
