@@ -218,7 +218,8 @@ class Trainer(PolicyTrainer):
             except CheckpointError as error:
                 raise CheckpointError(
                     f"play.opponents names {name!r}, which is neither live in the engine nor found "
-                    f"({error}); load it: trainer.load_adapter(FOLDER, name={name!r})"
+                    f"({error}); load it by trainer.load_adapter(FOLDER, name='old'), and name "
+                    "it 'old' in play.opponents"
                 ) from error
             found |= {(name, policy): adapter for policy, adapter in frozen.items()}
         return found

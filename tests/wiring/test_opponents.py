@@ -203,7 +203,7 @@ def test_a_script_loads_the_adapters_that_opponents_name(tmp_path: Path) -> None
         assert {each.error for each in plays} == {None}
         seats = {rollout.seat for each in plays for rollout in each.rollouts}
         assert seats == {"policy", "policy@0", "policy@1", f"{place}", "old"}
-        with pytest.raises(CheckpointError, match=r"'nim-1@4', which is neither .*load_adapter\("):
+        with pytest.raises(CheckpointError, match=r"'nim-1@4', which is neither .*name='old'\)"):
             asyncio.run(training_loop(arena("nim-1@4"), trainer, 3, progress=False))
         again = arena("old")
         again.restore(made.state())
