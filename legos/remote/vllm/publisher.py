@@ -117,7 +117,7 @@ class VllmPublisher:
             if served.model in self._unloaded:  # a snapshot that has come back
                 self._unloaded.remove(served.model)
             with self.failures():
-                await all_done([self._folders.write(adapter), self._retire()])
+                await all_done([self._folders.write(adapter), self._retire(served.model)])
                 await self._load(served)
             self.live.announce(served)
         return info
@@ -223,10 +223,16 @@ class VllmPublisher:
             await self.api.unload(model)
             raise
 
-    async def _retire(self) -> None:
-        """Unload replaced adapters that no request uses, and remove folders of earlier ones."""
+    async def _retire(self, new: str = "") -> None:
+        """Unload replaced adapters that no request uses, and remove folders of earlier ones.
+
+        Args:
+            new: name at the server of what is loaded next, which may be one of them.
+        """
+        kept = {new, *(served.model for served in self.live.newest.values())}
         for served in self.live.unused():
-            await self.api.unload(served.model)
-            self._unloaded.append(served.model)
+            if served.model not in kept:
+                await self.api.unload(served.model)
+                self._unloaded.append(served.model)
         while len(self._unloaded) > KEPT_FOLDERS:
             await asyncio.to_thread(self._folders.remove, self._unloaded.popleft())

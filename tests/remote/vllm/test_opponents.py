@@ -120,7 +120,8 @@ def test_more_opponents_than_slots_are_computed_in_turn(
     assert all("--max-loras" in text for text in said)
 
 
-def test_a_snapshot_that_comes_back_keeps_its_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_snapshot_that_comes_back_keeps_its_folder(tmp_path: Path, replaced: bool) -> None:
     """vLLM reads an adapter again that it has not used for long, and dies where it is gone."""
     server = StandIn()
 
@@ -129,12 +130,16 @@ def test_a_snapshot_that_comes_back_keeps_its_folder(tmp_path: Path) -> None:
 
     async def story(publisher: VllmPublisher) -> None:
         await publisher.publish(snapshot(3))
-        await publisher.drop(snapshot(3).name)
+        if replaced:
+            await publisher.publish(replace(snapshot(4), name=snapshot(3).name))
+        else:
+            await publisher.drop(snapshot(3).name)
         await publisher.publish(snapshot(3))
         for version in range(1, KEPT_FOLDERS + 4):
             await publisher.publish(small_adapter(version))
         with publisher.live.use(snapshot(3).name) as served:
             assert served.model in folders()
+            assert served.model in server.loaded
         assert len(folders()) <= KEPT_FOLDERS + 3  # and older ones are removed
 
     tell(server, tmp_path, story)
