@@ -114,7 +114,7 @@ class ServerPool(Generic[ServerT]):
                 self._answered[index] += 1
             except (EndpointError, EngineError) as error:
                 failures[index] = error
-                self._down.add(index)
+                self._note(index, "fails: " + str(error).partition("\n")[0])
             except NotFoundError as error:  # it may get an adapter later than the others
                 failures[index] = error
             except TimeoutError:
@@ -165,24 +165,26 @@ class ServerPool(Generic[ServerT]):
         if watch is None or watch.done():
             self._watches[index] = asyncio.create_task(self._check(index))
 
+    def _note(self, index: int, failure: str | None) -> None:
+        """Count a server as down, for a reason, or as one that answers, and log a change."""
+        if (index in self._down) is (failure is not None):
+            return
+        (self._down.discard if failure is None else self._down.add)(index)
+        logger.warning(
+            "%s %s (%d requests wait there)",
+            *(self.servers[index].name, failure or "answers again", self._load[index]),
+        )
+
     async def _check(self, index: int) -> None:
         """Eject a server that does not answer, and let it return when it does."""
         server, waiting = self.servers[index], self._waiting[index]
         while waiting or index in self._down:
             answered = self._answered[index]
             await asyncio.sleep(CHECK_S)
-            was_down = index in self._down
-            if was_down or (waiting and self._answered[index] == answered):
+            if index in self._down or (waiting and self._answered[index] == answered):
                 healthy = await server.healthy()
-                if healthy or self._answered[index] > answered:
-                    self._down.discard(index)
-                else:
-                    self._down.add(index)
-                if was_down is not (index in self._down):
-                    state = "answers again" if was_down else "does not answer"
-                    logger.warning(
-                        "%s %s (%d requests wait there)", server.name, state, self._load[index]
-                    )
+                answers = healthy or self._answered[index] > answered
+                self._note(index, None if answers else "does not answer")
             if index in self._down and len(self._down) < len(self.servers):
                 expire(waiting)
                 waiting.clear()

@@ -147,6 +147,26 @@ def test_requests_at_a_server_that_hangs_go_elsewhere_until_it_returns(
     ]
 
 
+def test_a_server_that_fails_a_request_is_reported_until_it_answers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def go() -> None:
+        failing, good = Server("failing", fails=True), Server("good")
+        good.go.set()
+        pool = ServerPool([failing, good])
+        for _ in range(2):
+            await pool.ask(Server.answer)
+        failing.fails = False
+        await asyncio.sleep(CHECK_S + 0.1)
+
+    with caplog.at_level(logging.WARNING):
+        virtually(go())
+    assert caplog.messages == [
+        "failing fails: it is down (1 requests wait there)",
+        "failing answers again (0 requests wait there)",
+    ]
+
+
 def test_a_slow_answer_of_a_healthy_server_and_of_the_only_one_is_waited_for() -> None:
     async def go(*servers: Server) -> None:
         pool = ServerPool(servers)
