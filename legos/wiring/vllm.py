@@ -121,7 +121,7 @@ def started_vllm(
         stack.callback(process.close)
         process.start()
         process.wait()
-        made = vllm_at([process], model, policies=policies, rivals=rivals)
+        made = vllm_at([process], model, policies=policies, rivals=rivals, adapter_folder=folder)
         return TokenEngine(made.engine, model, closing=stack.pop_all().close)
 
 
