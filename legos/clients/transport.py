@@ -30,6 +30,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _TOO_SLOW = (httpx.ReadTimeout, TimeoutError)  # no byte came in time, or not the last one
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
 IDLE_S = 2.0  # an unused connection is closed then; uvicorn, of our server and vLLM, does after 5 s
+MOST_BYTES = 256 << 20  # of one answer, so that no endpoint fills the memory
 
 
 def api_root(url: str) -> str:
@@ -217,14 +218,14 @@ class Transport:
         Raises:
             _AgainError: it failed, and another attempt may succeed.
             RequestError: the server refuses it.
-            EndpointError: the answer took too long.
+            EndpointError: the answer took too long, or is too long.
         """
         http = self._pool().http
         address = f"{self.url}{path}"
         try:
             async with http.stream(method, address, content=content, headers=headers) as answer:
                 async with asyncio.timeout(self._timeout_s):
-                    found = await answer.aread()
+                    found = await self._body(answer)
         except _TOO_SLOW as error:
             raise self._unreachable(error) from error
         except httpx.HTTPError as error:
@@ -241,6 +242,22 @@ class Transport:
         if status < 500 and not (busy and answer.headers.get("x-should-retry") != "false"):
             raise failure
         raise _AgainError(failure, wait_s=retry_after(answer), busy=busy)
+
+    async def _body(self, answer: httpx.Response) -> bytes:
+        """The body of an answer.
+
+        Raises:
+            EndpointError: it is too long.
+        """
+        found = bytearray()
+        async for part in answer.aiter_bytes():
+            found += part
+            if len(found) > MOST_BYTES:
+                raise EndpointError(
+                    f"{self.url} gave an answer of more than {MOST_BYTES:,} bytes; "
+                    "give the base_url of a server whose answers are shorter"
+                )
+        return bytes(found)
 
     def _check_model(self, answer: httpx.Response) -> None:
         """Refuse an answer of another model than before; only our server names its own."""

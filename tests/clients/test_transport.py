@@ -94,6 +94,14 @@ def test_a_busy_server_is_not_asked_again_in_vain(headers: list[tuple[str, str]]
     assert len(script.asked) == 1
 
 
+def test_an_answer_that_would_fill_the_memory_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("legos.clients.transport.MOST_BYTES", 1000)
+    script = ScriptedServer(lambda asked: HttpAnswer(b"x" * 1001), models=OURS)
+    with serving(script) as url, pytest.raises(EndpointError, match="of more than 1,000 bytes"):
+        asyncio.run(ask(url))
+    assert len(script.asked) == 1
+
+
 def crowd_at_a_server_for_three(url: str, script: ScriptedServer) -> tuple[int, int]:
     """Ask many times at once; returns the largest number of requests there, and of refusals."""
     together = most = refused = 0
