@@ -132,20 +132,24 @@ class VllmServer:
             return [(sampled, served.version) for sampled in found]
 
     async def _restricted(self, query: Query, request: Request) -> Generated:
-        """Sample legal tokens only, one request for each token that is not the only legal one."""
+        """Sample legal tokens only, one request for each that is the first or has alternatives."""
         node = request.choices
         token_ids: _Prompt = ()
         logprobs: list[float] = []
         versions: list[int] = []
         legal: list[_Prompt] = []
         while node is not None and node.children and len(token_ids) < request.max_tokens:
-            prompt = request.prompt_ids + token_ids
-            one = replace(query, max_tokens=1, allowed=node.legal)
-            sampled, version = await self._ask(one, prompt)
             legal.append(node.legal)
-            logprobs += sampled.logprobs
-            versions.append(version)
-            token_ids += sampled.token_ids
+            if versions and len(node.legal) == 1:  # whose probability is 1
+                logprobs.append(0.0)
+                versions.append(versions[-1])
+                token_ids += node.legal
+            else:
+                one = replace(query, max_tokens=1, allowed=node.legal)
+                sampled, version = await self._ask(one, request.prompt_ids + token_ids)
+                logprobs += sampled.logprobs
+                versions.append(version)
+                token_ids += sampled.token_ids
             node = node.children.get(token_ids[-1])
         closed = node is None or not node.children
         return Generated(

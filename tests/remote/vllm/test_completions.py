@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from legos.errors import EndpointError, RequestError
 from legos.records.choices import choice_tree
 from legos.records.message import Filters
-from legos.records.request import Request
+from legos.records.request import Generated, Request
 from legos.remote.vllm.completions import (
     Query,
     Sampled,
@@ -21,6 +22,7 @@ from legos.remote.vllm.completions import (
     sampled_of,
 )
 from legos.remote.vllm.scores import score_prompts
+from legos.remote.vllm.server import VllmServer
 
 END = 2
 TREE = choice_tree([(5,), (6, 7), (6, 7, 8)], end_ids=(END,))
@@ -134,6 +136,26 @@ def test_a_completion_is_cut_where_its_choice_is_complete(
     assert found.logprobs == tuple(-float(token) for token in kept)
     assert found.versions == (4,) * len(kept)
     assert (found.legal, found.finish_reason) == (legal, reason)
+
+
+def test_a_later_token_that_is_the_only_legal_one_is_not_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+
+    async def ask(query: Query, prompt: tuple[int, ...]) -> tuple[Sampled, int]:
+        asked.append((query.allowed, prompt))
+        return drawn(query.allowed[-1]), 4
+
+    publisher: Any = SimpleNamespace(api=SimpleNamespace(url="http://127.0.0.1:1"))
+    server = VllmServer(publisher)
+    monkeypatch.setattr(server, "_ask", ask)
+    request = Request(prompt_ids=(1,), max_tokens=9, choices=TREE, end_ids=(END,), restrict=True)
+    [found] = asyncio.run(server.answer([request]))
+    assert isinstance(found, Generated)
+    assert (found.token_ids, found.logprobs) == ((6, 7, 8), (-6.0, 0.0, -8.0))
+    assert (found.versions, found.legal) == ((4,) * 3, ((5, 6), (7,), (END, 8)))
+    assert asked == [((5, 6), (1,)), ((END, 8), (1, 6, 7))]
 
 
 def test_raw_log_probabilities_are_refused_at_another_temperature() -> None:
