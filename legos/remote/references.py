@@ -6,6 +6,7 @@ Many samples of games are equal, and only different ones are sent.
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from itertools import compress
 
 import numpy as np
 from msgspec.structs import replace
@@ -55,7 +56,8 @@ class ReferenceServers:
         self._engine.close()
 
     async def _filled(self, samples: Sequence[Sample]) -> list[Sample]:
-        missing = [sample for sample in samples if self._lacks(sample)]
+        lacking = [*map(self._lacks, samples)]
+        missing = [*compress(samples, lacking)]
         for sample in missing:
             if sample.temperature != 1.0 and not sample.restricted:
                 raise TrainerError(
@@ -80,10 +82,8 @@ class ReferenceServers:
                 "start one again and resume the run, or resume it without training.kl_server"
             ) from error
         return [
-            replace(sample, reference_logprobs=_reference(sample, found))
-            if self._lacks(sample)
-            else sample
-            for sample in samples
+            replace(sample, reference_logprobs=_reference(sample, found)) if lacks else sample
+            for sample, lacks in zip(samples, lacking, strict=True)
         ]
 
     def _lacks(self, sample: Sample) -> bool:
