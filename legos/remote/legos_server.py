@@ -29,7 +29,7 @@ from legos.records.names import adapter_name
 from legos.records.request import Generated, Request
 from legos.weights.adapter import Adapter, AdapterInfo, pack_adapter
 
-__all__ = ["LegosServer", "LiveAdapters"]
+__all__ = ["LegosServer", "ListedAdapters"]
 
 REQUEST_S = 600.0  # maximum time of one answer
 LOAD_S = 120.0  # maximum time to load an adapter
@@ -47,7 +47,7 @@ class _Scores(msgspec.Struct):
     scores: list[list[float]]
 
 
-class LiveAdapters(msgspec.Struct):
+class ListedAdapters(msgspec.Struct):
     """The adapters of a server, and how many it may have."""
 
     adapters: list[AdapterInfo]
@@ -133,13 +133,13 @@ class LegosServer:
             scores += (await self._answered(adapter, ask)).scores
         return scores
 
-    async def live(self) -> LiveAdapters:
+    async def live(self) -> ListedAdapters:
         """The adapters that are live there, those of others included.
 
         Raises:
             EngineError: the server cannot be reached.
         """
-        read = partial(decoded, kind=LiveAdapters)
+        read = partial(decoded, kind=ListedAdapters)
         try:
             return await self._loads.request("GET", "/adapters/version", read)
         except EndpointError as error:

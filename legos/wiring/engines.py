@@ -14,7 +14,7 @@ from legos.device import LocalEngine, ModelHandle
 from legos.errors import ConfigError, EndpointError, EngineError, RequestError
 from legos.records.names import frozen_name
 from legos.remote.engine import RemoteEngine
-from legos.remote.legos_server import RETRIES, LegosServer, LiveAdapters
+from legos.remote.legos_server import RETRIES, LegosServer, ListedAdapters
 from legos.remote.publish.broadcast import Broadcaster
 from legos.wiring.same_model import check_same_model
 
@@ -101,7 +101,7 @@ def served_engine(
 
 
 def _check_room(
-    server: LegosServer, live: LiveAdapters, policies: Sequence[str], rivals: int
+    server: LegosServer, live: ListedAdapters, policies: Sequence[str], rivals: int
 ) -> None:
     """Refuse a server whose adapters would be too many once the pool of a league is full.
 
