@@ -34,7 +34,7 @@ from legos.remote.publish.broadcast import Broadcaster
 from legos.remote.ray.arena_file import TravellingArena
 from legos.weights.model_folder import resolve_folder
 from legos.wiring.arena import make_arena
-from legos.wiring.engines import TokenEngine, kind_of
+from legos.wiring.engines import TokenEngine
 from legos.wiring.model import model_place
 from legos.wiring.rivals import rivals_of
 from legos.wiring.same_model import check_same_model
@@ -130,7 +130,7 @@ def ray_players(
         servers = generation.engine.servers
         placed = [server for server in servers if isinstance(server, PlacedServer)]
         if not placed:
-            _check_servers(config)
+            _check_servers(config.players, servers)
             _connected(config, stack)  # otherwise it is
         place = _PlayPlace(
             config=config,
@@ -172,18 +172,18 @@ def _let_files_travel() -> None:
             ray.cloudpickle.register_pickle_by_value(module)
 
 
-def _check_servers(config: RunConfig) -> None:
+def _check_servers(players: int, servers: Sequence[RemoteServer]) -> None:
     """Refuse servers that players cannot ask.
 
     Raises:
         ConfigError: only the trainer's process knows their adapters.
     """
-    url = config.server[0]
-    if asyncio.run(kind_of(url, api_key=os.environ.get("LEGOS_API_KEY"))) != "legos":
-        raise ConfigError(
-            f"players is {config.players} but server {url!r} is not `legos serve`; only the "
-            "trainer's process knows which adapters such a server has: set players to 0"
-        )
+    for server in servers:
+        if not isinstance(server, LegosServer):
+            raise ConfigError(
+                f"players is {players} but server {server.name!r} is not `legos serve`; only the "
+                "trainer's process knows which adapters such a server has: set players to 0"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
