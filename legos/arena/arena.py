@@ -5,6 +5,7 @@ import logging
 import random
 import reprlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from itertools import accumulate
@@ -20,7 +21,7 @@ from legos.arena.checks import (
 from legos.arena.curriculum import Climb
 from legos.arena.cursor import TaskCursor
 from legos.arena.game import Game
-from legos.arena.matchmaker import ArenaSeats
+from legos.arena.matchmaker import ArenaSeats, SeatOverride
 from legos.arena.playable import Playable
 from legos.arena.store import Stores
 from legos.errors import ArenaError, user_code
@@ -125,29 +126,43 @@ class Arena(Playable):
         )
         return checked_seats(seats, self.policies, f"{source} of arena {self.name!r}")
 
-    def child(self, thing: object, seat: Seat) -> "Arena":
+    def child(self, thing: object, seats: Mapping[str, Seat]) -> "Arena":
         """The arena of child plays.
 
         Args:
             thing: an arena, which is returned unchanged, a game, or a class of either.
-            seat: its client is used for an arena that is made here.
+            seats: role -> seat of the play that spawns. In an arena that is made here, the same
+                players take the seats, except those that it gives to players of its own; a role
+                that is not among these is played by the first of them that is trained, if any.
 
         Raises:
             ArenaError: the thing is neither an arena nor a game.
         """
         if isinstance(thing, Arena):
             return thing
+        given = list(seats.values())
+        first = next((seat for seat in given if seat.trainable), given[0])
         kind = thing if isinstance(thing, type) else type(thing)
         if issubclass(kind, Game):
-            arena: Arena = GameArena(thing, seat.client)  # pyrefly: ignore[bad-argument-type]
+            arena: Arena = GameArena(thing, first.client)  # pyrefly: ignore[bad-argument-type]
         elif issubclass(kind, Arena):
-            arena = kind(seat.client)
+            arena = kind(first.client)
         else:
             raise ArenaError(
                 f"spawn() got {shown(thing)}; expected an Arena or a Game, or the class of one"
             )
-        arena.temperature = seat.sampling.temperature
+        arena.temperature = first.sampling.temperature
         arena.stores = self.stores
+
+        def change(own: Seat) -> Seat:
+            like = seats.get(own.role, first)
+            if not own.trainable:
+                return own
+            if like.trainable:  # its own adapter stays, which an evaluation renames as the other
+                return replace(own, client=like.client)
+            return replace(like, role=own.role, sampling=own.sampling)
+
+        arena.matchmaker = SeatOverride(change, arena.matchmaker)
         return arena
 
     async def step(self, concurrency: int = 8) -> Group:

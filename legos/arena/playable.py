@@ -96,7 +96,7 @@ class Playable:
 
         Without it, the check answers questions without choices with texts that mean nothing, so
         that such a play may end at its first question. In a play that was spawned from a class,
-        ``role`` is the first role of this arena, whose client is asked there.
+        ``role`` is the role of this arena whose player is asked there (``Table.spawn``).
         """
         return None
 

@@ -216,7 +216,8 @@ class Table(PlayState):
         """Play another arena inside this one; a child that fails is returned with ``error`` set.
 
         Args:
-            arena: an Arena or a Game; for a Game or a class, this table's first seat is asked.
+            arena: an Arena or a Game. Of a Game or a class, the player of a role here plays the
+                role of this name there, and the first trained one the roles that are not here.
             tasks: the tasks to play, each ``n`` times.
             n: number of plays per task.
             train: whether the children's policy turns become samples.
@@ -228,7 +229,7 @@ class Table(PlayState):
             ArenaError: ``arena`` cannot be played or is invalid, or plays spawn without an end.
         """
         await self.goes_on("spawn(...)")
-        check_attributes(child := self.arena.child(arena, next(iter(self.seats.values()))))
+        check_attributes(child := self.arena.child(arena, self.seats))
         given = [tasks] if isinstance(tasks, Task) else list(tasks)
         await asyncio.sleep(0)  # a play that catches this error in a loop must not block all others
         num_plays = self._tree["spawned"] + len(given) * max(n, 0)

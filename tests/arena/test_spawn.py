@@ -12,8 +12,10 @@ from legos.arena.game import Game
 from legos.credit import DrGRPOCredit, GRPOCredit
 from legos.errors import ArenaError, EngineError
 from legos.fakes import ScriptedClient
+from legos.play.one_task import play_task
 from legos.play.step import play_all
 from legos.play.table import Table
+from legos.protocols import Seat
 from legos.records.episode import Episode, Task
 from legos.records.group import Group
 
@@ -243,6 +245,61 @@ def test_a_child_by_its_class_asks_as_its_parent_does() -> None:
     step(Parent(client, credit_assigner=GRPOCredit(), temperature=0.5))
     assert {asked.sampling.temperature for asked in client.asked} == {0.5}
     assert {asked.prompt for asked in client.asked} == {"child?", "parent?"}
+
+
+JUDGE = ScriptedClient(lambda _: "j")
+
+
+class Solve(Arena):
+    """A child with a role of its parent, one that the parent has not, and a judge of its own."""
+
+    roles = ("solver", "helper", "judge")
+
+    def seats(self, task: Task) -> Mapping[str, Seat]:
+        judge = Seat(role="judge", client=JUDGE, name="judge", trainable=False)
+        return {**super().seats(task), "judge": judge}
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        await t.ask_all(dict.fromkeys(self.roles, "?"))
+        return dict.fromkeys(self.roles, 0.0)
+
+
+class Pose(Arena):
+    """A fixed seat comes first; nobody is asked but in the spawned play."""
+
+    roles = ("host", "proposer", "solver")
+    tasks_per_step = group_size = 1
+
+    def tasks(self, rng: random.Random) -> Iterable[Task]:
+        yield Task(id="p")
+
+    def seats(self, task: Task) -> Mapping[str, Seat]:
+        host = Seat(role="host", client=JUDGE, name="host", trainable=False)
+        rival = Seat(role="solver", client=JUDGE, name="rival", adapter="old", trainable=False)
+        return {**super().seats(task), "host": host, "solver": rival}
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        await t.spawn(Solve, Task(id="c"))
+        return dict.fromkeys(self.roles, 0.0)
+
+
+def seated(child: Episode) -> list[tuple[str, str, str | None]]:
+    """Player, answer and policy of each seat."""
+    return [(r.seat, r.turns[0].completion.text, r.policy) for r in child.rollouts]
+
+
+def test_the_players_of_a_play_sit_in_the_seats_of_a_child_by_its_class() -> None:
+    client = ScriptedClient(lambda asked: "p" if asked.adapter == "policy" else "x")
+    [episode] = step(Pose(client, credit_assigner=GRPOCredit())).episodes
+    [child] = episode.children
+    assert seated(child) == [("rival", "j", None), ("policy", "p", "policy"), ("judge", "j", None)]
+
+
+def test_given_clients_play_their_roles_in_children_too_and_none_is_trained() -> None:
+    one, two, three = (ScriptedClient(lambda _, said=said: said) for said in "123")
+    players = {"host": one, "proposer": two, "solver": three}
+    [child] = asyncio.run(play_task(Pose(), Task(id="p"), players)).children
+    assert seated(child) == [("player", "3", None), ("player", "1", None), ("judge", "j", None)]
 
 
 class Slow(ScriptedClient):
