@@ -47,6 +47,7 @@ class Arena(Playable):
 
     Attributes:
         named_adapters: adapter of another run, as seats name it -> digest of each of its policies.
+        configured: attributes that the configuration sets, here and in children made of a class.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Arena(Playable):
         self.cursor = TaskCursor(self)
         self.stores = Stores()
         self.named_adapters: dict[str, list[str]] = {}
+        self.configured: dict[str, object] = {}
         self._seats: tuple[tuple[object, ...], dict[str, Seat]] = (), {}  # what they are made of
 
     def seats(self, task: Task) -> Mapping[str, Seat]:
@@ -153,6 +155,9 @@ class Arena(Playable):
             )
         arena.temperature = first.sampling.temperature
         arena.stores = self.stores
+        arena.configured = self.configured
+        for name, value in self.configured.items():
+            setattr(arena, name, value)
 
         def change(own: Seat) -> Seat:
             like = seats.get(own.role, first)

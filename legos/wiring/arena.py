@@ -83,12 +83,13 @@ def make_arena(
             f"{type(arena.credit_assigner).__name__} and did not take the one it was given; leave "
             "play.credit out, or pass credit_assigner on in the arena's constructor"
         )
-    if generation is not None and generation.max_tokens is not None:
-        arena.max_tokens = generation.max_tokens
-    for field in ("tasks_per_step", "group_size", "illegal", "restrict_choices"):
-        value = getattr(play, field)
+    fields = ("tasks_per_step", "group_size", "illegal", "restrict_choices")
+    chosen = {field: getattr(play, field) for field in fields}
+    chosen["max_tokens"] = generation.max_tokens if generation else None
+    for field, value in chosen.items():
         if value is not None:
             setattr(arena, field, value)
+            arena.configured[field] = value
     _state_rules(arena, play)
     _set_curriculum(arena, play)
     _seat_opponents(arena, play, league or LeagueConfig())

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from arenas.absolute_zero import Solve
 from legos.arena.curriculum import Climb, Uniform
-from legos.config.schema import PlayConfig
+from legos.config.schema import GenerationConfig, PlayConfig
 from legos.credit import RAECredit
 from legos.errors import ArenaError, ConfigError
 from legos.fakes import ScriptedClient
+from legos.records.episode import Task
 from legos.wiring.arena import make_arena
 
 OWN = """
@@ -82,3 +84,11 @@ def test_a_credit_rule_must_be_one(tmp_path: Path) -> None:
     arena.credit_assigner = object()  # pyrefly: ignore[bad-assignment]
     with pytest.raises(ArenaError, match=r"or of a subclass of .*CreditAssigner"):
         asyncio.run(arena.step())
+
+
+def test_settings_hold_in_children_of_a_class_too() -> None:
+    play, generation = PlayConfig(illegal="random"), GenerationConfig(max_tokens=7)
+    arena = make_arena("absolute_zero", ScriptedClient([]), play=play, generation=generation)
+    for parent in (arena, arena.child(Solve, arena.seats(Task(id="a")))):
+        child = parent.child(Solve, parent.seats(Task(id="a")))
+        assert (child.illegal, child.max_tokens, child.restrict_choices) == ("random", 7, False)
