@@ -224,7 +224,8 @@ class GameArena(Arena):
     """Plays a game from its start states; views are complete, so seats need no conversation.
 
     If the game lists its start states, plays from the same start share a task id, so they are
-    compared with each other although the group size is 1.
+    compared with each other although the group size is 1. If it lists none, or more than a step has
+    plays, each start is played 8 times, in a step with as many plays.
     """
 
     remember = False
@@ -243,7 +244,7 @@ class GameArena(Arena):
             settings: settings of ``Arena``: credit_assigner, matchmaker, temperature, seed.
 
         Raises:
-            ArenaError: the game's roles are not a list of names.
+            ArenaError: the game's roles are not a list of names, or its ``starts`` failed.
         """
         self.game = game() if isinstance(game, type) else game  # which has the arena's name
         super().__init__(client, **settings)
@@ -252,6 +253,11 @@ class GameArena(Arena):
         self.forfeit_reward = self.game.forfeit_reward
         self.recommended = self.game.recommended
         self.utility = self.game.utility
+        with user_code(f"starts() of game {self.name!r}"):
+            starts = self.game.starts()
+            if self.group_size == 1 and (starts is None or len(starts) > self.tasks_per_step):
+                self.group_size = Arena.group_size
+                self.tasks_per_step = max(1, self.tasks_per_step // self.group_size)
 
     @property
     def name(self) -> str:

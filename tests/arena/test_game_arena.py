@@ -11,8 +11,8 @@ import pytest
 from arenas.kuhn import Kuhn
 from arenas.nim import Nim
 from legos.arena.arena import GameArena
-from legos.arena.game import Game
-from legos.credit import GRPOCredit
+from legos.arena.game import Game, State
+from legos.credit import DrGRPOCredit, GRPOCredit
 from legos.fakes import Asked, ScriptedClient
 from legos.play.step import play_all
 from legos.records.episode import Episode, Task
@@ -106,13 +106,36 @@ class Many(Game):
 def test_starts_that_cannot_be_listed_are_tasks_of_their_own() -> None:
     arena = GameArena(Many, ScriptedClient(lambda asked: "on"), credit_assigner=GRPOCredit())
     plays = arena.cursor.next_group("round").plays
-    assert len({task.id for task, _ in plays}) == 256
-    for task, _ in plays[:5]:
+    groups = Counter(task.id for task, _ in plays)
+    assert (len(groups), set(groups.values())) == (32, {8})
+    for task, _ in plays[::50]:
         assert task.id == f"many/{task.seed}"
         assert task.data == arena.game.start(random.Random(task.seed))
     again = GameArena(Many).cursor.next_group("round").plays
     assert again == plays
     assert GameArena(Many, seed=1).cursor.next_group("round").plays != plays
+
+
+class Deals(Many):
+    """More starts than a step has plays."""
+
+    def start(self, rng: random.Random) -> State:
+        return Game.start(self, rng)
+
+    def starts(self) -> Sequence[tuple[State, float]]:
+        return [(number, 1 / 300) for number in range(300)]
+
+
+@pytest.mark.parametrize("game", [Many, Deals])
+def test_every_play_has_others_from_its_start_to_be_compared_with(game: type[Game]) -> None:
+    class Own(GameArena):
+        tasks_per_step, group_size = 4, 2
+
+    client = ScriptedClient(lambda asked: "on")
+    batch = asyncio.run(GameArena(game, client, credit_assigner=DrGRPOCredit()).step(256))
+    assert len(batch.episodes) == 256
+    assert batch.metrics["credit/singletons"] == 0.0
+    assert (Own(game).tasks_per_step, Own(game).group_size) == (4, 2)
 
 
 @pytest.mark.parametrize("game", [Nim, Kuhn])
