@@ -88,7 +88,7 @@ class OpenEnv(World):
             result = await server.reset(**{"seed": t.task.seed, **self._reset})
             for _ in range(self._steps):
                 if result.done:
-                    return self._rewards(result.observation, total)
+                    break
                 role, action = await self._ask(t, result.observation)
                 try:
                     result = await server.step(action)
@@ -97,6 +97,8 @@ class OpenEnv(World):
                         raise Forfeit(role, f"the environment refused {action}") from error
                     raise
                 total += result.reward or 0.0
+        if result.done:
+            return self._rewards(result.observation, total)
         raise Void(f"not done after {self._steps} steps")
 
     async def _ask(self, t: Table, observation: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

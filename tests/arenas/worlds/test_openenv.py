@@ -120,6 +120,13 @@ def test_a_hundred_episodes_of_a_server(serve: Callable[[str], str]) -> None:
         assert episode.rewards == {"player": total}
 
 
+def test_a_play_that_ends_at_its_last_step_counts(serve: Callable[[str], str]) -> None:
+    play = PlayConfig(options={"steps": 3})
+    episodes = played(make_arena(f"openenv:{serve(GUESS)}", ScriptedClient(digit), play=play), 20)
+    assert not any(episode.error or episode.void for episode in episodes)
+    assert max(len(episode.rollouts[0].turns) for episode in episodes) == 3
+
+
 def test_settings_of_a_reset_and_answers_that_are_no_actions(serve: Callable[[str], str]) -> None:
     play = PlayConfig(options={"largest": 5})
     client = ScriptedClient(lambda asked: '```json\n{"number": 2}\n```')
