@@ -102,9 +102,19 @@ class OpenEnv(World):
         raise Void(f"not done after {self._steps} steps")
 
     async def _ask(self, t: Table, observation: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """The role whose turn it is, and its action."""
+        """The role whose turn it is, and its action.
+
+        Raises:
+            RuntimeError: the environment asks a role that the arena does not have.
+        """
         role = observation.get("seat") or self.roles[0]
-        legal = [str(action) for action in observation.get("legal_actions") or ()]
+        if role not in self.roles:
+            raise RuntimeError(
+                f"the environment asks seat {role!r}; the arena has {', '.join(self.roles)}: name "
+                "all seats of the environment in --play.options.roles"
+            )
+        actions = (str(action).strip() for action in observation.get("legal_actions") or ())
+        legal = [action for action in dict.fromkeys(actions) if action]
         shown = _text(observation)
         if self._field is None:
             shown += f"\nAnswer with a JSON object of this schema: {json.dumps(self.action)}"
@@ -131,12 +141,25 @@ class OpenEnv(World):
         return {self._field: self._read(answer.strip())}
 
     def _rewards(self, observation: Mapping[str, Any], total: float) -> Mapping[str, float]:
-        """Role -> reward."""
-        if "error" in (observation.get("metadata") or {}):
-            raise RuntimeError(f"the environment reports: {observation['metadata']['error']}")
+        """Role -> reward.
+
+        Raises:
+            Void: a server of ours says that the play has no result.
+            RuntimeError: the environment reports an error, or not one reward for each role.
+            ValueError: a reward is no number.
+        """
+        metadata = observation.get("metadata") or {}
+        if "error" in metadata:
+            raise RuntimeError(f"the environment reports: {metadata['error']}")
+        if metadata.get("void"):
+            raise Void(f"the environment reports no result: {metadata.get('notes')}")
         if len(self.roles) == 1:
             return {self.roles[0]: total}
-        return observation["rewards"]
+        rewards = observation.get("rewards") or {}
+        if set(rewards) != set(self.roles):
+            expected = f"a reward for each of --play.options.roles: {', '.join(self.roles)}"
+            raise RuntimeError(f"the environment rewards {rewards}; expected {expected}")
+        return {role: float(rewards[role]) for role in self.roles}
 
 
 def _text(observation: Mapping[str, Any]) -> str:

@@ -61,6 +61,50 @@ from arenas.worlds.as_openenv import make_app
 app = make_app("nim")
 """
 
+VOID = """
+from arenas.worlds.as_openenv import make_app
+from legos import Arena, Task, Void
+
+class Nothing(Arena):
+    def tasks(self, rng):
+        yield Task(id="t")
+
+    async def play(self, t):
+        await t.ask("player", "?")
+        raise Void("no result")
+
+app = make_app(Nothing())
+"""
+
+STRANGE = '''
+"""One step; who is asked and rewarded is as ``reset`` says."""
+from openenv.core.env_server import Action, Environment, Observation, State, create_app
+
+class Say(Action):
+    text: str
+
+class Seen(Observation):
+    seat: str | None = None
+    legal_actions: list[str] = []
+    rewards: dict[str, float] = {}
+
+class Strange(Environment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, seed=0, episode_id=None, seat="one", rewarded=("one", "two"), **_):
+        self.rewarded = rewarded
+        return Seen(seat=seat, legal_actions=["a", " b", "a", " "])
+
+    def step(self, action, timeout_s=None, **_):
+        return Seen(done=True, rewards=dict.fromkeys(self.rewarded, float(action.text == "b")))
+
+    @property
+    def state(self):
+        return State(step_count=0)
+
+app = create_app(Strange, Say, Seen, max_concurrent_envs=64)
+'''
+
 
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
@@ -184,6 +228,30 @@ def test_one_session_may_hold_all_seats(serve: Callable[[str], str]) -> None:
         won = 1.0 if first > second else -1.0
         assert episode.rewards == {"first": won, "second": -won}
     assert len({str(episode.rewards) for episode in episodes}) == 2
+
+
+def test_a_play_that_is_void_at_the_server_is_void_here(serve: Callable[[str], str]) -> None:
+    [episode] = played(make_arena(f"openenv:{serve(VOID)}", ScriptedClient(["a"])), 1)
+    assert (episode.error, episode.void) == (None, True)
+    assert "no result" in episode.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, ""),
+        ({"seat": "three"}, "asks seat 'three'; the arena has one, two"),
+        ({"rewarded": ["one"]}, "rewards {'one': 1.0}; expected a reward for each"),
+    ],
+)
+def test_a_strange_observation_fails_its_play_alone(
+    options: dict[str, Any], reason: str, serve: Callable[[str], str]
+) -> None:
+    play = PlayConfig(options={"roles": "one,two", **options})
+    arena = make_arena(f"openenv:{serve(STRANGE)}", ScriptedClient(lambda asked: "b"), play=play)
+    error = played(arena, 1)[0].error or ""
+    assert reason in error
+    assert bool(error) is bool(reason)
 
 
 def test_who_leaves_or_takes_a_seat_that_is_taken(serve: Callable[[str], str]) -> None:
