@@ -124,13 +124,13 @@ class AbsoluteZero(Arena):
             return {"proposer": MALFORMED, "solver": 0.0}
         problem, reason = accepted(kind, program, given)
         store, name = t.store("problems", limit=KEPT), f"{program} {given}"
-        if problem is not None and name in store:
+        if problem is not None and store.get(name, t.seed) != t.seed:  # of another play
             problem, reason = None, "the problem was proposed before"
         t.metric(gate=float(problem is not None))
         if problem is None:
             t.note(reason)
             return {"proposer": REJECTED, "solver": 0.0}
-        store[name] = kind
+        store[name] = t.seed
         answers = await t.spawn(Solve, Task(id=name, data=problem), n=self.answers)
         right = share_solved(answers)
         t.metric(solved=right, operations=float(program.count("|") + 1))

@@ -147,15 +147,17 @@ class Spice(Arena):
             t.metric(gate=0.0)
             return {"challenger": MALFORMED, "solver": 0.0}
         store, name = t.store("questions", limit=KEPT), " ".join(words_in(question.text))
-        reason = "it was asked before" if name in store else gate(question, passage)
+        mine = f"{t.seed} {t.task.id}"  # a resumed run may repeat this play
+        known = store.get(name, mine) != mine
+        reason = "it was asked before" if known else gate(question, passage)
         t.metric(gate=float(not reason))
         if reason:
             t.note(reason)
             return {"challenger": REJECTED, "solver": 0.0}
-        store[name] = t.task.id
+        store[name] = mine
         answers = await t.spawn(Answer, Task(id=question.text, data=question), n=self.answers)
         right = share_solved(answers)
-        covered = self._trained_ids.intersection(store.values())  # none of an evaluation
+        covered = self._trained_ids & {each.partition(" ")[2] for each in store.values()}
         t.metric(solved=right, covered=len(covered) / len(self._trained_ids))
         return {"challenger": 4 * right * (1 - right), "solver": right}
 

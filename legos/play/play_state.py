@@ -212,6 +212,7 @@ class PlayState:
 
     Attributes:
         task: the task being played.
+        seed: seed of the play, the same where a resumed run repeats it.
         seats: role -> its seat.
         parts: its named reward parts.
         metrics: metrics of this play.

@@ -111,10 +111,10 @@ def test_bad_proposals_cost() -> None:
     assert (rewards["proposer"], metrics) == (-0.5, {"gate": 0.0})
 
 
-def test_a_problem_is_accepted_once() -> None:
+def test_a_problem_is_accepted_once_and_again_where_its_play_is_repeated() -> None:
     arena, rewards = AbsoluteZero(), list[float]()
     task = next(iter(arena.tasks(random.Random(0))))
-    for seed in (1, 2):
+    for seed in (1, 1, 2):
         episode, _ = played(
             arena,
             task,
@@ -122,7 +122,7 @@ def test_a_problem_is_accepted_once() -> None:
             seed=seed,
         )
         rewards.append(episode.rewards["proposer"])
-    assert rewards == [0.0, -0.5]
+    assert rewards == [0.0, 0.0, -0.5]
 
 
 def test_held_out_problems_are_the_same_for_everyone_and_have_solutions() -> None:

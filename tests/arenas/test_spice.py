@@ -67,7 +67,7 @@ def test_passages_are_whole_paragraphs_unless_these_are_too_long() -> None:
 def test_the_solver_answers_without_the_passage(folder: Path) -> None:
     arena = Spice(texts=str(folder), answers=4)
     [task, *_] = arena.tasks(random.Random(0))
-    right = iter([True, False, False, False])
+    right = iter([True, False, False, False] * 2)
     question = "Who built the house of light?"
 
     def answer(asked: Asked) -> str:
@@ -82,6 +82,7 @@ def test_the_solver_answers_without_the_passage(folder: Path) -> None:
     assert episode.rewards == {"challenger": 0.75, "solver": 0.25}
     assert episode.metrics["covered"] == pytest.approx(1 / len(list(arena.tasks(random.Random(0)))))
     question = "who  built the house of light??"
+    assert played(arena, task, answer)[0].rewards == episode.rewards  # as after a resume
     again, _ = played(arena, task, answer, seed=2)
     assert again.rewards == {"challenger": -0.5, "solver": 0.0}
     assert again.notes == ("it was asked before",)
