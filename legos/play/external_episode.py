@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from legos.arena.playable import Rewards
 from legos.errors import ArenaError, EndpointError
 from legos.play.endpoint import AgentSeat
 from legos.play.outcome import rewards_of
@@ -43,7 +44,7 @@ class ExternalEpisode:
         self.timeout_s = timeout_s
         self.taken = asyncio.Event()
         self._play = play
-        self._posted: asyncio.Future[dict[str, float]] = asyncio.get_running_loop().create_future()
+        self._posted: asyncio.Future[Rewards] = asyncio.get_running_loop().create_future()
 
     def post(self, rewards: Any) -> dict[str, float]:
         """End the play with rewards, role -> reward or its named parts; returns role -> reward.
@@ -59,7 +60,7 @@ class ExternalEpisode:
                 "the episode's api_key, or post an error"
             )
         checked = rewards_of(self._play, rewards, "the program of this episode")
-        self._posted.set_result(checked)
+        self._posted.set_result(rewards)  # with their parts, for ``play`` to return
         return checked
 
     def fail(self, error: str) -> None:
@@ -71,8 +72,8 @@ class ExternalEpisode:
         self._check_open()
         self._posted.set_exception(EndpointError(f"the program of this episode reports: {error}"))
 
-    async def rewards(self) -> dict[str, float]:
-        """Wait for the rewards after a program has started the play.
+    async def rewards(self) -> Rewards:
+        """Wait for the rewards, as posted, after a program has started the play.
 
         Raises:
             EndpointError: the program posted an error, or nothing in time.

@@ -49,23 +49,29 @@ def test_the_settings_of_a_seat_hold_for_its_questions_and_its_program() -> None
     assert request.sampling(Sampling(), None).filters == own.filters
 
 
+class Host(ScriptedClient):
+    """Hands the play that is offered to a future."""
+
+    def __init__(self, found: "asyncio.Future[ExternalEpisode]") -> None:
+        super().__init__([])
+        self.found = found
+
+    def endpoints(self) -> "Host":
+        return self
+
+    def offered(self, offer: ExternalEpisode) -> AbstractContextManager[None]:
+        self.found.set_result(offer)
+        return nullcontext()
+
+
+class Offered(Arena):
+    """Is played by a program."""
+
+    async def play(self, t: Table) -> Mapping[str, Any]:
+        return await t.offer(timeout_s=60.0)
+
+
 def test_a_play_that_is_cancelled_before_it_has_its_slot_again_closes_its_seats() -> None:
-    class Host(ScriptedClient):
-        def __init__(self, found: "asyncio.Future[ExternalEpisode]") -> None:
-            super().__init__([])
-            self.found = found
-
-        def endpoints(self) -> "Host":
-            return self
-
-        def offered(self, offer: ExternalEpisode) -> AbstractContextManager[None]:
-            self.found.set_result(offer)
-            return nullcontext()
-
-    class Offered(Arena):
-        async def play(self, t: Table) -> Mapping[str, Any]:
-            return await t.offer(timeout_s=60.0)
-
     async def once() -> None:
         slots, found = asyncio.Semaphore(1), asyncio.get_running_loop().create_future()
         playing = asyncio.create_task(play_all(Offered(Host(found)), [(Task(id="t"), 0)], slots))
@@ -76,5 +82,23 @@ def test_a_play_that_is_cancelled_before_it_has_its_slot_again_closes_its_seats(
             playing.cancel()
             await asyncio.wait([playing])
         assert [seat.ended for seat in offer.seats.values()] == [True]
+
+    asyncio.run(once())
+
+
+def test_named_parts_that_a_program_posts_are_kept() -> None:
+    class Parted(Offered):
+        reward_weights: Mapping[str, float] = {"correct": 2.0}
+
+    async def once() -> None:
+        slots, found = asyncio.Semaphore(1), asyncio.get_running_loop().create_future()
+        playing = asyncio.create_task(play_all(Parted(Host(found)), [(Task(id="t"), 0)], slots))
+        offer = await found
+        offer.taken.set()
+        offer.seats["player"].used = True
+        assert offer.post({"player": {"correct": 1}}) == {"player": 2.0}
+        [episode] = await playing
+        assert episode.rewards == {"player": 2.0}
+        assert episode.parts == {"player": {"correct": 1.0}}
 
     asyncio.run(once())
