@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from itertools import islice
+from statistics import fmean
 from typing import Any
 
 from arenas.worlds import World, take_arena_settings
@@ -129,7 +130,7 @@ class VerifiersEnv(World):
         return {role: self._rewards(t, role, episode) for role in self.roles}
 
     def _rewards(self, t: Table, role: str, episode: Any) -> dict[str, float]:
-        """The means of a role's weighted rewards over its traces, by the name of their function."""
+        """The means of a role's weighted rewards, and log those of its metrics, over its traces."""
         traces = episode.by_agent.get(role, [])
         if t.seats[role].trainable and not all(trace.agent.trainable for trace in traces):
             raise RuntimeError(
@@ -137,12 +138,15 @@ class VerifiersEnv(World):
                 f"--play.options.fixed {role}"
             )
         parts: dict[str, float] = {}
+        metrics: dict[str, list[float]] = {}
         for trace in traces:
             for name, reward in trace.rewards.items():
                 value = reward.value if reward else 0.0
                 parts[name] = parts.get(name, 0.0) + value / len(traces)
-            found = {f"{role}_{name}": value for name, value in trace.metrics.items()}
-            t.metric(**{name: value for name, value in found.items() if value is not None})
+            for name, value in trace.metrics.items():
+                if value is not None:
+                    metrics.setdefault(f"{role}_{name}", []).append(value)
+        t.metric(**{name: fmean(values) for name, values in metrics.items()})
         self.reward_weights = {**self.reward_weights, **dict.fromkeys(parts, 1.0)}
         return parts
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -233,6 +234,19 @@ def test_every_agent_of_an_environment_is_a_seat(trainer: Trainer) -> None:
             assert episode.parts[rollout.role] == {"letters": sign * letters}
             breaks += len(samples_of_rollout(rollout, [1.0] * 3, group="g")) - 1
     assert breaks == 0
+
+
+def test_metrics_are_means_over_the_traces_of_a_role() -> None:
+    logged: dict[str, float] = {}
+    agent = SimpleNamespace(trainable=True)
+    t = SimpleNamespace(seats={"agent": agent}, metric=lambda **found: logged.update(found))
+    traces = [
+        SimpleNamespace(agent=agent, rewards={}, metrics={"spaces": spaces, "none": None})
+        for spaces in (1.0, 0.0)
+    ]
+    arena: Any = find_arena("verifiers:vf_sums")()
+    arena._rewards(t, "agent", SimpleNamespace(by_agent={"agent": traces}))
+    assert logged == {"agent_spaces": 0.5}
 
 
 def test_tasks_that_are_held_out_are_not_trained_on() -> None:
