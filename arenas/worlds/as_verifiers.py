@@ -161,8 +161,9 @@ class ArenaEnv:
             for name, value in episode.metrics.items():
                 trace.record_metric(name, value)
             trace.record_metric("void", float(episode.void))
-            weights = self.arena.reward_weights if role in episode.parts else {"reward": 1.0}
-            parts = episode.parts.get(role) or {"reward": episode.rewards.get(role, 0.0)}
+            own = episode.parts.get(role)  # may be empty
+            weights = self.arena.reward_weights if own else {"reward": 1.0}
+            parts = own or {"reward": episode.rewards.get(role, 0.0)}
             for name, value in parts.items():
                 trace.record_reward(name, value, weights[name])
 

@@ -7,8 +7,8 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -348,3 +348,30 @@ def test_an_arena_without_tasks_is_refused() -> None:
     kind, _, _ = load_environment(Bare(None))
     with pytest.raises(RunError, match="Bare has no tasks to play here"):
         next(kind(TasksConfig()).load())
+
+
+def test_a_role_without_a_part_of_its_reward_gets_none() -> None:
+    class Parted(Arena):
+        reward_weights: Mapping[str, float] = {"correct": 1.0}
+
+        async def play(self, t: Any) -> Any:
+            await t.ask("player", "?")
+            return {"player": {}}
+
+    from arenas.worlds.as_verifiers import ArenaEnv
+
+    async def turn(_: object) -> Any:
+        return SimpleNamespace(terminated=False, last_reply="a")
+
+    given: list[Any] = []
+    trace = SimpleNamespace(
+        record_metric=lambda *_: None, record_reward=lambda *reward: given.append(reward)
+    )
+    talk = SimpleNamespace(trace=trace, turn=turn)
+    agent = SimpleNamespace(interaction=lambda _: nullcontext(talk))
+    env: Any = ArenaEnv()
+    env.arena, env.clients, env.roles = Parted(), {}, ("player",)
+    env.taskset = SimpleNamespace(drawn=lambda _: Task(id="t"))
+    task = SimpleNamespace(data=SimpleNamespace(idx=0, play_seed=0))
+    asyncio.run(env.run(task, SimpleNamespace(player=agent)))
+    assert given == [("reward", 0.0, 1.0)]
