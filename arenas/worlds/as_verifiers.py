@@ -10,6 +10,7 @@ A module of three lines is the environment; its name is what verifiers calls it:
 Each role is an agent: ``--env.second.model NAME`` gives it a model of its own.
 """
 
+import asyncio
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -175,6 +176,7 @@ class AgentSeat:
         """Take the agent's conversation, which is open."""
         self.role = role
         self.interaction = interaction
+        self._turns = asyncio.Lock()  # child plays may ask at the same time
 
     async def complete(self, prompt: Any, sampling: Any, *, adapter: str = "") -> Completion:
         """Ask the agent all messages of the prompt.
@@ -184,7 +186,8 @@ class AgentSeat:
         """
         messages: Sequence[Message] = prompt
         sent = [{"role": message.role, "content": message.content} for message in messages]
-        segment = await self.interaction.turn(sent)
+        async with self._turns:
+            segment = await self.interaction.turn(sent)
         if segment.terminated:
             trace = self.interaction.trace
             reason = trace.last_error.message if trace.last_error else trace.stop_condition

@@ -375,3 +375,22 @@ def test_a_role_without_a_part_of_its_reward_gets_none() -> None:
     task = SimpleNamespace(data=SimpleNamespace(idx=0, play_seed=0))
     asyncio.run(env.run(task, SimpleNamespace(player=agent)))
     assert given == [("reward", 0.0, 1.0)]
+
+
+def test_an_agent_is_asked_one_question_at_a_time() -> None:
+    from arenas.worlds.as_verifiers import AgentSeat
+
+    happened: list[str] = []
+
+    async def turn(_: object) -> Any:
+        happened.append("asked")
+        await asyncio.sleep(0)
+        happened.append("answered")
+        return SimpleNamespace(terminated=False, last_reply="a")
+
+    async def both() -> None:
+        seat = AgentSeat("player", SimpleNamespace(turn=turn))
+        await asyncio.gather(seat.complete((), None), seat.complete((), None))
+
+    asyncio.run(both())
+    assert happened == ["asked", "answered"] * 2
