@@ -158,7 +158,7 @@ class _Process:
             )
         self.pid = self._popen.pid
         self._limits = CallLimits(timeout_s=LOAD_S, memory_mb=MIB, output_mb=1.0)
-        self._turn: object = None  # another one when a call begins, and when its function does
+        self._turn: object = None  # of the call, and then of its function; None between two calls
         self._loading = True
         self._exceeded: str | None = None
 
@@ -196,6 +196,7 @@ class _Process:
         if answer == BEGAN:
             self._turn, self._loading = object(), False
             answer = self._pipe.recv()
+        self._turn = None
         return answer
 
     def check(self, dog: Watchdog, members: Sequence[int]) -> None:

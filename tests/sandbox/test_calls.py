@@ -157,7 +157,9 @@ def test_processes_are_used_again_until_the_pool_is_closed() -> None:
 
     async def pids() -> list[int]:
         with closing(CallPool(1)) as pool:
-            return [await pool.call(os.getpid, (), room) for _ in range(3)]
+            found = [await pool.call(os.getpid, (), room) for _ in range(3)]
+            assert pool._next()._turn is None  # what it was idle counts for no call
+            return found
 
     found = asyncio.run(pids())
     assert large
