@@ -49,7 +49,8 @@ def _answer(
     """Call the function; returns the answer."""
     sys.path[:] = paths
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (output, hard))
+    soft = output if hard == resource.RLIM_INFINITY else min(output, hard)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     threads = threading.active_count()
     try:
         function, args = pickle.loads(call)

@@ -314,9 +314,9 @@ asyncio.run(main())
 
 
 def test_a_script_without_a_guard_is_not_run_again(tmp_path: Path) -> None:
-    place = tmp_path / "script.py"
-    place.write_text(SCRIPT)
-    done = subprocess.run([sys.executable, place], capture_output=True, text=True, check=True)
+    (place := tmp_path / "script.py").write_text(SCRIPT)
+    command = ["sh", "-c", 'ulimit -f 1000 && exec "$0" "$1"', sys.executable, place]  # < 1 MiB
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "started\n42\n"
 
 
