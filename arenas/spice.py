@@ -14,6 +14,7 @@ __all__ = ["Answer", "Question", "Spice", "gate", "is_right", "parse_question", 
 
 MALFORMED, REJECTED = -1.0, -0.5  # rewards of what is no question, or does not pass the gate
 KEPT = 2000  # questions in the store
+FORMS = (".txt", ".md")  # endings of the texts
 _QUESTION = re.compile(r"QUESTION:\s*(.+?)\s*ANSWER:\s*(.+)", re.DOTALL)
 
 
@@ -83,10 +84,11 @@ class Spice(Arena):
             kwargs: settings of every arena.
 
         Raises:
-            ValueError: no folder with texts to train on, or fewer than two answers.
+            ValueError: no folder with texts to train on, one that is not in UTF-8, or fewer than
+                two answers.
         """
         super().__init__(client, **kwargs)
-        files = sorted(p for p in Path(texts).rglob("*") if p.suffix in (".txt", ".md"))
+        files = sorted(p for p in Path(texts).rglob("*") if p.suffix in FORMS and p.is_file())
         if not texts or not files:
             raise ValueError(
                 f"texts is {texts!r}, where no .txt or .md file is; give a folder with some: "
@@ -95,7 +97,7 @@ class Spice(Arena):
         if answers < 2:
             raise ValueError(f"answers is {answers}; expected at least 2 to compare")
         self.answers = answers
-        whole = [Task(id=str(p.relative_to(texts)), data=p.read_text("utf-8")) for p in files]
+        whole = [Task(id=str(path.relative_to(texts)), data=_read(path)) for path in files]
         trained, evaluated = hold_out(whole, held_out)
         self._trained = [part for task in trained for part in _parts(task, characters)]
         if not trained:
@@ -184,6 +186,13 @@ def is_right(said: str, answer: str) -> bool:
     """Whether the last line of a reply is the answer, but for case and punctuation."""
     lines = said.strip().splitlines()
     return bool(lines) and words_in(lines[-1]) == words_in(answer)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error}; convert it, or move it away") from error
 
 
 def _parts(text: Task, characters: int) -> list[Task]:

@@ -139,3 +139,11 @@ def test_whole_texts_are_held_out(folder: Path) -> None:
 def test_a_folder_without_texts_is_refused(texts: str) -> None:
     with pytest.raises(ValueError, match=r"give a folder with some: --play\.options\.texts FOLDER"):
         Spice(texts=texts)
+
+
+def test_a_text_that_is_not_utf_8_is_named(folder: Path) -> None:
+    (folder / "more.md").mkdir()
+    assert len(list(Spice(texts=str(folder), held_out=0.0).tasks(random.Random(0)))) == 12
+    (folder / "latin.txt").write_bytes("né".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"latin\.txt is not UTF-8: .*; convert it"):
+        Spice(texts=str(folder))
