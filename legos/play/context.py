@@ -32,7 +32,8 @@ class PlayContext:
     temperature: float | None = None  # of trained seats; None: that of each seat
     adapters: Mapping[str, str] = field(default_factory=dict[str, str])
     """Policy -> adapter that answers for its trained seats; none: that of each seat."""
-    stores: Stores | None = None  # that plays use; None: those of each arena
+    copies: WeakKeyDictionary[Stores, Stores] | None = None
+    """Stores of an arena -> those that its plays use; None: the arena's own."""
     count: Count = field(default_factory=Count)  # of the plays, without spawned ones
     _positions: WeakKeyDictionary[Arena, Positions] = field(
         default_factory=WeakKeyDictionary[Arena, Positions]
@@ -44,6 +45,14 @@ class PlayContext:
         if found is None or found.game is not game:
             found = self._positions[arena] = Positions(game)
         return found
+
+    def stores(self, arena: Arena) -> Stores:
+        """The stores that the plays of an arena use."""
+        if self.copies is None:
+            return arena.stores
+        if arena.stores not in self.copies:  # of a child that was given as an instance
+            self.copies[arena.stores] = arena.stores.copy()
+        return self.copies[arena.stores]
 
     def seats(self, arena: Arena, task: Task, seed: int) -> Mapping[str, Seat]:
         """The seats of one play, with the adapters and the temperature of the context."""
@@ -81,5 +90,12 @@ def play_context(
     """
     check_attributes(arena)
     with Watch(arena) as watch, closing(CallPool()) as calls:
-        settings = temperature, adapters or {}, stores, count or Count()
-        yield PlayContext(watch, slots, calls, *settings)
+        yield PlayContext(
+            watch,
+            slots,
+            calls,
+            temperature=temperature,
+            adapters=adapters or {},
+            copies=None if stores is None else WeakKeyDictionary({arena.stores: stores}),
+            count=count or Count(),
+        )

@@ -152,7 +152,8 @@ async def play_all(
         temperature: temperature of trained seats, also in spawned plays; None: that of each seat.
         adapters: policy -> adapter that answers for its trained seats, also in spawned plays;
             None: that of each seat.
-        stores: stores that plays use, spawned ones too; None: those of each arena.
+        stores: those that plays use in place of the arena's; a child arena with others uses a copy
+            of them. None: those of each arena.
         count: counts the plays that begin and end; None: nobody reads it.
 
     Raises:

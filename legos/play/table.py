@@ -381,4 +381,4 @@ class Table(PlayState):
 
         Plays of an evaluation change a copy. Above ``limit`` keys the oldest are removed.
         """
-        return (self._context.stores or self.arena.stores).get(name, limit)
+        return self._context.stores(self.arena).get(name, limit)

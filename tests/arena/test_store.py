@@ -23,7 +23,7 @@ class Collector(Arena):
     tasks_per_step = 3
     group_size = 1
 
-    def __init__(self, *, spawns: bool = False) -> None:
+    def __init__(self, *, spawns: Any = None) -> None:
         super().__init__(ScriptedClient(lambda _: "a"), credit_assigner=GRPOCredit())
         self._spawns = spawns
 
@@ -35,8 +35,8 @@ class Collector(Arena):
         store = t.store("seen")
         known = len(store)
         store[t.task.id] = {"known": known}
-        if self._spawns:
-            await t.spawn(Child, Task(id="c"))
+        if self._spawns is not None:
+            await t.spawn(self._spawns, Task(id="c"))
         return {"player": float(known)}
 
 
@@ -65,7 +65,7 @@ def test_later_plays_see_what_earlier_ones_kept_also_after_a_resume() -> None:
 
 
 def test_children_share_the_stores_of_their_parent() -> None:
-    arena = Collector(spawns=True)
+    arena = Collector(spawns=Child)
     rewards(arena)
     assert set(arena.stores.get("seen", None)) == {"0", "1", "2", "c"}
 
@@ -79,6 +79,19 @@ def test_an_evaluation_changes_a_copy() -> None:
     figures = asyncio.run(evaluation.metrics())
     assert figures["reward"]["player"] == (3 + 3 + 3 + 3) / 4  # tasks 0 to 2 are there already
     assert arena.stores.state() == before
+
+
+def test_a_child_given_as_an_instance_has_stores_of_its_own_and_in_evaluations_a_copy() -> None:
+    child = Collector()
+    arena = Collector(spawns=child)
+    client: Any = arena.client
+    figures = asyncio.run(ArenaEvaluation(arena, client, plays=3, concurrency=1).metrics())
+    assert figures["reward"]["player"] == (0 + 1 + 2 + 0 + 1 + 1) / 6  # and of the child
+    rewards(arena)
+    assert (set(arena.stores.get("seen", None)), set(child.stores.get("seen", None))) == (
+        {"0", "1", "2"},
+        {"c"},
+    )
 
 
 def test_the_oldest_keys_go_first() -> None:
