@@ -85,7 +85,7 @@ def hold_out(tasks: Iterable[Task], share: float) -> tuple[list[Task], list[Task
 
     Args:
         tasks: the tasks, with JSON values as data.
-        share: share of tasks that are held out, 0 to 1.
+        share: share of tasks that are held out, from 0 to below 1.
     """
     if not 0.0 <= share < 1.0:
         raise ArenaError(f"the share of held-out tasks is {share}; expected 0 or more, below 1")
