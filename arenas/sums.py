@@ -50,13 +50,13 @@ class Sums(Arena):
         super().__init__(client, **kwargs)
         self.levels = tuple(LEVELS)[: list(LEVELS).index(hardest) + 1]
 
-    def tasks(self, rng: random.Random, level: str | None = None) -> Iterator[Task]:
+    def tasks(self, rng: random.Random) -> Iterator[Task]:
         """Random questions that are not held out."""
-        return (task for task, held_out in self._drawn(rng, level) if not held_out)
+        return (task for task, held_out in self._drawn(rng) if not held_out)
 
     def held_out(self, rng: random.Random) -> Iterable[Task]:
         """The tenth of the questions that is never trained on."""
-        return (task for task, held_out in self._drawn(rng, None) if held_out)
+        return (task for task, held_out in self._drawn(rng) if held_out)
 
     async def play(self, t: Table) -> Mapping[str, Mapping[str, float]]:
         """One answer."""
@@ -84,12 +84,12 @@ class Sums(Arena):
         """The right number."""
         return self.right(task), 1.2
 
-    def _drawn(self, rng: random.Random, level: str | None) -> Iterator[tuple[Task, bool]]:
+    def _drawn(self, rng: random.Random) -> Iterator[tuple[Task, bool]]:
         """Random questions, and whether each is held out."""
         while True:
-            chosen = level or rng.choice(self.levels)
-            sign, digits = LEVELS[chosen]
+            level = rng.choice(self.levels)
+            sign, digits = LEVELS[level]
             left, right = (rng.randrange(10**digits) for _ in range(2))
-            task = Task(id=f"{left} {sign} {right}", data=(left, sign, right), level=chosen)
+            task = Task(id=f"{left} {sign} {right}", data=(left, sign, right), level=level)
             unordered = Task(id=task.id, data=(sign, *sorted((left, right))))
             yield task, not hold_out([unordered], 0.1)[0]
