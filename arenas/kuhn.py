@@ -43,7 +43,6 @@ class Kuhn(Game):
     recommended: Mapping[str, object] = {
         "loop.steps": 800,
         "loop.evaluate_every": 40,
-        "play.tasks_per_step": 256,
         "training.entropy_coef": 0.1,
         "training.entropy_coef_end": 0.1,
         "training.ema_kl_coef": 0.5,

@@ -33,7 +33,6 @@ class Nim(Game):
     recommended: Mapping[str, object] = {
         "loop.steps": 500,
         "loop.evaluate_every": 25,
-        "play.tasks_per_step": 256,
         "training.entropy_coef": 0.4,
         "training.entropy_coef_end": 0.1,
         "training.min_samples_per_step": 256,

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from arenas.kuhn import Kuhn
-from arenas.nim import Nim
 from legos import GameArena, make_arena
 from legos.arena.cursor import plays_from
 from legos.arena.game import Game
@@ -64,7 +63,6 @@ def test_a_chat_model_gets_what_keeps_a_game_mixed_and_no_rate_of_the_builtin_on
     end = Kuhn.recommended["training.entropy_coef_end"]
     assert kuhn["training.entropy_coef"] == kuhn["training.entropy_coef_end"] == end
     assert CHAT_GAMES.items() <= nim.items()
-    assert nim["play.tasks_per_step"] == Nim.recommended["play.tasks_per_step"]
     assert not [key for key in (*kuhn, *nim) if key.startswith("loop.")]
 
 
