@@ -50,8 +50,14 @@ def _step(row: Metrics, before: Metrics) -> dict[str, Any]:
     return {
         "step": row["step"],
         "seconds": seconds,
-        "engine_s": seconds * (1.0 - (row.get("loop/engine_idle_share") or 0.0)),
-        "trainer_s": seconds * (1.0 - (row.get("loop/trainer_idle_share") or 0.0)),
+        "engine_s": _busy(row, "engine", seconds),
+        "trainer_s": _busy(row, "trainer", seconds),
         "version": version,
         "published": version > (before.get("policy_version") or 0),
     }
+
+
+def _busy(row: Metrics, part: str, seconds: float) -> float | None:
+    """Seconds in which a part of the loop computed; None: they were not measured."""
+    idle = row.get(f"loop/{part}_idle_share")
+    return None if idle is None else seconds * (1.0 - idle)

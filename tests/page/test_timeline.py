@@ -22,6 +22,13 @@ def test_a_step_has_the_time_of_engine_and_trainer_and_its_publication(runs: Pat
     assert found["lines"]["tokens_queued"] == [[1, 0.0], [2, 0.0], [3, 0.0], [4, 0.0]]
 
 
+def test_a_share_that_was_not_measured_is_no_time(runs: Path) -> None:
+    folder = made_run(runs / "one", steps=0)
+    add_lines(folder.metrics, [step_line(1, **{"loop/trainer_idle_share": 0.5})])
+    [step] = answered(page_of(folder.path), "timeline", run="one")["steps"]
+    assert (step["engine_s"], step["trainer_s"]) == (None, pytest.approx(15.0))
+
+
 def test_plays_have_the_times_of_their_first_question_and_last_answer(runs: Path) -> None:
     folder = made_run(runs / "one", steps=2)
     episode = add_play(folder, 1, "without times")

@@ -47,12 +47,12 @@ function lanes(steps) {
     const bar = (index, seconds, from, kind, text) =>
       svg(`rect.${kind}`, { x: x + from, y: row(index), width: Math.max(0.5, seconds * scale - 0.5), height: LANE, rx: 2 },
         svg("title", {}, `step ${each.step}: ${text}`));
-    const trained = width - each.trainer_s * scale; // the update ends the step
+    const trained = width - (each.trainer_s ?? 0) * scale; // the update ends the step
     return [
       bar(0, each.seconds, 0, "lane-step", `${number(each.seconds)} s`),
       width > 34 ? svg("text.axis", { x: x + 5, y: row(0) + 17 }, each.step) : null,
-      bar(1, each.engine_s, 0, "lane-engine", `the engine computed for ${number(each.engine_s)} s`),
-      bar(2, each.trainer_s, trained, "lane-trainer", `the trainer worked for ${number(each.trainer_s)} s`),
+      each.engine_s === null ? null : bar(1, each.engine_s, 0, "lane-engine", `the engine computed for ${number(each.engine_s)} s`),
+      each.trainer_s === null ? null : bar(2, each.trainer_s, trained, "lane-trainer", `the trainer worked for ${number(each.trainer_s)} s`),
       each.published
         ? svg("circle.lane-publish", { cx: x + width - 1, cy: row(3) + LANE / 2, r: Math.min(5, 2 + width / 8) }, svg("title", {}, `version ${each.version} after step ${each.step}`))
         : svg("text.lane-skip", { x: x + width - 4, y: row(3) + 17, "text-anchor": "end" }, "×", svg("title", {}, `step ${each.step} changed no weight`)),
@@ -68,6 +68,9 @@ function lanes(steps) {
 function shares(steps) {
   const sum = (name) => steps.reduce((total, each) => total + each[name], 0);
   const total = sum("seconds") || 1;
+  if (steps.some((each) => each.engine_s === null || each.trainer_s === null)) {
+    return h("p.small", {}, "The time of the engine was not measured: players of other processes ask it.");
+  }
   const both = Math.max(0, total - sum("engine_s") - sum("trainer_s"));
   return h("p.small", {}, `The engine computed in ${percent(sum("engine_s") / total)} of the time and the trainer worked in ${percent(sum("trainer_s") / total)}`,
     both > 0 ? `; in ${percent(both / total)} or more neither did.` : "; they work at the same time.");
