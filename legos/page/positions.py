@@ -211,7 +211,8 @@ def _task(start: _Start, place: _Place) -> tuple[Arena, Task, int]:
         client = ScriptedClient([])  # whose seats are played by others
         arena = make_arena(name, client, play=play, generation=one.generation, seed=config.seed)
         if stored is None:
-            [(task, seed)] = plays_from(arena, place.seed, 1)
+            own = partial(plays_from, arena, place.seed, 1)
+            [(task, seed)] = own() or own(held_out=False)
             return arena, task, seed
         held_out = stored.evaluation is True
         found = tasks_from(arena, seed=SEED if held_out else config.seed, held_out=held_out)
