@@ -29,7 +29,8 @@ __all__ = ["Evaluation", "Evaluations", "Outputs", "Results"]
 
 logger = logging.getLogger(__name__)
 Results = dict[str, Any]
-_OF_PLAYS = ("reward_", "metric_", "success_")  # absent if no play ended, or logged it
+_OF_PLAYS = ("reward_", "metric_", "success_", "forfeit_share", "illegal_share", "truncation_share")
+"""First words of the names of metrics that are absent if no play ended, or logged them."""
 
 
 class Evaluation(Protocol):
@@ -230,8 +231,8 @@ class Evaluations:
         if wanted is None:
             return
         name = f"eval/{wanted.removeprefix('-')}"
-        group, _, own = name.rpartition("/")
-        of_plays = own.startswith(_OF_PLAYS) and f"{group}/plays" in metrics
+        groups = [key.removesuffix("plays") for key in metrics if key.endswith("/plays")]
+        of_plays = any(name.startswith(f"{group}{own}") for group in groups for own in _OF_PLAYS)
         if name not in metrics and (of_plays or self._best is not None):
             logger.warning("the evaluation of step %d has no %r this time", step, wanted)
             return
