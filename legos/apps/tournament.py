@@ -18,7 +18,7 @@ from legos.config.resolve import read_config, resolve
 from legos.config.schema import PlayConfig, RunConfig
 from legos.errors import ArenaError, ConfigError
 from legos.fakes import ScriptedClient
-from legos.league.cast import PERSON, Cast, only_plays
+from legos.league.cast import PERSON, RANDOM, Cast, only_plays
 from legos.league.ratings import cyclic_share, nash_mixture, ratings, strongest_cycle
 from legos.league.tournament import (
     Meeting,
@@ -257,9 +257,9 @@ def _with_people(
         if not any(table.tally(person, other).plays for other in names):
             others = [who for who in names if not who.startswith(PERSON)]
             raise ArenaError(
-                f"{person} has played none of {', '.join(others)} in arena {name!r} with "
-                f"these options; play: legos play {name} --against {others[0]} "
-                f"--name {person.removeprefix(PERSON)}"
+                f"{person} has played none of {', '.join(others) or 'the others'} in arena "
+                f"{name!r} with these options; play: legos play {name} "
+                f"--against {(*others, RANDOM)[0]} --name {person.removeprefix(PERSON)}"
             )
     return replace(results, plays=results.plays + number)
 
