@@ -57,7 +57,7 @@ class PlayConfig(Settings):
     """Arguments of the arena's constructor, by name (--play.options.NAME VALUE)."""
 
     def for_evaluation(self) -> Self:
-        """A copy without what training alone reads, which may name runs and files that are gone."""
+        """A copy without what training alone reads: it may name what was removed since."""
         return self.replace(opponents={}, opponents_end={}, credit=None)
 
     @field_validator("opponents", "opponents_end")

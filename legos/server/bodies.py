@@ -70,7 +70,8 @@ def content_type(request: Request, *expected: str) -> str:
 
     Args:
         request: the request.
-        expected: the types that it may have; none that web pages of others may send unasked.
+        expected: the types that it may have. A browser asks the server before it sends one of
+            these for a page of another site.
 
     Raises:
         Problem: 415 for another type.

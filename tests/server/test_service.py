@@ -52,11 +52,11 @@ def test_an_episode_that_does_not_come_may_be_asked_for_again(tokenizer: ChatTok
         tokenizer,
         model="small",
         context=1024,
-        options=ServerOptions(request_timeout_s=0.2),
+        options=ServerOptions(request_timeout_s=1.0),
         matches=MatchQueue(SeatKeys()),
     )
     with serving(make_app(service)) as url:
-        answer = httpx.post(f"{url}/v1/episodes", json={"wait_s": 0.3}, trust_env=False)
+        answer = httpx.post(f"{url}/v1/episodes", json={"wait_s": 1.1}, trust_env=False)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_episode")
 
 

@@ -97,7 +97,7 @@ class PassGradients:
             before_pass()
             batch, indices = pass_batch(self.step, self.rows, self.trie, one)
             value, counted, reported, found, back = self._of_pass(one, batch)
-            if self.step.backward:  # otherwise MLX computes them for a head in chunks alone
+            if self.step.backward:  # otherwise MLX computes only those of a head in chunks
                 gradients = tree_map(mx.add, gradients, found)
                 _add(cotangents, one, back)
             mx.eval(value, counted, reported, gradients, list(cotangents.values()))

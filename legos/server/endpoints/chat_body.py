@@ -158,9 +158,9 @@ class ChatBody(ChatPrompt, SamplingFields):
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
-        """Refuse large tools of a forced call while the body is parsed, as a large schema."""
-        tools, forced = self.callable_tools() if self.tool_choice else ((), False)
-        if forced:
+        """Refuse a forced call of tools with large schemas while the body is parsed."""
+        if self.tool_choice not in (None, "none", "auto"):
+            tools, _ = self.callable_tools()
             check_schema(json.dumps([tool["function"].get("parameters") for tool in tools]))
         return self
 

@@ -51,7 +51,7 @@ class JsonSchema(Body):
     @field_validator("json_schema")
     @classmethod
     def _bounded(cls, schema: dict[str, Any]) -> dict[str, Any]:
-        """Refuse a large schema while the body is parsed, which a thread does for a long one."""
+        """Refuse a large schema while the body is parsed; a thread parses long bodies."""
         check_schema(json.dumps(schema))
         return schema
 
