@@ -150,7 +150,7 @@ class Spice(Arena):
             return {"challenger": MALFORMED, "solver": 0.0}
         store, name = t.store("questions", limit=KEPT), " ".join(words_in(question.text))
         mine = f"{t.seed} {t.task.id}"  # a resumed run may repeat this play
-        known = store.get(name, mine) != mine
+        known = bool(store.get(name, mine) != mine)
         reason = "it was asked before" if known else gate(question, passage)
         t.metric(gate=float(not reason))
         if reason:

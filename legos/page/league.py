@@ -21,9 +21,7 @@ def league(run: RunView) -> dict[str, Any]:
     except CheckpointError as error:
         return {"leagues": [], "problem": str(error)}
     shown = [
-        each.figures(run.metrics)
-        | {"shares": each.shares}
-        | _over_steps(run, each.prefix)
+        each.figures(run.metrics) | {"shares": each.shares} | _over_steps(run, each.prefix)
         for each in leagues
     ]
     return {"leagues": shown, "problem": None, "plays_kept": run.config.loop.plays_kept}

@@ -93,6 +93,6 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": LARGE}}]
 )
 def test_a_large_schema_is_refused_while_the_body_is_parsed(fields: dict[str, Any]) -> None:
     """Afterwards it would be copied several times on the event loop."""
-    with pytest.raises(Problem, match="the JSON schema has .* expected at most 65536"):
+    with pytest.raises(Problem, match=r"the JSON schema has .* expected at most 65536"):
         ChatBody.model_validate_json(json.dumps(fields))
     ChatBody.model_validate_json(json.dumps({"tools": TOOLS, "tool_choice": "auto"}))

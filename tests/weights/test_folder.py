@@ -18,7 +18,7 @@ def test_a_folder_whose_configuration_is_none_is_refused(
 ) -> None:
     (tmp_path / "adapter_config.json").write_bytes(content.encode(errors="surrogatepass"))
     (tmp_path / weights).write_bytes(pack_tensors({"x": np.ones(1)}, {}))
-    with pytest.raises(AdapterError, match="cannot be read as"):
+    with pytest.raises(AdapterError, match=r"cannot be read as"):
         read_adapter(tmp_path)
 
 
@@ -36,7 +36,7 @@ def test_folders_at_which_this_user_may_not_look_are_refused(
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "is_file", refuse)
-    with pytest.raises(AdapterError, match="cannot be read as an adapter: .*Permission denied"):
+    with pytest.raises(AdapterError, match=r"cannot be read as an adapter: .*Permission denied"):
         read_adapter(tmp_path)
-    with pytest.raises(ModelError, match="cannot be read: .*Permission denied.*; give a folder"):
+    with pytest.raises(ModelError, match=r"cannot be read: .*Permission denied.*; give a folder"):
         resolve_folder(str(tmp_path))

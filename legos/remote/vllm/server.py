@@ -134,7 +134,7 @@ class VllmServer:
     async def _restricted(self, query: Query, request: Request) -> Generated:
         """Sample legal tokens only, one request for each that is the first or has alternatives."""
         node = request.choices
-        token_ids: _Prompt = ()
+        token_ids: list[int] = []
         logprobs: list[float] = []
         versions: list[int] = []
         legal: list[_Prompt] = []
@@ -146,14 +146,14 @@ class VllmServer:
                 token_ids += node.legal
             else:
                 one = replace(query, max_tokens=1, allowed=node.legal)
-                sampled, version = await self._ask(one, request.prompt_ids + token_ids)
+                sampled, version = await self._ask(one, request.prompt_ids + tuple(token_ids))
                 logprobs += sampled.logprobs
                 versions.append(version)
                 token_ids += sampled.token_ids
             node = node.children.get(token_ids[-1])
         closed = node is None or not node.children
         return Generated(
-            token_ids=token_ids,
+            token_ids=tuple(token_ids),
             logprobs=tuple(logprobs),
             versions=tuple(versions),
             legal=tuple(legal),

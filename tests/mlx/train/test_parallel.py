@@ -180,5 +180,5 @@ def test_a_device_that_fails_a_process_that_follows_is_explained(
 
     monkeypatch.setattr(device, "process_group", object)
     monkeypatch.setattr(device, "MlxProcesses", Second)
-    with pytest.raises(DeviceError, match="the GPU ran out of memory; lower training.memory_limit"):
+    with pytest.raises(DeviceError, match="the GPU ran out of memory; lower training"):
         device.MlxDevice().follow(str(builtin_path()))
