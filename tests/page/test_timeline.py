@@ -23,9 +23,9 @@ def test_a_step_has_the_time_of_engine_and_trainer_and_its_publication(runs: Pat
 
 
 def test_a_share_that_was_not_measured_is_no_time(runs: Path) -> None:
-    folder = made_run(runs / "one", steps=0)
-    add_lines(folder.metrics, [step_line(1, **{"loop/trainer_idle_share": 0.5})])
-    [step] = answered(page_of(folder.path), "timeline", run="one")["steps"]
+    folder = made_run(runs / "one", steps=1)
+    add_lines(folder.metrics, [step_line(2, **{"loop/trainer_idle_share": 0.5})])
+    step = answered(page_of(folder.path), "timeline", run="one")["steps"][-1]
     assert (step["engine_s"], step["trainer_s"]) == (None, pytest.approx(15.0))
 
 

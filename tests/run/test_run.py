@@ -271,7 +271,7 @@ def test_a_full_disk_in_the_metrics_costs_no_line(whole: World, tmp_path: Path) 
     assert resumed.backend.trail == whole.backend.trail
 
 
-def test_a_full_disk_at_a_checkpoint_names_both_and_keeps_the_one_before(
+def test_a_full_disk_at_a_checkpoint_is_named_once_and_keeps_the_one_before(
     whole: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(tmp_path / "run").start()
@@ -288,7 +288,7 @@ def test_a_full_disk_at_a_checkpoint_names_both_and_keeps_the_one_before(
     monkeypatch.setattr(FakeBackend, "snapshot", full)
     with pytest.raises(CheckpointError, match=r"step-000004 .*No space") as caught:
         world.go()
-    assert "step-000004 cannot be written" in caught.value.__notes__[0]
+    assert not hasattr(caught.value, "__notes__")  # the closing one fails alike
     monkeypatch.undo()
     assert list(checkpoint_steps(world.folder.checkpoints)) == [0, 2]
     resumed = World(tmp_path / "run").resume()
