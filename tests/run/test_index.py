@@ -45,6 +45,18 @@ def write(folder: RunFolder, *numbers: int, full_at: int = 2_000) -> None:
         folder.add_episodes(number, [play(number)], full_at=full_at)
 
 
+def refuse_files(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    """Let SQLite open no file from now on, only tables in memory."""
+    real = sqlite3.connect
+
+    def refused(path: str, **options: Any) -> sqlite3.Connection:
+        if path != ":memory:":
+            raise sqlite3.OperationalError(why)
+        return real(path, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", refused)
+
+
 def test_plays_are_found_by_what_they_have(folder: RunFolder) -> None:
     write(folder, 1, 2, 3, 4, 5)
     failed = replace(play(6), error="ValueError: no Cards", failure="failed", rewards={})
@@ -155,14 +167,7 @@ def test_a_cache_that_another_process_holds_is_left_alone(
     write(folder, 1)
     other = PlayIndex(folder)
     other.refresh()
-    real = sqlite3.connect
-
-    def locked(path: str, **options: Any) -> sqlite3.Connection:
-        if path != ":memory:":
-            raise sqlite3.OperationalError("database is locked")
-        return real(path, **options)
-
-    monkeypatch.setattr(sqlite3, "connect", locked)
+    refuse_files(monkeypatch, "database is locked")
     index = PlayIndex(folder)
     assert index.refresh() == 1
     assert list(folder.path.parent.glob(".run.plays.sqlite3"))
@@ -241,14 +246,7 @@ def test_a_run_in_a_place_that_cannot_be_written_is_indexed_in_memory(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(folder, 1, 2)
-    real = sqlite3.connect
-
-    def refused(path: str, **options: Any) -> sqlite3.Connection:
-        if path != ":memory:":
-            raise sqlite3.OperationalError("unable to open database file")
-        return real(path, **options)
-
-    monkeypatch.setattr(sqlite3, "connect", refused)
+    refuse_files(monkeypatch, "unable to open database file")
     index = PlayIndex(folder)
     assert index.refresh() == 2
     assert [path.name for path in folder.path.parent.iterdir()] == ["run"]
