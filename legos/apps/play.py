@@ -13,7 +13,7 @@ from legos.apps.members import adapters_of, cast_of, free_seats, lasting_names, 
 from legos.apps.person import LEFT, Person, Terminal
 from legos.apps.transcript import answer_of, ending, heading, turns_of, visible
 from legos.arena.arena import Arena, GameArena
-from legos.arena.cursor import plays_from
+from legos.arena.cursor import held_out_or_own
 from legos.arena.matchmaker import SeatOverride
 from legos.builtin import is_builtin
 from legos.config.schema import GenerationConfig, PlayConfig
@@ -98,7 +98,7 @@ def play(
     arena = make_arena(name, ScriptedClient([]), play=settings, generation=generation)
     arena.play_timeout_s, arena.report_after_s = None, float("inf")  # a person may think for hours
     seed = random.getrandbits(32) if seed is None else seed
-    planned = plays_from(arena, seed, plays) or plays_from(arena, seed, plays, held_out=False)
+    planned = held_out_or_own(arena, seed, plays)
     who = players.of(arena.roles, [*free_seats(arena)])
     if players.name is not None and ME not in who.values():
         raise ConfigError(f"--name is {players.name!r} but nobody is me; give --seat ROLE=me")

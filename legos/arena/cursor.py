@@ -25,7 +25,7 @@ from legos.records.numbers import shown
 from legos.records.seeds import mix
 from legos.records.task_ids import check_task_ids
 
-__all__ = ["Split", "TaskCursor", "plays_from", "tasks_from"]
+__all__ = ["Split", "TaskCursor", "held_out_or_own", "plays_from", "tasks_from"]
 
 Split = Literal["round", "id"]
 """What is played as one group: a whole round, or its tasks with one id."""
@@ -196,6 +196,20 @@ def plays_from(
     """
     tasks = islice(tasks_from(arena, skip=0, seed=seed, held_out=held_out), number)
     return [(task, mix(seed, index)) for index, task in enumerate(tasks)]
+
+
+def held_out_or_own(arena: Playable, seed: int, number: int) -> list[tuple[Task, int]]:
+    """The first plays of an evaluation, or of ``tasks`` where no task is held out.
+
+    Args:
+        arena: the arena to play.
+        seed: seed of the tasks and of the plays.
+        number: number of plays.
+
+    Raises:
+        ArenaError: ``tasks`` failed, or yields no tasks.
+    """
+    return plays_from(arena, seed, number) or plays_from(arena, seed, number, held_out=False)
 
 
 def tasks_from(

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from legos.arena.arena import Arena
-from legos.arena.cursor import plays_from, tasks_from
+from legos.arena.cursor import held_out_or_own, tasks_from
 from legos.chat.reply import split_thinking
 from legos.config.schema import RunConfig
 from legos.errors import ArenaError, LegosError
@@ -211,8 +211,7 @@ def _task(start: _Start, place: _Place) -> tuple[Arena, Task, int]:
         client = ScriptedClient([])  # whose seats are played by others
         arena = make_arena(name, client, play=play, generation=one.generation, seed=config.seed)
         if stored is None:
-            own = partial(plays_from, arena, place.seed, 1)
-            [(task, seed)] = own() or own(held_out=False)
+            [(task, seed)] = held_out_or_own(arena, place.seed, 1)
             return arena, task, seed
         held_out = stored.evaluation is True
         found = tasks_from(arena, seed=SEED if held_out else config.seed, held_out=held_out)
