@@ -102,7 +102,7 @@ class Chat:
         async with aclosing(parts):
             async for part in parts:
                 if isinstance(part, Completion):
-                    show(text.finish(part.text))
+                    show(text.finish(self.client.tokenizer.decode(part.token_ids)))
                     return part
                 show(text.push(part.token_ids))
         raise AssertionError("a stream ends with its completion")

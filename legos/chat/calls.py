@@ -1,4 +1,4 @@
-"""Read a whole reply that may call tools; the server's streams use the same parser."""
+"""Read a whole reply that may think or call tools; the server's streams use the same parser."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -6,9 +6,20 @@ from typing import Any
 from legos.chat.parts import CLOSE, OPEN, ReplyParser, join_parts
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat, with_ids
-from legos.records.message import ToolCall
+from legos.records.message import Sampling, ToolCall
 
-__all__ = ["read_reply", "reply_decoder"]
+__all__ = ["begins_thinking", "read_reply", "reply_decoder"]
+
+
+def begins_thinking(
+    tokenizer: ChatTokenizer, prompt_ids: Sequence[int], sampling: Sampling
+) -> bool:
+    """Whether a reply begins as thinking: its prompt has opened it, and there is room to think.
+
+    Without a limit of its own, a reply is as long as a choice.
+    """
+    free = not (sampling.json_schema or sampling.restrict or sampling.max_tokens is None)
+    return free and tokenizer.opens_thinking(prompt_ids)
 
 
 def reply_decoder(

@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from legos.chat.calls import read_reply, reply_decoder
+from legos.chat.calls import begins_thinking, read_reply, reply_decoder
 from legos.chat.lengths import check_length, is_long
+from legos.chat.parts import OPEN
 from legos.chat.stops import cut_at_stop, stop_test
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
@@ -261,6 +262,11 @@ class EngineClient:
         token_ids = generated.token_ids
         decode = self._short_text if len(token_ids) <= _SHORT else self.tokenizer.decode
         text = cut_at_stop(decode(token_ids), sampling.stop)
+        thinks = "think>" not in text and begins_thinking(
+            self.tokenizer, request.prompt_ids, sampling
+        )
+        if thinks and text not in sampling.choices:
+            text = OPEN + text  # thinking that was never closed is no answer
         calls: tuple[ToolCall, ...] = ()
         if sampling.tools is not None:
             text, calls = self._read_calls(request, generated, sampling) or (text, ())
@@ -378,7 +384,7 @@ class EngineClient:
             cut_at_stop(reply_decoder(tokenizer, form)(generated.token_ids), sampling.stop),
             self._tools(sampling.tools or "[]"),
             form,
-            thinking=tokenizer.opens_thinking(request.prompt_ids),
+            thinking=begins_thinking(tokenizer, request.prompt_ids, sampling),
             cut=generated.finish_reason != "stop",
             seed=sampling.seed,
         )

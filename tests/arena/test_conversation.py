@@ -10,6 +10,7 @@ from here_and_http import here_and_http
 from vocabulary import END, token_id
 
 from legos import Arena, OpenAIClient, RAECredit, Task
+from legos.chat.reply import split_thinking
 from legos.play.table import Table
 from legos.protocols import Client
 from legos.records.group import Group
@@ -132,6 +133,14 @@ def test_the_end_of_a_turn_that_was_cut_is_seen_and_not_trained_on(
             assert len(so_far) not in sample.positions
     assert cuts > 12
     assert batch.metrics["arena/token_breaks"] == 0.0
+
+
+@pytest.mark.parametrize("way", ["engine", "http"])
+def test_thinking_that_was_cut_off_is_no_answer(way: str, clients: Mapping[str, Client]) -> None:
+    plays = completions(played(Talk(clients[way], cut={"max_tokens": 3})))
+    said = [one for play in plays for one in play]
+    assert any(split_thinking(one.text)[0] for one in said)
+    assert [split_thinking(one.text)[1] for one in said] == [""] * len(said)
 
 
 def test_nothing_after_a_stop_text_is_in_the_completion(clients: Mapping[str, Client]) -> None:

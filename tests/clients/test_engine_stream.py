@@ -1,9 +1,12 @@
 """The in-process client's streams, stop texts, and what makes a completion unfit for training."""
 
 import asyncio
+import json
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes import FakeEngine
@@ -12,12 +15,13 @@ from hypothesis import strategies as st
 
 from legos.builtin import builtin_path
 from legos.chat.incremental import TextStream
+from legos.chat.reply import split_thinking
 from legos.chat.stops import cut_at_stop, stop_test
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.clients.engine import EngineClient
 from legos.clients.progress_queue import MOST_PARTS
 from legos.errors import RequestError
-from legos.records.message import Completion, Filters, Sampling
+from legos.records.message import Completion, Filters, Message, Sampling
 from legos.records.request import Progress
 
 WORDS = load_tokenizer(builtin_path())
@@ -237,3 +241,35 @@ def test_a_stream_decodes_twice_for_each_token() -> None:
     stream = TextStream(decode)
     assert "".join(stream.push((token,)) for token in tokens) == WORDS.decode(tokens)
     assert len(decoded) <= 2 * len(tokens)
+
+
+@pytest.mark.parametrize(
+    ("said", "options", "thinking", "answer"),
+    [
+        ("so [2] ", {}, "so [2]", ""),
+        ("so [2] ", {"max_tokens": 6}, "so [2]", ""),
+        ("so</think>[2]", {}, "so", "[2]"),
+        ("2", {"choices": ("1", "2")}, "", "2"),
+        ("2", {"choices": ("1", "2"), "max_tokens": None}, "", "2"),
+    ],
+    ids=["never closed", "cut off", "closed", "a choice", "no room"],
+)
+def test_an_answer_in_thinking_that_the_prompt_opened_is_none(
+    tmp_path: Path, said: str, options: Mapping[str, Any], thinking: str, answer: str
+) -> None:
+    shutil.copytree(builtin_path(), tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "tokenizer_config.json"
+    template = "{{ messages[0]['content'] }}<|assistant|><think>"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
+    tokenizer = load_tokenizer(tmp_path)
+    client = EngineClient(FakeEngine(lambda _: tokenizer.encode(said)), tokenizer)
+
+    async def ask() -> list[Completion]:
+        chat, sampling = [Message("user", "Well?")], Sampling(**options)
+        *_, streamed = [part async for part in client.stream(chat, sampling)]
+        assert isinstance(streamed, Completion)
+        return [await client.complete(chat, sampling), streamed]
+
+    for completion in asyncio.run(ask()):
+        assert split_thinking(completion.text) == (thinking, answer)
+        assert said.startswith(tokenizer.decode(completion.token_ids))

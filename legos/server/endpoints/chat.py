@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from legos.chat.calls import begins_thinking
 from legos.chat.schemas import call_schema
 from legos.play.endpoint import AgentSeat, SeatRequest
 from legos.records.message import Completion, Continuation
@@ -130,10 +131,8 @@ async def _asked(
     if question is not None:
         given = body.temperature if "temperature" in body.model_fields_set else None
         sampling = question.sampling(sampling, given)
-    # Without a limit of its own, a reply is as long as a choice, and has no room to think.
-    free = not (sampling.json_schema or sampling.restrict or sampling.max_tokens is None)
     form = ReplyFormat(
-        thinking=free and service.tokenizer.opens_thinking(prompt),
+        thinking=begins_thinking(service.tokenizer, prompt, sampling),
         tools=tuple(tools),
         form=service.tools if tools else None,
         forced=forced,

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 from starlette.responses import Response
 
 from legos.chat.incremental import TextStream
+from legos.chat.stops import cut_at_stop
 from legos.records.message import MAX_ALTERNATIVES, Completion
 from legos.records.request import Progress
 from legos.server.bodies import ONE_ERROR, Ids, JsonRoute
@@ -118,7 +119,8 @@ class _TextReply:
     """One answer as text, or as the pieces of one."""
 
     def __init__(self, service: Service, body: CompletionBody, prompt: tuple[int, ...]) -> None:
-        self._text = TextStream(service.tokenizer.decode, body.stops)
+        self._decode = service.tokenizer.decode
+        self._text = TextStream(self._decode, body.stops)
         self._body = body
         self._report = TokenReport(service.token_text)
         self._prompt: Fields = {"prompt_token_ids": prompt} if body.return_token_ids else {}
@@ -126,7 +128,7 @@ class _TextReply:
     def whole(self, completion: Completion) -> Fields:
         """The whole text."""
         return {
-            "text": completion.text,
+            "text": self._all(completion),
             "finish_reason": completion.finish_reason,
             **self._tokens(completion),
             **self._prompt,
@@ -139,8 +141,12 @@ class _TextReply:
             text = self._text.push(news.token_ids)
             yield {"text": text, "finish_reason": None, **self._tokens(news), **prompt}
         else:
-            text = self._text.finish(news.text)
+            text = self._text.finish(self._all(news))
             yield {"text": text, "finish_reason": news.finish_reason, **prompt}
+
+    def _all(self, completion: Completion) -> str:
+        """The text of the tokens, without a tag where the prompt has opened thinking."""
+        return cut_at_stop(self._decode(completion.token_ids), self._body.stops)
 
     def _tokens(self, sampled: Progress | Completion) -> Fields:
         body = self._body

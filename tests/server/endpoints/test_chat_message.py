@@ -163,6 +163,20 @@ def test_thinking_is_told_apart(taught: Path, fake: Any) -> None:
     assert thought == "hm, well"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_completion_of_an_opening_tag_is_the_text_of_its_tokens(
+    taught: Path, fake: Any, *, stream: bool
+) -> None:
+    own = load_tokenizer(taught)
+    with (
+        fake(saying(own, "hm, well"), own=own) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        answer: Any = client.completions.create(model="base", prompt="<think>", stream=stream)
+        parts = list(answer) if stream else [answer]
+    assert "".join(part.choices[0].text for part in parts) == "hm, well"
+
+
 @pytest.mark.parametrize("restrict", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_choice_is_no_thinking(taught: Path, fake: Any, *, stream: bool, restrict: bool) -> None:
