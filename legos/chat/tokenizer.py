@@ -12,6 +12,7 @@ from typing import Any
 from legos.chat.channels import MARKS, without_channels
 from legos.chat.continuation import ANSWERS, after_answer, extended, probes
 from legos.chat.fields import Neutraliser, message_fields
+from legos.chat.parts import CLOSE, OPEN
 from legos.chat.template import ChatTemplate
 from legos.chat.tools import plain_messages
 from legos.errors import ModelError
@@ -274,7 +275,8 @@ class ChatTokenizer:
     ) -> tuple[int, ...]:
         """The tokens with which a model says an assistant's message, the end of its turn included.
 
-        A text is said as it stands, tool calls and thinking as the chat template writes them.
+        A text is said as it stands, tool calls and thinking as the chat template writes them. Where
+        the prompt ends with an opening <think>, the answer closes it first.
 
         Args:
             messages: the prompt, as ``render_chat`` takes it.
@@ -286,7 +288,11 @@ class ChatTokenizer:
         """
         thinking = answer.get("reasoning_content")
         if not (thinking or (answer.get("tool_calls") and self.knows_tools)):
-            return (*self.encode(plain_messages([answer], ())[0]["content"]), *self._turn_end)
+            text = plain_messages([answer], ())[0]["content"]
+            if self.knows_thinking and self._template.text(messages, tools).rstrip().endswith(OPEN):
+                thinks = CLOSE in text  # and the prompt has the tag before it
+                text = text.lstrip().removeprefix(OPEN) if thinks else f"\n{CLOSE}\n\n{text}"
+            return (*self.encode(text), *self._turn_end)
         before = self._template.text(messages, tools)
         whole = self._template.text([*messages, answer], tools, asks=False)
         text = whole.removeprefix(before)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from legos.builtin import builtin_path
+from legos.chat.reply import split_thinking
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.clients.engine import EngineClient
 from legos.clients.recited import RecitedClient
@@ -101,6 +102,19 @@ def test_an_answer_is_said_as_the_template_writes_it(tmp_path: Path) -> None:
     assert recited(tokenizer, calls, TOOLS) == f"So{call}{call}{end}"
     thought = {"role": "assistant", "content": "2", "reasoning_content": "1 + 1"}
     assert recited(tokenizer, thought) == f"<think>1 + 1</think>2{end}"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("2", "\n</think>\n\n2"), ("<think>1 + 1</think>2", "1 + 1</think>2")],
+)
+def test_an_answer_is_not_said_inside_the_thinking_that_its_prompt_opens(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    opening = CALLS.replace("<|assistant|>{% endif", "<|assistant|><think>{% endif")
+    tokenizer = tokenizer_with(tmp_path, opening)
+    assert recited(tokenizer, {"role": "assistant", "content": text}) == f"{said}<|end|>"
+    assert split_thinking(said)[1] == "2"
 
 
 def test_calls_of_a_template_without_tools_are_those_that_its_prompt_describes() -> None:
