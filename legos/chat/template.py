@@ -1,7 +1,9 @@
 """A model's chat template: messages and tools to the text of a prompt."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from legos.chat.fields import Neutraliser
@@ -45,6 +47,17 @@ class ChatTemplate:
             except ModelError:
                 return False  # it refuses every chat, and says why
 
+    @cached_property
+    def merges_users(self) -> bool:
+        """Whether neighbouring messages of users are one: the template accepts only one."""
+        one = _PROBE[1:]
+        try:
+            self._written((*one, *one), {})
+        except ModelError:
+            with suppress(ModelError):
+                return bool(self._written(one, {}))
+        return False
+
     def text(
         self,
         messages: Chat,
@@ -72,6 +85,8 @@ class ChatTemplate:
             return "".join(lines) + ("assistant:" if asks else "")
         if any(message["role"] == "system" for message in chat) and self.merges_system:
             chat = _without_system(chat)
+        if any(a["role"] == b["role"] == "user" for a, b in pairwise(chat)) and self.merges_users:
+            chat = _in_turns(chat)
         return self._written(chat, {**variables, "tools": given or None}, asks=asks)
 
     def _written(self, chat: Chat, variables: Mapping[str, Any], *, asks: bool = True) -> str:
@@ -101,3 +116,15 @@ def _without_system(chat: Chat) -> Chat:
         held = []
         found.append(message)
     return [*found, {"role": "user", "content": "\n\n".join(held)}] if held else found
+
+
+def _in_turns(chat: Chat) -> Chat:
+    """The same chat in which neighbouring messages of users are one."""
+    found: list[Mapping[str, Any]] = []
+    for message in chat:
+        if found and message["role"] == found[-1]["role"] == "user":
+            text = f"{found[-1]['content']}\n\n{message['content']}"
+            found[-1] = {**found[-1], "content": text}
+        else:
+            found.append(message)
+    return found

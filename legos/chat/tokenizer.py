@@ -207,6 +207,11 @@ class ChatTokenizer:
                 "the model's chat template refuses or omits system messages, so their texts, such "
                 "as rules and descriptions of tools, begin the questions after them"
             )
+        if self._template.merges_users:
+            logger.warning(
+                "the model's chat template refuses two messages of a user in a row, so what a seat "
+                "is told (t.tell) and the question after it are one message"
+            )
         if not self.continues:
             logger.warning(
                 "the model's chat template cannot go on after the tokens of an answer, so every "
@@ -222,7 +227,8 @@ class ChatTokenizer:
         No text in messages or tools can end a message: a control token spelled out in it is broken
         by a space, except thinking tags in what an assistant says. A conversation that goes on
         keeps its tokens, where the chat template allows it. Where the template has no system
-        messages, their texts begin the questions after them.
+        messages, their texts begin the questions after them; where it refuses neighbouring messages
+        of users, they are one.
 
         Args:
             prompt: the messages.

@@ -22,7 +22,7 @@ from vocabulary import ASSISTANT, BOS, END, PAD, TOKENS, USER, token_id
 from legos.builtin import builtin_path
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.errors import ModelError
-from legos.records.message import Message
+from legos.records.message import Completion, Continuation, Message
 
 TOKENIZER = load_tokenizer(builtin_path())
 FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json")
@@ -153,6 +153,31 @@ def test_system_messages_that_a_template_cannot_say_begin_the_next_question(
         "function": {"name": "add", "description": "Sum.", "parameters": {}},
     }
     assert "Sum." in tokenizer.decode(tokenizer.render([chat[4]], [tool]))
+
+
+TURNS = (  # as Gemma's
+    "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}" + LINES + "{% endfor %}"
+)
+
+
+def test_messages_of_users_that_a_template_refuses_in_a_row_are_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = load_tokenizer(copy_with(tmp_path, chat_template=TURNS))
+    assert caplog.text.count("refuses two messages of a user in a row") == 1
+    news, question = Message("user", "News."), Message("user", "Q")
+    chat = (news, question, Message("assistant", "A"), news, question)
+    assert tokenizer.decode(tokenizer.render(chat)) == (
+        "user: News.\n\nQ\nassistant: A\nuser: News.\n\nQ\n"
+    )
+    before = tokenizer.render(chat[:2])
+    said = tokenizer.encode("A")
+    last = Completion(text="A", prompt_ids=before, token_ids=said, logprobs=(-1.0,), versions=(0,))
+    after = tokenizer.render(Continuation(last=last, messages=chat, num_new=2))
+    assert tokenizer.decode(after[len(before) + len(said) :]) == "\nuser: News.\n\nQ\n"
+    with pytest.raises(ModelError, match="roles must alternate"):
+        tokenizer.render([chat[2]])
 
 
 def test_a_system_message_that_a_template_writes_stays(caplog: pytest.LogCaptureFixture) -> None:
