@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec.structs import replace
 
 from legos.errors import TrainerError
 from legos.league.matchmaker import LeagueSeats
@@ -21,6 +22,7 @@ from legos.loop.trained import PolicyPass
 from legos.losses.metrics import skip_reason, step_metrics
 from legos.losses.normalisation import LossNormalisation, normalisation_weights
 from legos.losses.objective import Objective
+from legos.losses.policy import LOSSES
 from legos.protocols import Backend, Publisher
 from legos.records.group import Group
 from legos.records.names import POLICY
@@ -202,7 +204,7 @@ class PolicyTrainer:
         """One optimiser step; it yields what it waits for and is sent the result."""
         started, settings = time.perf_counter(), self.settings
         objective = settings.objective(self.step, self.num_steps)
-        samples: Sequence[Sample] = [s for group in groups for s in group.samples]
+        samples = _samples_of(groups, objective)
         if self.references is not None:  # for groups that have none yet
             samples = yield self.references(samples)
         before = self.versions
@@ -343,3 +345,17 @@ class PolicyTrainer:
     def _prefix(self, policy: str) -> str:
         """What the names of a policy's metrics begin with."""
         return "" if policy == self.policies[0] else f"{policy}/"
+
+
+def _samples_of(groups: Sequence[Group], objective: Objective) -> Sequence[Sample]:
+    """The samples of a step; a loss of groups compares only those that credit has compared.
+
+    A step can have several groups of one task, and each group has advantages from its own baseline.
+    """
+    if LOSSES[objective.loss].scope != "group":
+        return [sample for group in groups for sample in group.samples]
+    return [
+        replace(sample, group=f"{number} {sample.group}")
+        for number, group in enumerate(groups)
+        for sample in group.samples
+    ]
