@@ -164,6 +164,8 @@ class Sampling(Draws, frozen=True, kw_only=True):
             raise RecordError("both restrict=True and json_schema say what is legal; give one")
         if self.ignore_end and (self.choices or self.json_schema is not None):
             raise RecordError("choices and json_schema end with the model's end; drop ignore_end")
+        if "" in self.stop:
+            raise RecordError("stop holds an empty text, which would end every answer at once")
         for complaint in self.complaints():
             raise RecordError(complaint)
 

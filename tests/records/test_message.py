@@ -71,6 +71,7 @@ def test_restriction_needs_choices() -> None:
         ({"num_alternatives": 21}, "num_alternatives is 21"),
         ({"restrict": True, "choices": ("a",), "json_schema": "{}"}, "both restrict=True and json"),
         ({"ignore_end": True, "choices": ("a",)}, "choices and json_schema end with"),
+        ({"stop": ("END", "")}, "stop holds an empty text, which would end every answer at once"),
     ],
 )
 def test_what_bends_a_distribution_is_in_range(fields: dict[str, Any], words: str) -> None:
