@@ -238,5 +238,6 @@ def _of_seat(seat: StoredSeat) -> Iterator[tuple[list[int], list[int]]]:
     for turn in seat.turns:
         prompt = [*before[: turn.prompt_ids_kept], *turn.prompt_ids]
         before = [*prompt, *turn.token_ids]
-        if turn.finish_reason == "stop" and prompt and turn.token_ids:
+        right = turn.finish_reason == "stop" and turn.legal is not False
+        if right and prompt and turn.token_ids:
             yield prompt, turn.token_ids

@@ -11,6 +11,7 @@ import pytest
 from made_records import make_episode, make_turn
 from made_runs import made_run
 from metric_lines import read_steps
+from msgspec.structs import replace
 from short_runs import NIM
 from starlette.testclient import TestClient
 
@@ -166,6 +167,14 @@ def test_the_best_plays_of_a_run_are_imitated_token_by_token(tmp_path: Path) -> 
     assert steps[0]["loss"] == pytest.approx(-steps[0]["reward_mean"], abs=0.2)  # by token, by play
     with pytest.raises(ArenaError, match=r"reward of at least 5 \(--play.options.min_reward\)"):
         pairs(str(run), min_reward=5.0)
+
+
+def test_an_answer_that_was_not_legal_is_not_imitated(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run")
+    first, second = make_turn((1, 2), (3,)), make_turn((1, 2, 3, 4), (5,))
+    turns = {"only": [replace(first, legal=False), replace(second, legal=True)]}
+    run.add_episodes(1, [make_episode({"only": 1.0}, turns=turns)])
+    assert pairs(str(run.path)) == [([1, 2, 3, 4], [5])]
 
 
 def test_rewards_of_turns_count_in_what_a_seat_has_earned(tmp_path: Path) -> None:
