@@ -129,7 +129,7 @@ def evaluation_metrics(episodes: Sequence[Episode]) -> dict[str, Any]:
     rollouts = [rollout for episode in episodes for rollout in episode.rollouts]
     own, _ = _metric_means(played)
     forfeited = own.pop("forfeit", 0.0) if played else None
-    cut = [t.completion.finish_reason == "length" for r in rollouts if r.policy for t in r.turns]
+    cut = [r.was_cut(turn) for r in rollouts if r.policy for turn in r.turns]
     return {
         "reward_mean": found.get("reward_mean"),
         "reward": _below("reward/", found),

@@ -21,7 +21,7 @@ def samples_of_rollout(
         group: the name of the plays that are compared with each other.
         name: name of the rollout, the same for all its samples.
     """
-    given = [(t.completion, a) for t, a in zip(rollout.turns, advantages, strict=True)]
+    given = list(zip(rollout.turns, advantages, strict=True))
     return [
         _sample_of_turns([given[index] for index in run], rollout, group=group, name=name)
         for run in conversations(rollout.turns)
@@ -68,7 +68,7 @@ def _continues(last: Completion, completion: Completion) -> bool:
 
 
 def _sample_of_turns(
-    run: Sequence[tuple[Completion, float]], rollout: Rollout, *, group: str, name: str
+    run: Sequence[tuple[Turn, float]], rollout: Rollout, *, group: str, name: str
 ) -> Sample:
     # Sums of tuples: most runs are one turn, and () + turn is the turn itself, not a copy.
     positions: tuple[int, ...] = ()
@@ -77,15 +77,16 @@ def _sample_of_turns(
     advantages: tuple[float, ...] = ()
     legal: tuple[tuple[int, ...], ...] = ()
     truncated = False
-    for completion, advantage in run:  # pyrefly: ignore[non-convergent-recursion]
+    for turn, advantage in run:  # pyrefly: ignore[non-convergent-recursion]
+        completion = turn.completion
         start, count = len(completion.prompt_ids), len(completion.token_ids)
         positions += (start,) if count == 1 else tuple(range(start, start + count))
         logprobs += completion.logprobs
         versions += completion.versions
         advantages += (advantage,) * count
         legal += completion.legal or ((),) * count
-        truncated = truncated or completion.finish_reason == "length"
-    last = run[-1][0]
+        truncated = truncated or rollout.was_cut(turn)
+    last = run[-1][0].completion
     return Sample(
         token_ids=last.prompt_ids + last.token_ids,
         positions=positions,

@@ -63,6 +63,11 @@ class Rollout(Struct, frozen=True, kw_only=True, gc=False):
                 total += turn.reward
         return total
 
+    def was_cut(self, turn: Turn) -> bool:
+        """Whether the token limit cut an answer off; the length of the longest choice cuts none."""
+        limit = (turn.sampling or self.sampling).max_tokens
+        return turn.completion.finish_reason == "length" and limit is not None
+
 
 Failure = Literal["failed", "timed_out", "endpoint"]
 """By its own error, by its time limit, or by an endpoint outside the kit that failed."""

@@ -4,10 +4,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_records import make_turn
+from made_records import make_episode, make_turn
 
+from legos.credit.means import evaluation_metrics
 from legos.credit.merging import samples_of_rollout
 from legos.records.episode import Rollout, Turn
+from legos.records.message import Sampling
 
 
 def rollout(*turns: Turn) -> Rollout:
@@ -37,6 +39,19 @@ def test_one_answer_that_was_cut_short_marks_its_sample(number: int | None) -> N
         turns[number] = msgspec.structs.replace(turns[number], completion=cut)
     (sample,) = samples_of_rollout(rollout(*turns), [1.0, 1.0], group="g")
     assert sample.truncated == (number is not None)
+
+
+def test_an_answer_that_is_none_of_the_choices_is_not_cut_short_by_their_length() -> None:
+    """Otherwise ``overlong_filter`` would leave out every illegal answer of a game."""
+    [turn] = make_episode({"player": -1.0}).rollouts[0].turns
+    cut = msgspec.structs.replace(turn.completion, finish_reason="length")
+    turn = msgspec.structs.replace(turn, completion=cut, legal=False, choices=("1", "2"))
+    for limit, is_cut in ((None, False), (1, True)):
+        made = msgspec.structs.replace(rollout(turn), sampling=Sampling(max_tokens=limit))
+        (sample,) = samples_of_rollout(made, [1.0], group="g")
+        assert sample.truncated == is_cut
+        play = msgspec.structs.replace(make_episode({"first": -1.0}), rollouts=(made,))
+        assert evaluation_metrics([play])["truncation_share"] == is_cut
 
 
 @pytest.mark.parametrize(
