@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legos.device import LocalEngine
-from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
 from legos.mlx.checks.bare import Row, Split, bare_generation, make_bare_update
 from legos.mlx.device import MlxModel
@@ -107,7 +106,7 @@ class MlxChecks:
         config = BackendConfig(micro_batch_tokens=4 * longest, gradient_checkpointing=checkpoint)
         step = StepGradients(tree, config)
         step.shares = step.shares and share
-        whole = StepSamples(samples=samples, weights=normalisation_weights(samples, "token"))
+        whole = StepSamples(samples=samples, weights=[1.0] * len(samples))
         found = step.of_step(whole, Objective(), {}).gradients
         return np.concatenate([np.array(found[name], np.float64).ravel() for name in sorted(found)])
 

@@ -303,6 +303,21 @@ def test_a_device_that_fails_once_changes_no_number(
         np.testing.assert_allclose(ours[key], array, rtol=1e-5, atol=1e-9)
 
 
+def test_in_float16_the_gradient_is_proportional_to_the_weight_of_a_token(tmp_path: Path) -> None:
+    """A step has tens of thousands of tokens, and float16 no numbers below 6e-8."""
+    tree: Any = load_tree(write_any_model(tmp_path / "model"))
+    tree.set_dtype(mx.float16)
+    shape = lora_shape(tree, rank=4, alpha=8.0, num_layers=2, head=False)
+    add_lora(tree, shape, seed=0)
+    backend, sample = tree_backend(tree, shape), sample_of(logprob(tree))
+    found = [
+        backend.forward_backward([sample], [weight], Objective()).result()
+        for weight in (1.0, 2.0**-20)
+    ]
+    assert found[1].grad_norm == pytest.approx(2.0**-20 * found[0].grad_norm, rel=1e-5)
+    assert found[1].loss == pytest.approx(2.0**-20 * found[0].loss, rel=1e-5)
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_a_device_that_keeps_failing_leaves_the_last_good_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
