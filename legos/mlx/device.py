@@ -239,6 +239,8 @@ class MlxModel:
         Args:
             limits: limits of rows, tokens and memory; None: the defaults.
         """
+        limits = limits or EngineLimits()
+        bound_memory(limits.memory_bytes)
         worker = self._make_worker("legos-engine")
 
         def build() -> MlxEngine:
@@ -270,6 +272,7 @@ class MlxModel:
                 "them, so start this program alone"
             )
         config = replace(config or BackendConfig(), num_vocabulary=self.num_vocabulary)
+        bound_memory(config.memory_limit_bytes)
         make = partial(
             StepGradients, self.tree, config, group=self._led, held_bytes=self._held_bytes
         )

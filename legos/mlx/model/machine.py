@@ -71,15 +71,18 @@ def on_metal() -> bool:
     return on_gpu() and mx.metal.is_available()
 
 
-def bound_memory() -> None:
+def bound_memory(limit: int | None = None) -> None:
     """On a GPU, limit what MLX allocates and what it keeps of freed buffers.
 
     By default MLX may use more than the working set, and keep as much of freed buffers: macOS swaps
     then, and on a GPU that several programs share all of them fail. The wired limit stays as it is:
     raising it has caused kernel panics (mlx #3186).
+
+    Args:
+        limit: bytes that may be used in all; None: ``usable_bytes``.
     """
     if on_gpu():
-        usable = usable_bytes()
+        usable = limit or usable_bytes()
         mx.set_memory_limit(usable)
         mx.set_cache_limit(min(int(KEPT_SHARE * usable), MOST_KEPT))
 

@@ -1,6 +1,6 @@
 """Limits of memory on Macs of several sizes, and the choice of the device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from re import escape
 from types import SimpleNamespace
@@ -11,11 +11,21 @@ import pytest
 
 from legos.errors import ModelError
 from legos.installed import adding
+from legos.mlx import device
 from legos.mlx.checks.bare import bare_generation
 from legos.mlx.device import MlxDevice
 from legos.mlx.model.load import load_tree
-from legos.mlx.model.machine import CPU_ROWS, cache_sizes, most_rows, num_bytes, usable_bytes
+from legos.mlx.model.machine import (
+    CPU_ROWS,
+    bound_memory,
+    cache_sizes,
+    most_rows,
+    num_bytes,
+    usable_bytes,
+)
 from legos.records.limits import EngineLimits
+from legos.records.step import BackendConfig
+from legos.wiring.model import apply_lora
 
 GIB = 1 << 30
 
@@ -58,6 +68,22 @@ def test_memory_is_bounded_by_the_size_of_a_mac(
     assert [limit / GIB for limit in calls["memory"]] == pytest.approx([usable_gib])
     assert [limit / GIB for limit in calls["cache"]] == pytest.approx([kept_gib])
     assert calls["wired"] == []
+    bound_memory(11 * GIB)
+    assert calls["memory"][1:] == [11 * GIB]
+    assert calls["cache"][1] / GIB == pytest.approx(1.1)
+
+
+def test_the_memory_that_engine_and_trainer_may_use_is_what_mlx_may(
+    tiny_models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[int | None] = []
+    model = MlxDevice().load(str(tiny_models["llama"]), inline=True)
+    monkeypatch.setattr(device, "bound_memory", limits.append)
+    apply_lora(model, rank=2)
+    model.make_engine(EngineLimits(memory_bytes=3 * GIB)).close()
+    model.make_backend(BackendConfig(memory_limit_bytes=4 * GIB))
+    model.close()
+    assert limits == [3 * GIB, 4 * GIB]
 
 
 def test_memory_is_bounded_on_other_gpus_too(
