@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+import resource
 import sys
 from contextlib import suppress
 from itertools import chain
@@ -16,12 +17,14 @@ __all__ = [
     "blas",
     "blas_environment",
     "blas_hint",
+    "files_allowed",
     "load_blas",
     "quiet_collector",
     "share_cores",
     "wanted_device",
 ]
 
+DESCRIPTORS = 10_240  # file descriptors that the process may open; the maximum on macOS
 BLAS = {
     "OpenBLAS": ("libopenblasp.so.0", "libopenblas.so.0"),  # Fedora's with threads comes first
     "MKL": ("libmkl_rt.so.2",),
@@ -91,6 +94,20 @@ def quiet_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+
+
+def files_allowed() -> int:
+    """Number of files and connections that the process may open at once.
+
+    Raises its limit first, which is 256 by default on macOS: as many as the judges of a run take.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return sys.maxsize
+    most = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return max(soft, most)
 
 
 def share_cores(parts: int) -> int:

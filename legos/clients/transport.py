@@ -14,6 +14,7 @@ import msgspec
 
 from legos.clients.responses import refusal, retry_after
 from legos.errors import EndpointError, EngineError, LegosError, RequestError
+from legos.machine import files_allowed
 from legos.records.names import MODEL_HEADER
 from legos.timeouts import expire
 
@@ -275,6 +276,7 @@ class Transport:
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop)
         if pool is None:
+            files_allowed()
             pool = _Pool(self._client(), asyncio.Semaphore(self._max_connections))
             self._pools[loop] = pool
         return pool

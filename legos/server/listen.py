@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import ctypes
 import logging
-import resource
 import socket
 import sys
 from collections.abc import AsyncGenerator, Generator
@@ -14,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from legos.errors import ConfigError
+from legos.machine import files_allowed
 from legos.server.app import service_of
 
 __all__ = ["bind", "connections_allowed", "listening", "serve_app"]
@@ -23,7 +23,6 @@ logger = logging.getLogger(__name__)
 BACKLOG = 2048  # connections that may wait to be accepted
 MOST_CONNECTIONS = 2048  # open at the same time; more requests are answered with 503
 MOST_HEAD_BYTES = 64 * 2**10
-DESCRIPTORS = 10_240  # file descriptors that the process may open; the maximum on macOS
 SPARED = 256  # descriptors reserved for other uses than connections
 FEWEST_CONNECTIONS = 16  # with 0 of them, every request would be answered with 503
 IDLE_S = 75  # seconds that a connection may be idle between two requests
@@ -142,24 +141,16 @@ def _limit_arenas() -> None:
 def connections_allowed(wanted: int) -> int:
     """Number of connections that the process can hold, at most ``wanted``.
 
-    Raises the process's limit on open files first, which is 256 by default on macOS.
-
     Raises:
-        ConfigError: the limit cannot be raised far enough for a server.
+        ConfigError: the limit on open files cannot be raised far enough for a server.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return wanted
-    most = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
-    if soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    allowed = max(soft, most) - SPARED
-    if allowed < FEWEST_CONNECTIONS:
+    files = files_allowed()
+    if files < SPARED + FEWEST_CONNECTIONS:
         raise ConfigError(
-            f"this process may open {max(soft, most)} files; a server needs at least "
+            f"this process may open {files} files; a server needs at least "
             f"{SPARED + FEWEST_CONNECTIONS}: raise the limit (ulimit -Hn) before it starts"
         )
-    return min(wanted, allowed)
+    return min(wanted, files - SPARED)
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import socket
 import threading
 from datetime import UTC, datetime, timedelta
@@ -51,6 +52,18 @@ def test_a_busy_server_is_asked_again() -> None:
         assert asyncio.run(ask(url)).text == "hi"
     assert len(script.asked) == 3
     assert script.asked[0].body == script.asked[1].body == script.asked[2].body
+
+
+def test_a_client_may_open_as_many_files_as_it_has_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """macOS allows 256 files by default, as many as one client has connections."""
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, resource.RLIM_INFINITY))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
+    with serving(ScriptedServer(lambda asked: HttpAnswer(ANSWER), models=OURS)) as url:
+        assert asyncio.run(ask(url)).text == "hi"
+    assert limits == [(10_240, resource.RLIM_INFINITY)]
 
 
 @pytest.mark.parametrize("hangs", [False, True])

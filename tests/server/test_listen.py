@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import resource
 import socket
 import subprocess
 import sys
@@ -34,7 +35,7 @@ def test_a_port_that_is_taken_is_named(fake: Any) -> None:
 
 
 def test_a_limit_without_room_for_connections_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listen.resource, "getrlimit", lambda _: (256, 256))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
     with pytest.raises(ConfigError, match=r"may open 256 files; a server needs .* \(ulimit -Hn"):
         bind("127.0.0.1", 0)
 
