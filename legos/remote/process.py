@@ -165,7 +165,8 @@ class ServerProcess:
         process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             process.wait(STOP_S)
-        with suppress(ProcessLookupError):  # also where only the guardian was killed
+        # Also where only the guardian was killed. macOS: EPERM where all that is left are zombies.
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 

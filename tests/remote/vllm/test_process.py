@@ -1,5 +1,6 @@
 """A server's process: how it starts, what its failure shows, and that nothing outlives this one."""
 
+import errno
 import os
 import re
 import signal
@@ -94,6 +95,21 @@ def test_a_server_answers_and_ends_with_all_that_it_started(tmp_path: Path) -> N
     assert not server.running
     assert ends(worker)
     server.close()  # nothing is left to do
+
+
+def test_a_group_of_zombies_which_macos_refuses_to_signal_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = ServerProcess(lambda _: [sys.executable, "-c", ""], log=tmp_path / "log")
+    server.start()
+    server.join()
+
+    def refuse(*_: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "killpg", refuse)
+    server.close()
+    assert not server.running
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it needs prctl")
