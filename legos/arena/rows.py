@@ -3,6 +3,7 @@
 import codecs
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from itertools import islice
@@ -16,6 +17,8 @@ from legos.records.episode import Task
 from legos.records.numbers import shown
 
 __all__ = ["hold_out", "read_tasks"]
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in the text of an object that does not write its own
 
 
 def read_tasks(
@@ -86,17 +89,44 @@ def hold_out(tasks: Iterable[Task], share: float) -> tuple[list[Task], list[Task
     Args:
         tasks: the tasks, with JSON values as data.
         share: share of tasks that are held out, from 0 to below 1.
+
+    Raises:
+        ArenaError: the share is out of range, or another process may write a task's data otherwise.
     """
     if not 0.0 <= share < 1.0:
         raise ArenaError(f"the share of held-out tasks is {share}; expected 0 or more, below 1")
     trained: list[Task] = []
     held_out: list[Task] = []
     for task in tasks:
-        text = json.dumps(task.data, sort_keys=True, default=str)
-        digest = hashlib.sha256(text.encode()).digest()
+        digest = hashlib.sha256(_content(task).encode()).digest()
         side = held_out if int.from_bytes(digest[:8]) < share * 2**64 else trained
         side.append(task)
     return trained, held_out
+
+
+def _content(task: Task) -> str:
+    """The data of a task as text, which is the same in every process.
+
+    Raises:
+        ArenaError: it has none.
+    """
+    try:
+        return json.dumps(task.data, sort_keys=True, default=_plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ArenaError(
+            f"hold_out() splits by data, and that of task {task.id!r} is {shown(task.data)}: "
+            f"{error}; give JSON values, such as texts, numbers, lists and dicts"
+        ) from error
+
+
+def _plain(value: object) -> object:
+    """What stands for a value that JSON lacks; raises ``ValueError`` if it may change."""
+    if isinstance(value, set | frozenset):
+        return sorted(cast("set[object]", value), key=repr)
+    text = str(value)
+    if _ADDRESS.search(text):
+        raise ValueError(f"{text} has another text in every process")
+    return text
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -179,6 +179,21 @@ def test_the_split_depends_on_the_rows_alone(file: Path) -> None:
         hold_out(tasks, 1.0)
 
 
+def test_tasks_that_another_process_would_split_otherwise_are_refused() -> None:
+    for data in (object(), [object()], lambda: 1, {1: "a", "b": 2}):
+        with pytest.raises(ArenaError, match=r"that of task 'a' is .*; give JSON values"):
+            hold_out([Task(id="a", data=data)], 0.5)
+
+
+def test_a_set_is_split_as_its_sorted_list_is() -> None:
+    words = [[f"{letter}{n}" for letter in "abcdefgh"] for n in range(20)]  # of any order in a set
+    sets, lists = (
+        hold_out([Task(id=each[0], data=form(each)) for each in words], 0.5)[1]
+        for form in (set, list)
+    )
+    assert [task.id for task in sets] == [task.id for task in lists]
+
+
 class Sums(Arena):
     """Plays the rows of a file; remembers which."""
 
