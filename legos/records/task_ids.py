@@ -8,7 +8,7 @@ from typing import Any
 from legos.errors import ArenaError, text_of
 from legos.records.episode import Task
 
-__all__ = ["check_task_ids"]
+__all__ = ["check_task_ids", "same_data"]
 
 _SHOWN = 200  # maximum number of characters of a task's data in a message
 
@@ -28,7 +28,7 @@ def check_task_ids(tasks: Iterable[tuple[tuple[Hashable, str], Task]]) -> None:
     first: dict[Hashable, Task] = {}
     for scope, task in tasks:
         known = first.setdefault((scope, task.id), task)
-        if known is not task and not _same(known.data, task.data):
+        if known is not task and not same_data(known.data, task.data):
             one, other = (text_of(data, repr)[:_SHOWN] for data in (known.data, task.data))
             raise ArenaError(
                 f"two tasks of arena {scope[1]!r} have the id {task.id!r} but different data: "
@@ -37,7 +37,8 @@ def check_task_ids(tasks: Iterable[tuple[tuple[Hashable, str], Task]]) -> None:
             )
 
 
-def _same(one: Any, other: Any) -> bool:
+def same_data(one: Any, other: Any) -> bool:
+    """Whether the data of two tasks counts as the same, as for ``check_task_ids``."""
     if one is other:
         return True
     with suppress(Exception):  # comparing arrays gives no single truth value

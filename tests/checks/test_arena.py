@@ -48,6 +48,23 @@ def test_tasks_that_differ_from_call_to_call_are_found() -> None:
     assert found(arena, "tasks").passed is False
 
 
+class Question:
+    """Data of a task that neither compares nor writes its content."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+@pytest.mark.parametrize("text", ["always", "new"])
+def test_tasks_whose_data_are_objects_are_compared_by_their_content(text: str) -> None:
+    count = itertools.count()
+
+    def tasks(self: Arena, rng: random.Random) -> Iterable[Task]:
+        yield Task(id="a", data=Question(text if text == "always" else f"{next(count)}"))
+
+    assert found(talk(tasks=tasks), "tasks").passed is (text == "always")
+
+
 def test_an_arena_without_held_out_tasks_has_as_many_plays_as_it_says() -> None:
     async def play(self: Arena, t: Table) -> Mapping[str, float]:
         await t.ask_all({"ann": "?", "bob": "?"})
