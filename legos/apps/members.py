@@ -8,8 +8,9 @@ from functools import partial
 from legos.apps.adapters import loaded
 from legos.apps.seated import load_seated
 from legos.arena.arena import Arena
+from legos.arena.checks import checked_seats
 from legos.arena.cursor import plays_from
-from legos.errors import CheckpointError
+from legos.errors import CheckpointError, user_code
 from legos.league.cast import BOTS, Cast, is_adapter
 from legos.protocols import Seat
 from legos.records.limits import EngineLimits
@@ -71,9 +72,16 @@ def lasting_names(
 
 
 def free_seats(arena: Arena) -> Mapping[str, Seat]:
-    """The seats of the first task for which the arena does not bring a player of its own."""
+    """The seats of the first task for which the arena does not bring a player of its own.
+
+    Raises:
+        ArenaError: ``seats`` of the arena failed, or returned no seats.
+    """
     [(task, _)] = plays_from(arena, arena.seed, 1, held_out=False)
-    return {role: seat for role, seat in arena.seats(task).items() if seat.policy is not None}
+    source = f"seats() of arena {arena.name!r}"
+    with user_code(source):
+        seats = checked_seats(arena.seats(task), arena.policies, source)
+    return {role: seat for role, seat in seats.items() if seat.policy is not None}
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from legos.arena.cursor import plays_from
 from legos.arena.matchmaker import ArenaSeats, SeatOverride, renamed
 from legos.config.resolve import read_config
 from legos.config.schema import RunConfig
-from legos.errors import CheckpointError, ConfigError, did_you_mean
+from legos.errors import CheckpointError, ConfigError, did_you_mean, user_code
 from legos.league.cast import BOTS, PERSON, is_adapter
 from legos.league.matchmaker import DRAWS, EXPLOITER, LeagueSeats, with_adapters
 from legos.records.names import BASE, POLICY
@@ -95,7 +95,7 @@ def load_seated(
     Raises:
         CheckpointError: ``RUN@STEP`` or a folder is not found.
         AdapterError: an adapter is damaged, or does not fit the model.
-        ArenaError: the arena has no tasks, or its seats are not valid.
+        ArenaError: the arena has no tasks, or its seats failed or are not valid.
     """
     loaded: dict[str, str] = {}
     opponents: dict[tuple[str, str], str] = {}
@@ -113,7 +113,9 @@ def load_seated(
             continue
         live: dict[str, str] = {}  # as seats name an adapter -> as the engine does
         for task, seed in plays_from(arena, arena.seed, PLAYS, held_out=False):
-            for seat in arena.seated(task, seed).values():
+            with user_code(f"seats() of arena {arena.name!r}"):
+                seats = arena.seated(task, seed)
+            for seat in seats.values():
                 known = (BASE, *arena.policies, *live)
                 if seat.trainable or seat.client is not arena.client or seat.adapter in known:
                     continue

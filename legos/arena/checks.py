@@ -27,6 +27,7 @@ __all__ = [
 
 ILLEGAL = get_args(IllegalMove)
 UTILITIES = get_args(Utility)
+METHODS = ("tasks(self, rng)", "held_out(self, rng)", "seats(self, task)", "play(self, t)")
 
 
 def check_attributes(arena: Playable) -> None:
@@ -61,12 +62,15 @@ def check_attributes(arena: Playable) -> None:
         if role not in arena.roles:
             raise ArenaError(f"system of {name} names {role!r}{did_you_mean(role, arena.roles)}")
     _check_weights(arena.reward_weights, name)
-    for method, form in (("tasks", "def tasks(self, rng)"), ("play", "async def play(self, t)")):
-        signature = inspect.signature(getattr(arena, method))
+    for form in METHODS:
+        method, _, _ = form.partition("(")
+        given = getattr(arena, method)
         try:
-            signature.bind(None)
+            inspect.signature(given).bind(None)
         except TypeError:
-            raise ArenaError(f"{method}() of {name} takes {signature}; write {form}") from None
+            what = f"takes {inspect.signature(given)}" if callable(given) else f"is {shown(given)}"
+            write = f"async def {form}" if method == "play" else f"def {form}"
+            raise ArenaError(f"{method}() of {name} {what}; write {write}") from None
 
 
 def _check(right: bool, what: str, expected: str) -> None:
@@ -134,14 +138,13 @@ def checked_tasks(arena: Playable, rng: random.Random, *, held_out: bool = False
     Raises:
         ArenaError: ``tasks`` or ``held_out`` failed, or yields anything but tasks.
     """
-    source = f"tasks() of arena {arena.name!r}"
+    source = f"held_out() of arena {arena.name!r}"
     with user_code(source):
         given = arena.held_out(rng) if held_out else None
-        if given is None:
-            given = arena.tasks(rng)
-        else:
-            source = f"held_out() of arena {arena.name!r}"
+    if given is None:
+        source = f"tasks() of arena {arena.name!r}"
     with user_code(source):
+        given = arena.tasks(rng) if given is None else given
         for task in _iterable(given, source):
             _check_task(task, source, arena.levels)
             yield task

@@ -18,6 +18,7 @@ from legos.checks.players import (
     planned_plays,
     played,
     random_player,
+    reference_of,
     returns,
     slack,
     with_thinking,
@@ -187,7 +188,7 @@ def _asked(turn: Turn) -> tuple[str, str]:
 
 def _unlike(arena: Arena, player: str, episodes: Sequence[Episode]) -> Iterator[str]:
     """Where a player earns something else than the reference number of its name says."""
-    reference = arena.reference()
+    reference = reference_of(arena)
     for role in arena.roles:
         name = player if len(arena.roles) == 1 else f"{player}_{role}"
         if name not in reference:
@@ -266,7 +267,7 @@ def _idle(arena: Arena, planned: Plays) -> Iterator[Finding]:
         else f"every play fails:\n{episodes[0].error}"
     )
     wrong = list(_unlike(arena, "idle", ended))
-    declared = any(key.partition("_")[0] == "idle" for key in arena.reference())
+    declared = any(key.partition("_")[0] == "idle" for key in reference_of(arena))
     yield finding(
         "idle player", (not wrong if declared else None), text, f"{'; '.join(wrong)}; {text}"
     )

@@ -14,6 +14,7 @@ from legos.checks.players import (
     failure,
     finding,
     played,
+    reference_of,
     slack,
 )
 from legos.errors import ArenaError, GameSizeError, story_of
@@ -72,11 +73,12 @@ def game_findings(
             return [finding("views", False, "", f"a random play fails:\n{story_of(error)}")]
     best = optimal_policy(tree)
     known = _computed(tree, best)
-    given = {name: value for name, value in arena.game.reference().items() if name in known}
+    reference = reference_of(arena)
+    given = {name: value for name, value in reference.items() if name in known}
     wrong = [name for name in given if not isclose(given[name], known[name], abs_tol=CLOSE)]
     bad = "; ".join(f"{name} is {given[name]:g}, computed {known[name]:g}" for name in wrong)
     good = ", ".join(f"{name} {round(value, 7) + 0.0:.6g}" for name, value in known.items())
-    if taken := ", ".join(name for name in arena.game.reference() if name not in known):
+    if taken := ", ".join(name for name in reference if name not in known):
         good += f"; not computed, and taken as given: {taken}"
     findings = [finding("reference", not wrong, good, bad)]
     if best is None:

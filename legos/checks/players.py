@@ -17,6 +17,7 @@ from legos.arena.arena import SEATING, Arena
 from legos.arena.cursor import plays_from
 from legos.arena.matchmaker import ArenaSeats
 from legos.credit.means import with_children
+from legos.errors import user_code
 from legos.fakes.client import Asked, ScriptedClient
 from legos.play.step import play_all
 from legos.protocols import Seat, Seating
@@ -36,6 +37,7 @@ __all__ = [
     "planned_plays",
     "played",
     "random_player",
+    "reference_of",
     "returns",
     "slack",
     "with_thinking",
@@ -92,10 +94,22 @@ class _Players(ArenaSeats):
 def planned_plays(arena: Arena, seed: int, plays: int) -> list[tuple[Task, int]]:
     """Plays of the tasks, and as many of the held-out ones if there are some."""
     trained = plays_from(arena, seed, plays, held_out=False)
-    if arena.held_out(random.Random(seed)) is None:
+    with user_code(f"held_out() of arena {arena.name!r}"):
+        given = arena.held_out(random.Random(seed))
+    if given is None:
         return trained
     held_out = plays_from(arena, seed + 1, plays // 2)  # seeds of their own
     return [*trained[: plays - len(held_out)], *held_out]
+
+
+def reference_of(arena: Arena) -> dict[str, float]:
+    """The reference numbers of an arena.
+
+    Raises:
+        ArenaError: ``reference`` failed, or returned no numbers by name.
+    """
+    with user_code(f"reference() of arena {arena.name!r}"):
+        return {name: float(value) for name, value in arena.reference().items()}
 
 
 def played(

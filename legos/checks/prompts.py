@@ -7,6 +7,7 @@ from typing import NamedTuple
 from legos.arena.arena import Arena
 from legos.checks.players import Finding, Played, finding
 from legos.credit.means import with_children
+from legos.errors import user_code
 from legos.records.episode import Episode, Turn
 
 __all__ = ["prompt_findings"]
@@ -87,14 +88,16 @@ def _private(arena: Arena, batches: Sequence[Played]) -> Iterator[Finding]:
     """Whether texts that only one role may read stay out of the prompts of the others."""
     number, found = 0, list[str]()
     for episode in (episode for batch in batches for episode in batch.episodes):
-        for owner, texts in arena.private(episode.task).items():
-            number += len(texts)
-            found += [
-                f"{place.role!r} reads {text[:60]!r} of {owner!r} (task {place.task!r})"
-                for place, turn in _turns(0, episode)
-                for text in texts
-                if place.role != owner and text in _prompt(turn)
-            ]
+        with user_code(f"private() of arena {arena.name!r}"):
+            for owner, given in arena.private(episode.task).items():
+                texts = (given,) if isinstance(given, str) else given
+                number += len(texts)
+                found += [
+                    f"{place.role!r} reads {text[:60]!r} of {owner!r} (task {place.task!r})"
+                    for place, turn in _turns(0, episode)
+                    for text in texts
+                    if place.role != owner and text in _prompt(turn)
+                ]
     if number:
         good = f"none of the {number} texts of private() is in a prompt of another role"
         yield finding("private", not found, good, "; ".join(found[:1]))

@@ -87,6 +87,9 @@ def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     [
         ("async def play(self): pass", "", "takes (); write async def play(self, t)"),
         ("def tasks(self): pass", "", "takes (); write def tasks(self, rng)"),
+        ("def held_out(self): pass", "", "takes (); write def held_out(self, rng)"),
+        ("def seats(self): pass", "", "takes (); write def seats(self, task)"),
+        ("def seats(self, task): return task.data['who']", "", "seats() of arena 'mine' failed:"),
         (
             "def __init__(self, size=3): super().__init__()",
             "",

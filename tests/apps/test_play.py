@@ -3,6 +3,7 @@
 import asyncio
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -227,6 +228,16 @@ def test_what_cannot_be_seated_is_refused(
 ) -> None:
     assert main(["play", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("seats", "message"),
+    [("task.who", "failed:"), ("None", "returned None; is a `return` missing?")],
+)
+def test_seats_of_the_arena_that_cannot_be_used_are_named(seats: str, message: str) -> None:
+    Path("talk.py").write_text(f"{TALK}\n    def seats(self, task):\n        return {seats}\n")
+    with pytest.raises(ArenaError, match=rf"seats\(\) of arena 'talk' {re.escape(message)}"):
+        played("talk.py:Talk", players=Players(seats={}))
 
 
 def test_a_random_bot_needs_choices() -> None:

@@ -103,6 +103,15 @@ def test_plays_that_fail_end_the_checks() -> None:
     assert "a defect" in findings[-1].text
 
 
+@pytest.mark.parametrize("method", ["held_out", "reference", "private"])
+def test_a_method_of_the_arena_that_fails_is_named(method: str) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("a defect")
+
+    with pytest.raises(ArenaError, match=rf"(?s){method}\(\) of arena 'talk' failed:.*a defect"):
+        check_arena(talk(**{method: broken}), plays=3)
+
+
 def test_rewards_that_break_the_rules_are_an_error() -> None:
     async def play(self: Arena, t: Table) -> Mapping[str, float]:
         return {"ann": 1.0}

@@ -78,6 +78,9 @@ ARENAS = {  # what the class Mine(Base) has -> message of its step
     "def tasks(self, rng): [Task(id='a')]": (
         "tasks() of arena 'mine' returned None; write yield Task(id=..., data=...), or return ..."
     ),
+    "tasks = [Task(id='a')]": (
+        "tasks() of arena 'mine' is [Task(id='a')], a list; write def tasks(self, rng)"
+    ),
     "def tasks(self, rng): yield 'a'": (
         "tasks() of arena 'mine' yielded 'a', a str; expected a Task, such as Task(...)"
     ),
