@@ -214,6 +214,8 @@ def _load_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ArenaError(f"cannot import {path}: it is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    if (folder := str(path.resolve().parent)) not in sys.path:
+        sys.path.append(folder)  # it may import files beside it, as a script may
     sys.modules[name] = module  # before it runs, because dataclasses look up their module
     try:
         spec.loader.exec_module(module)
@@ -231,6 +233,8 @@ def _reason(error: BaseException) -> str:
         code = "" if error.code is None else repr(error.code)
         return f"it ends the process (sys.exit({code})); call that in main() alone"
     hint = ""
+    if isinstance(error, ImportError) and (error.name or "").startswith(_FILE):
+        return "a file alone has no relative imports; name its module, such as folder.file:Class"
     if isinstance(error, ModuleNotFoundError):
         hint = f"; install it into the environment of {sys.executable}, or mend the import"
     elif isinstance(error, ImportError) and error.name == "legos":

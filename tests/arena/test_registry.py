@@ -1,5 +1,6 @@
 """Arenas by name, by file and by module, and what is said when there is none."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,17 @@ def test_what_cannot_be_found_is_named(
     with pytest.raises(ArenaError, match=message) as refused:
         find_arena(name.format(file=file, folder=file.parent))
     assert "\n" not in str(refused.value)
+
+
+def test_a_file_imports_those_beside_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "words_of_mine", raising=False)
+    (file.parent / "words_of_mine.py").write_text("NAME = 'a neighbour'\n")
+    file.write_text(f"from words_of_mine import NAME\n{TWO_ARENAS}")
+    assert vars(sys.modules[find_arena(f"{file}:Duel").__module__])["NAME"] == "a neighbour"
+    file.with_name("other.py").write_text("from .words_of_mine import NAME\n")
+    with pytest.raises(ArenaError, match=r"no relative imports; name its module, such as folder"):
+        find_arena(f"{file.with_name('other.py')}:Duel")
 
 
 def test_a_broken_file_can_be_mended_and_found(file: Path) -> None:
