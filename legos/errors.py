@@ -60,6 +60,7 @@ __all__ = [
     "story_of",
     "text_of",
     "user_code",
+    "with_story",
 ]
 
 HOME = Path(__file__).parent  # where the kit's own code is
@@ -180,6 +181,13 @@ def story_of(error: BaseException) -> str:
     return "".join([*lines, *traceback.format_exception_only(error), *inner])
 
 
+def with_story(refusal: LegosError, error: BaseException) -> LegosError:
+    """An error with the lines of a user's code that caused it as a note, if there are any."""
+    if own_line(error):
+        refusal.add_note(story_of(error).rstrip())
+    return refusal
+
+
 @contextmanager
 def user_code(source: str) -> Generator[None]:
     """Within the block, whatever a user's code raises becomes an ``ArenaError`` that names it."""
@@ -198,4 +206,5 @@ def own_line(error: BaseException) -> str:
 
 
 def _is_own(frame: tuple[FrameType, int]) -> bool:
-    return not Path(frame[0].f_code.co_filename).is_relative_to(HOME)
+    file = frame[0].f_code.co_filename
+    return not (file.startswith("<frozen importlib") or Path(file).is_relative_to(HOME))

@@ -14,7 +14,7 @@ import legos
 from legos.arena.arena import Arena, GameArena
 from legos.arena.game import Game
 from legos.builtin import BUILTIN, is_builtin
-from legos.errors import ArenaError, ConfigError, did_you_mean
+from legos.errors import ArenaError, ConfigError, LegosError, did_you_mean, with_story
 from legos.installed import adding
 
 __all__ = [
@@ -169,7 +169,7 @@ def load_module(place: str) -> ModuleType:
     try:
         return importlib.import_module(place)
     except (Exception, SystemExit) as error:
-        raise ArenaError(f"cannot import {place}: {_reason(error)}") from error
+        raise _unimportable(place, error) from error
 
 
 def made_of(name: str, what: str) -> Any:
@@ -192,7 +192,8 @@ def made_of(name: str, what: str) -> Any:
     try:
         return kind() if callable(kind) else kind
     except Exception as error:  # the class's own code may raise anything
-        raise ConfigError(f"{what}: {name!r} cannot be made: {error!r}") from error
+        refusal = ConfigError(f"{what}: {name!r} cannot be made: {error!r}")
+        raise with_story(refusal, error) from error
 
 
 def is_arena_file(module: ModuleType) -> bool:
@@ -223,8 +224,14 @@ def _load_file(path: Path) -> ModuleType:
         del sys.modules[name]
         if not isinstance(error, Exception | SystemExit):  # Ctrl-C
             raise
-        raise ArenaError(f"cannot import {path}: {_reason(error)}") from error
+        raise _unimportable(path, error) from error
     return module
+
+
+def _unimportable(place: object, error: BaseException) -> LegosError:
+    """Why a module cannot be imported, with its line where that does not follow from the reason."""
+    refusal = ArenaError(f"cannot import {place}: {_reason(error)}")
+    return refusal if isinstance(error, ImportError | SyntaxError) else with_story(refusal, error)
 
 
 def _reason(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from legos.arena.registry import find_arena, made_of
 from legos.config.league import LeagueConfig
 from legos.config.schema import GenerationConfig, PlayConfig, PlayedArena, RunConfig
 from legos.credit import make_credit
-from legos.errors import ArenaError, ConfigError, LegosError
+from legos.errors import ArenaError, ConfigError, LegosError, with_story
 from legos.league.cast import OPTIMAL, Cast, is_own_bot
 from legos.league.matchmaker import EXPLOITER, EXPLOITERS, LeagueSeats
 from legos.loop.mix import Mix
@@ -73,9 +73,10 @@ def make_arena(
     except Exception as error:  # the arena's own code may raise anything
         given = ", ".join(f"{key}={value!r}" for key, value in options.items()) or "no options"
         hint = PASS_ON if any(f"argument {key!r}" in str(error) for key in OF_EVERY_ARENA) else ""
-        raise ArenaError(
+        refusal = ArenaError(
             f"arena {name!r} cannot be made with {given}: {type(error).__name__}: {error}{hint}"
-        ) from error
+        )
+        raise with_story(refusal, error) from error
     check_attributes(arena)
     if play.credit is not None and arena.credit_assigner is not common["credit_assigner"]:
         raise ConfigError(

@@ -106,6 +106,28 @@ def test_what_is_seen_before_the_first_play(
     assert not Path("run").exists()
 
 
+@pytest.mark.parametrize(
+    ("methods", "attributes", "message"),
+    [
+        ("", "table = {}['rows']", "cannot import mine.py: KeyError: 'rows'\n"),
+        (
+            "def __init__(self, client=None, **kw):\n    super().__init__(client, **kw)\n"
+            "    {}['rows']",
+            "",
+            "arena 'mine.py:Mine' cannot be made with no options: KeyError: 'rows'\n",
+        ),
+    ],
+)
+def test_the_line_of_an_error_that_no_play_raises_is_shown(
+    methods: str, attributes: str, message: str, refusal: Callable[..., str]
+) -> None:
+    write(ARENA, methods, attributes)
+    told = refusal()
+    assert f'error: {message}  File "{Path.cwd()}/mine.py", line ' in told
+    assert "{}['rows']" in told
+    assert "legos/" not in told.replace(f"{Path.cwd()}", "")
+
+
 def test_tasks_that_return_nothing(refusal: Callable[..., str]) -> None:
     write(ARENA, "def tasks(self, rng):\n    [Task(id='a')]")
     told = refusal()
