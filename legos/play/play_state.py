@@ -23,6 +23,7 @@ from legos.play.slot import Slot
 from legos.protocols import Seat
 from legos.records.episode import Episode, Rollout, Task, Turn
 from legos.records.message import Completion, Continuation, Message, Prompt, Sampling
+from legos.records.numbers import shown
 from legos.records.seeds import absorb
 
 __all__ = ["PlayState", "SeatState"]
@@ -155,7 +156,7 @@ class SeatState(Struct):
             messages,
             completion,
             sampling.choices,
-            None if completion.tool_calls else parse,
+            parse,
             asked_at=asked_at,
             sampling=None if own else sampling,
         )
@@ -179,8 +180,18 @@ class SeatState(Struct):
             turn: further fields of the ``Turn``.
 
         Returns:
-            As ``read_answer``.
+            As ``read_answer``; an answer with tool calls is not parsed.
+
+        Raises:
+            ArenaError: the client returned something else.
         """
+        if not isinstance(completion, Completion):
+            client = type(self.seat.client).__name__
+            raise ArenaError(
+                f"the client of {self.seat.role!r}, a {client}, returned {shown(completion)}; "
+                "expected a legos.Completion, such as Completion(text=...)"
+            )
+        parse = None if completion.tool_calls else parse
         _, answer = split_thinking(completion.text)
         move, parsed, reason = read_answer(answer, choices, parse)
         if self.remembers:

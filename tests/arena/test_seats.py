@@ -1,7 +1,12 @@
-"""Seats that an arena or a matchmaker mixes up."""
+"""Seats that an arena or a matchmaker mixes up, and clients that return something else."""
+
+import asyncio
+from typing import Any
 
 import pytest
+from talks import talk
 
+from legos import GRPOCredit, make_arena
 from legos.arena.checks import checked_seats
 from legos.errors import ArenaError
 from legos.fakes import ScriptedClient
@@ -13,3 +18,23 @@ def test_seats_that_are_swapped() -> None:
     ann, bob = (Seat(role=role, client=ScriptedClient("")) for role in ("ann", "bob"))
     with pytest.raises(ArenaError, match=r"the seat of 'bob' in seat 'ann'; .*, role='ann'\)"):
         checked_seats({"ann": bob, "bob": ann}, ("policy",), "seats() of arena 'duel'")
+
+
+class Says:
+    """A client of one's own that returns no completion."""
+
+    def __init__(self, said: Any) -> None:
+        self.said = said
+
+    async def complete(self, prompt: Any, sampling: Any, *, adapter: str = "policy") -> Any:
+        return self.said
+
+
+@pytest.mark.parametrize(
+    ("said", "message"), [("a", "returned 'a', a str;"), (None, "returned None;")]
+)
+def test_a_client_that_returns_no_completion(said: Any, message: str) -> None:
+    for arena, role in ((talk(tasks_per_step=4), "ann"), (make_arena("kuhn", None), "first")):
+        arena.client, arena.credit_assigner = Says(said), GRPOCredit()
+        with pytest.raises(ArenaError, match=f"the client of '{role}', a Says, {message} expected"):
+            asyncio.run(arena.step())
