@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from legos.errors import ArenaError
 
-__all__ = ["Game", "State", "Utility", "position", "split_position"]
+__all__ = ["Game", "State", "Utility", "movers", "position", "split_position"]
 
 State = Any
 """A position: any hashable value; equal values are one position."""
@@ -153,6 +153,22 @@ class Game(ABC):
     def reference(self) -> Mapping[str, float]:
         """Known reference values for plots, such as the value under optimal play."""
         return {}
+
+
+def movers(game: Game, state: State, turn: str | Sequence[str]) -> Sequence[str]:
+    """The roles that move in a state, which ``turn`` returned.
+
+    Raises:
+        ArenaError: they are no roles of the game.
+    """
+    roles = (turn,) if isinstance(turn, str) else turn
+    several = isinstance(roles, Sequence) and len(roles) > 0
+    if not several or len(set(roles)) < len(roles) or not set(roles) <= set(game.roles):
+        raise ArenaError(
+            f"game {game.name!r}: turn({state!r}) is {turn!r}; expected one of {game.roles},"
+            " several of them, each once, or None at the end"
+        )
+    return roles
 
 
 def _draw(outcomes: Sequence[tuple[State, float]], rng: random.Random) -> State:

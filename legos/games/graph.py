@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legos.arena.checks import check_names, checked_choices, checked_rewards
-from legos.arena.game import Game, State
+from legos.arena.game import Game, State, movers
 from legos.errors import ArenaError, GameSizeError, LegosError, story_of
 from legos.games.layers import IntArray, layered, node_on_cycle
 from legos.records.numbers import shown
@@ -227,7 +227,7 @@ class _Walk:
             rewards = checked_rewards(self.game.payoff(state), self.game.roles, source)
             self.payoffs[node] = tuple(rewards.values())
             return
-        roles = self._roles(state, turn)
+        roles = movers(self.game, state, turn)
         first, point = self._point(state, roles[len(moves)])
         for slot, move in enumerate(point.legal, start=first):
             made = (*moves, move)
@@ -236,18 +236,6 @@ class _Walk:
             else:
                 after = self.game.after_moves(state, turn, dict(zip(roles, made, strict=True)))
             self.edges.append((node, self._number(after), slot, 1.0))
-
-    def _roles(self, state: State, turn: str | Sequence[str]) -> Sequence[str]:
-        """The roles that move in a state."""
-        roles = (turn,) if isinstance(turn, str) else turn
-        names = self.game.roles
-        several = isinstance(roles, Sequence) and len(roles) > 0
-        if not several or len(set(roles)) < len(roles) or not set(roles) <= set(names):
-            raise ArenaError(
-                f"game {self.game.name!r}: turn({state!r}) is {turn!r}; expected one of {names},"
-                " several of them, each once, or None at the end"
-            )
-        return roles
 
     def _point(self, state: State, role: str) -> tuple[int, DecisionPoint]:
         name = self.game.name

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from legos.arena.checks import check_text, checked_choices
-from legos.arena.game import Game, State
+from legos.arena.game import Game, State, movers
 from legos.errors import PlayCancelledError
 from legos.play.outcome import failing_alone
 from legos.play.play_state import SeatState
@@ -129,7 +129,7 @@ class Positions:
         """The position of a state.
 
         Raises:
-            ArenaError: a prompt is not text, or a legal move is invalid.
+            ArenaError: the roles to move or a legal move is invalid, or a prompt is not text.
         """
         try:
             position = self._positions.get(state)
@@ -143,7 +143,7 @@ class Positions:
 
     def _position(self, state: State) -> Position:
         turn = self.game.turn(state)
-        roles = (turn,) if isinstance(turn, str) else turn or ()
+        roles = () if turn is None else movers(self.game, state, turn)
         return Position(tuple(self._question(state, role) for role in roles), turn)
 
     def _question(self, state: State, role: str) -> Question:

@@ -385,7 +385,7 @@ class Race(Game):
             {"legal": lambda state, role: [1]},
             "the choices for 'ann' hold 1, an int; expected texts",
         ),
-        ({"turn": lambda state: "ana"}, "no role 'ana' at this table; did you mean 'ann'?"),
+        ({"turn": lambda state: 0}, "turn(0) is 0; expected one of ('ann', 'bob')"),  # not the end
     ],
 )
 def test_games(replaced: Any, message: str) -> None:
