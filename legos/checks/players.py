@@ -117,13 +117,18 @@ def played(
 ) -> Played:
     """Play with one kind of player; the arena's matchmaker and its stores stay as they are.
 
+    The player also answers in arenas that the arena keeps as attributes, to spawn their plays.
+
     Args:
         arena: the arena.
         player: makes the answers of each seat.
         plays: tasks and the seeds of their plays.
         at_once: maximum number of simultaneous plays; None: all.
     """
-    matchmaker, arena.matchmaker = arena.matchmaker, _Players(player, plays)
+    arenas = (arena, *(each for each in vars(arena).values() if isinstance(each, Arena)))
+    matchmakers = [each.matchmaker for each in arenas]
+    for each in arenas:
+        each.matchmaker = _Players(player, plays)
     stores = arena.stores.copy()
     try:
         started = time.perf_counter()
@@ -131,7 +136,8 @@ def played(
         episodes = asyncio.run(play_all(arena, plays, slots, stores=stores))
         took_s = time.perf_counter() - started
     finally:
-        arena.matchmaker = matchmaker
+        for each, matchmaker in zip(arenas, matchmakers, strict=True):
+            each.matchmaker = matchmaker
     return Played(episodes=episodes, took_s=took_s, stored=json.dumps(stores.state()))
 
 

@@ -42,6 +42,20 @@ def test_an_arena_that_spawns_itself_passes() -> None:
     assert {each.name for each in findings if each.passed is False} == set()
 
 
+def test_an_arena_that_keeps_another_to_spawn_passes() -> None:
+    async def play(self: Arena, t: Table) -> Mapping[str, float]:
+        await t.ask("ann", "?")
+        [child] = await t.spawn(vars(self)["inner"], Task(id="child"))
+        return child.rewards
+
+    arena, inner = talk(play=play), talk()
+    vars(arena)["inner"] = inner
+    before = inner.matchmaker
+    findings = check_arena(arena, plays=3)
+    assert {each.name for each in findings if each.passed is False} == set()
+    assert inner.matchmaker is before
+
+
 def test_tasks_that_differ_from_call_to_call_are_found() -> None:
     count = itertools.count()
     arena = talk(tasks=lambda self, rng: [Task(id=str(next(count)))])
