@@ -134,14 +134,14 @@ class Table(PlayState):
         self,
         prompts: Mapping[str, str | Sequence[int]],
         *,
-        choices: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+        choices: Sequence[str] | Mapping[str, Sequence[str] | None] | None = None,
         **options: Any,
     ) -> dict[str, Reply]:
         """Ask several seats at once; no seat sees the others' prompts or replies.
 
         Args:
             prompts: role -> prompt, as for ``ask``.
-            choices: the legal answers, for all roles or role -> legal answers.
+            choices: the legal answers, for all roles or role -> legal answers, None: any.
             options: as for ``ask``, the same for all roles.
 
         Returns:
@@ -152,6 +152,11 @@ class Table(PlayState):
         """
         if not isinstance(prompts, Mapping):
             raise ArenaError(f"ask_all got {shown(prompts)}; expected role -> prompt")
+        if isinstance(choices, Mapping) and (without := [*prompts.keys() - choices.keys()]):
+            raise ArenaError(
+                f"ask_all has no choices for {without[0]!r}, but for {', '.join(choices)}; give "
+                "each role its own, and None to one that may say anything"
+            )
 
         async def outcome(role: str, prompt: str | Sequence[int]) -> Reply | Exception:
             try:

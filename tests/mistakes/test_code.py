@@ -113,6 +113,9 @@ ARENAS = {  # what the class Mine(Base) has -> message of its step
     "async def play(self, t): await t.ask('player', '?', choices=[1])": (
         "the choices for 'player' hold 1, an int; expected texts: [str(x) for x in ...]"
     ),
+    "async def play(self, t): await t.ask_all({'player': '?'}, choices={'palyer': ['a']})": (
+        "ask_all has no choices for 'player', but for palyer; give each role its own, and None ..."
+    ),
     "async def play(self, t): t.ask('player', '?').text": (
         "2 of 2 plays of arena 'mine' failed; the first, of task 'a': ... 'coroutine' object has "
         "no attribute 'text' is `await` missing? Write reply = await t.ask(...)"
