@@ -161,6 +161,8 @@ def _iterable(given: Any, source: str) -> Iterable[Any]:
             f"{source} returned {shown(given)}; write yield Task(id=..., data=...), or return a "
             "list of tasks"
         )
+    if inspect.isgenerator(given) and inspect.getgeneratorstate(given) != inspect.GEN_CREATED:
+        raise ArenaError(f"{source} returned a generator again; return a list, or a new one")
     return given
 
 

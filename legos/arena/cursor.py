@@ -242,5 +242,8 @@ def tasks_from(
             return
         if not found:
             which = "no tasks" if level is None else f"no task of level {level!r}"
-            raise ArenaError(f"arena {arena.name!r} has {which}; tasks(rng) yielded none")
+            later = f" in round {epoch + 1}: return a list, or a new iterator each time"
+            raise ArenaError(
+                f"arena {arena.name!r} has {which}; tasks(rng) yielded none{later if epoch else ''}"
+            )
         epoch += 1

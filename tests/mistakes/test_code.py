@@ -87,6 +87,12 @@ ARENAS = {  # what the class Mine(Base) has -> message of its step
     "def tasks(self, rng): yield Task(id=3)": (
         "tasks() of arena 'mine' yielded a Task whose id is 3, an int; expected text"
     ),
+    "tasks_per_step = 2; all = (Task(id=i) for i in 'a')\ndef tasks(self, rng): return self.all": (
+        "tasks() of arena 'mine' returned a generator again; return a list, or a new one"
+    ),
+    "tasks_per_step = 2; all = iter([Task(id='a')])\ndef tasks(self, rng): return self.all": (
+        "arena 'mine' has no tasks; tasks(rng) yielded none in round 2: return a list, or ..."
+    ),
     "def play(self, t): return {'player': 1.0}": (
         "play() of arena 'mine' is not async; write async def play(self, t)"
     ),
