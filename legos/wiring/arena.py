@@ -1,5 +1,6 @@
 """Make an arena with its client, credit rule and options from the configuration."""
 
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +23,11 @@ from legos.wiring.options import OF_EVERY_ARENA, checked_options
 
 __all__ = ["DEFAULT_CREDIT", "make_arena", "make_mix", "policies_of"]
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_CREDIT = "dr_grpo"
+OF_ARENAS = ("tasks_per_step", "group_size", "illegal", "retries", "restrict_choices", "max_tokens")
+"""Attributes of arenas that somebody may write in a game."""
 MATCHMAKER = ("seats", "record", "state", "restore", "seating")  # methods
 PASS_ON = (
     "; an arena's __init__ takes (self, client=None, *, ..., **kwargs) and passes them on: "
@@ -65,6 +70,7 @@ def make_arena(
     }
     try:
         if issubclass(kind, Game):
+            _warn_of_unread(kind)
             arena: Arena = GameArena(kind(**options), client, **common)
         else:
             arena = kind(client, **common, **options)
@@ -95,6 +101,19 @@ def make_arena(
     _set_curriculum(arena, play)
     _seat_opponents(arena, play, league or LeagueConfig())
     return arena
+
+
+def _warn_of_unread(kind: type[Game]) -> None:
+    """Name the attributes of a game that only an arena would read."""
+    if unread := [name for name in OF_ARENAS if not callable(getattr(kind, name, len))]:
+        logger.warning(
+            "game %r sets %s without effect: these are attributes of arenas; set them on "
+            "GameArena(%s, client) or on the command line, or recommend them in the game, such as "
+            "recommended = {'play.tasks_per_step': 64}",
+            kind.name,
+            " and ".join(unread),
+            kind.__name__,
+        )
 
 
 def _state_rules(arena: Arena, play: PlayConfig) -> None:

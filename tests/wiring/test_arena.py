@@ -86,6 +86,32 @@ def test_a_credit_rule_must_be_one(tmp_path: Path) -> None:
         asyncio.run(arena.step())
 
 
+GAME = """
+from legos import Game
+
+class Coin(Game):
+    roles = ("ann",)
+    tasks_per_step = 4
+    illegal = "random"
+
+    def turn(self, state): ...
+    def view(self, state, role): ...
+    def legal(self, state, role): ...
+    def payoff(self, state): ...
+"""
+
+
+def test_attributes_of_a_game_that_only_arenas_read_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "coin.py"
+    file.write_text(GAME)
+    make_arena(f"{file}:Coin", None)
+    make_arena("kuhn", None)
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert warning.startswith("game 'coin' sets tasks_per_step and illegal without effect: ")
+
+
 def test_settings_hold_in_children_of_a_class_too() -> None:
     play, generation = PlayConfig(illegal="random"), GenerationConfig(max_tokens=7)
     arena = make_arena("absolute_zero", ScriptedClient([]), play=play, generation=generation)
