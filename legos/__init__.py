@@ -33,7 +33,7 @@ _MODULES = {  # module -> its public names; ``__init__.pyi`` lists them for type
     "loop.mix": "Mix",
     "play.one_task": "play_task",
     "play.table": "Table",
-    "protocols": "Client Curriculum Matchmaker RewardModel Seat",
+    "protocols": "Client CreditAssigner Curriculum Matchmaker RewardModel Seat",
     "records.episode": "Episode Task",
     "records.message": "Completion Message Sampling",
     "run.reader": "open_run",

@@ -38,6 +38,7 @@ from legos.loop.mix import Mix as Mix
 from legos.play.one_task import play_task as play_task
 from legos.play.table import Table as Table
 from legos.protocols import Client as Client
+from legos.protocols import CreditAssigner as CreditAssigner
 from legos.protocols import Curriculum as Curriculum
 from legos.protocols import Matchmaker as Matchmaker
 from legos.protocols import RewardModel as RewardModel

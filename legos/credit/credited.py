@@ -139,7 +139,7 @@ def _per_turn(
         raise ArenaError(
             f"credit rule {type(credit).__name__} gave {advantages!r} for a play in which "
             f"{rollout.role!r} had {len(rollout.turns)} turns; expected a mapping from each "
-            "trained role to one number per turn, as legos.protocols.CreditAssigner says"
+            "trained role to one number per turn, as legos.CreditAssigner says"
         )
     return values
 

@@ -104,7 +104,7 @@ def required_credit(arena: Arena) -> CreditAssigner:
     if not isinstance(credit, CreditAssigner):
         raise ArenaError(
             f"the credit rule of arena {arena.name!r} is {credit!r:.80}; expected one such as "
-            "GRPOCredit(), or of a subclass of legos.protocols.CreditAssigner"
+            "GRPOCredit(), or of a subclass of legos.CreditAssigner"
         )
     return credit
 

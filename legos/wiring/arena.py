@@ -161,7 +161,7 @@ def _seat_opponents(arena: Arena, play: PlayConfig, settings: LeagueConfig) -> N
         if lacking := [name for name in MATCHMAKER if not hasattr(made, name)]:
             raise ConfigError(
                 f"play.matchmaker is {play.matchmaker!r}, whose class has no {lacking[0]!r}; make "
-                "it a subclass of legos.protocols.Matchmaker"
+                "it a subclass of legos.Matchmaker"
             )
     if not play.opponents:
         return
@@ -208,7 +208,15 @@ def _credit(name: str) -> CreditAssigner:
         ArenaError: the file cannot be imported.
         ConfigError: there is no such rule, or it cannot be made without arguments.
     """
-    return made_of(name, "play.credit") if ":" in name else make_credit(name)
+    if ":" not in name:
+        return make_credit(name)
+    made = made_of(name, "play.credit")
+    if not isinstance(made, CreditAssigner):
+        raise ConfigError(
+            f"play.credit is {name!r}, which is no credit rule; make it a subclass of "
+            "legos.CreditAssigner with a method assign(self, episodes)"
+        )
+    return made
 
 
 def make_mix(config: RunConfig, client: Client | None) -> Mix:

@@ -225,6 +225,11 @@ def test_credit_rules_come_to_what_the_page_on_games_says(game: str) -> None:
         one_step(game, "maxrl")
 
 
+def test_the_credit_rule_of_the_page_on_credit_is_used(tmp_path: Path) -> None:
+    place = program(ROOT / "docs" / "ideas" / "credit.md", tmp_path / "half.py")
+    assert {abs(turn) for turns in one_step("nim", f"{place}:Half") for turn in turns} == {0.5, 1.5}
+
+
 MEETS = """
 import asyncio
 from duel import Duel

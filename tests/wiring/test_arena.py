@@ -62,6 +62,10 @@ from legos.protocols import CreditAssigner
 class Equal(CreditAssigner):
     def assign(self, episodes):
         return [{r.role: [1.0] * len(r.turns) for r in e.rollouts if r.policy} for e in episodes]
+
+class Plain:
+    def assign(self, episodes):
+        return []
 """
 
 
@@ -74,8 +78,9 @@ def test_a_credit_rule_of_a_file_is_used(tmp_path: Path) -> None:
     assert not arena.credit_assigner.needs_step  # pyrefly: ignore[missing-attribute]
     batch = asyncio.run(arena.step())
     assert {a for sample in batch.samples for a in sample.advantages} == {1.0}
-    with pytest.raises(ConfigError, match="has no 'Other'"):
-        make_arena("nim", client, play=PlayConfig(credit=f"{file}:Other"))
+    for name, message in (("Other", "has no 'Other'"), ("Plain", "which is no credit rule; make")):
+        with pytest.raises(ConfigError, match=message):
+            make_arena("nim", client, play=PlayConfig(credit=f"{file}:{name}"))
 
 
 def test_a_credit_rule_must_be_one(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_a_matchmaker_of_ones_own(tmp_path: Path) -> None:
     file.write_text(OWN)
     assert type(made(matchmaker=f"{file}:Own").matchmaker).__name__ == "Own"
     for name, message in {
-        "Empty": r"whose class has no 'seats'; make it a subclass of legos\.protocols\.Matchmaker",
+        "Empty": r"whose class has no 'seats'; make it a subclass of legos\.Matchmaker",
         "Needs": r"cannot be made: TypeError.*'size'",
         "Lost": r"has no 'Lost'",
     }.items():
