@@ -133,8 +133,9 @@ class Evaluations:
             Exception: the error of the evaluation before it.
         """
         await self._task.ended()
-        self.pinned = step, {adapter.name: adapter.version for adapter in adapters}
-        await self._task.start(partial(self._beside, step, adapters, out))
+        if self.pinned is None:  # otherwise a stop has left one to the resumed run, and this too
+            self.pinned = step, {adapter.name: adapter.version for adapter in adapters}
+            await self._task.start(partial(self._beside, step, adapters, out))
 
     async def make_up(self, out: Outputs) -> None:
         """Make the evaluation that was running when the run ended; returns once it is done.
@@ -151,7 +152,9 @@ class Evaluations:
             logger.warning("step %d is not evaluated: no adapter %s", step, ", ".join(missing))
             self.pinned = None
             return
-        await self.start(step, [read_adapter(place) for place in places], out)
+        adapters = [read_adapter(place) for place in places]
+        self.pinned = None
+        await self.start(step, adapters, out)
         await self.ended()
 
     async def ended(self) -> None:

@@ -118,6 +118,17 @@ def test_a_stopped_evaluation_is_made_by_the_resumed_run(tmp_path: Path) -> None
     assert evaluated(resumed) == shown(resumed) == [0, 3, 6]
 
 
+def test_a_stop_while_the_next_one_waits_loses_neither(tmp_path: Path) -> None:
+    stopped = beside(tmp_path / "run", evaluate_every=1).start()
+    stopped.evaluation.waits_at = 1
+    assert not stopped.go(stop_after=165)
+    assert stopped.run.step == 2
+    assert stopped.state["evaluating"] == [1, {POLICY: 1}]
+    resumed = beside(tmp_path / "run", evaluate_every=1).resume()
+    assert resumed.go()
+    assert evaluated(resumed) == [0, 1, 2, 3, 4, 5, 6]
+
+
 def test_a_kill_after_the_figures_repeats_them_once(tmp_path: Path) -> None:
     killed = beside(tmp_path / "run", checkpoint_every=4).start()
     killed.evaluation.waits_at = 1
