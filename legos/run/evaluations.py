@@ -203,9 +203,10 @@ class Evaluations:
         finally:
             for name in pinned.values():
                 await out.publisher.drop(name)
-        # No await between these, so that a checkpoint has the metrics if the files have them.
+        # No await between these, so that a checkpoint has the metrics if the files have them. After
+        # an error in the first, a resumed run removes what was written, and evaluates again.
         self._record(step, adapters[0].version, found, out)
-        self.pinned = None
+        self.step, self.pinned = step, None
         if self._best is not None and self._best[1] == step:
             await self._on_best(step, adapters, out.publisher)
 
@@ -213,7 +214,6 @@ class Evaluations:
         """Store and log the metrics of a step."""
         self.last = {"policy_version": version, **found}
         self.first = self.first or self.last
-        self.step = step
         flat = flat_metrics(found)
         self._compare(step, flat)
         out.evaluations.log({"policy_version": version, **flat}, step=step)

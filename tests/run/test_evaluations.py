@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from made_records import make_episode
 from metric_lines import read_metrics, read_steps
-from run_world import World, check_balance, stops
+from run_world import World, check_balance, episodes, stops
 
 from legos.errors import ArenaError, ConfigError
 from legos.records.names import POLICY, evaluated_name
@@ -139,6 +139,27 @@ def test_a_kill_after_the_figures_repeats_them_once(tmp_path: Path) -> None:
     assert resumed.run.step == 4
     assert resumed.go()
     assert evaluated(resumed) == shown(resumed) == [0, 3, 6]
+
+
+class Closed(JsonlTracker):
+    """Nobody reads the console any more when the figures of step 3 have been written."""
+
+    def log(self, metrics: Mapping[str, float | int | None], *, step: int) -> None:
+        super().log(metrics, step=step)
+        if step == 3 and "loss" not in metrics:
+            raise BrokenPipeError("standard output was closed")
+
+
+def test_an_error_after_the_figures_repeats_them_once(whole: World, tmp_path: Path) -> None:
+    failed = World(tmp_path / "run").start()
+    with pytest.raises(BrokenPipeError):
+        failed.go(tracker=Closed(failed.folder.metrics))
+    assert failed.state["trainer"]["step"] == 3
+    resumed = World(tmp_path / "run").resume()
+    assert resumed.go()
+    assert evaluated(resumed) == shown(resumed) == [0, 3, 6]
+    assert episodes(resumed.folder) == episodes(whole.folder)
+    check_balance(resumed)
 
 
 def test_a_lost_adapter_costs_an_evaluation_and_not_the_run(
