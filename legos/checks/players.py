@@ -25,6 +25,7 @@ from legos.records.episode import Episode, Task
 from legos.records.message import Completion, Prompt, Sampling
 from legos.records.names import POLICY
 from legos.records.seeds import mix
+from legos.timeouts import run_to_end
 
 __all__ = [
     "CLOSE",
@@ -133,7 +134,7 @@ def played(
     try:
         started = time.perf_counter()
         slots = asyncio.Semaphore(at_once or len(plays))
-        episodes = asyncio.run(play_all(arena, plays, slots, stores=stores))
+        episodes = run_to_end(play_all(arena, plays, slots, stores=stores))
         took_s = time.perf_counter() - started
     finally:
         for each, matchmaker in zip(arenas, matchmakers, strict=True):

@@ -1,12 +1,12 @@
 """Make the engine of a trainer that runs elsewhere: on servers, in vLLM, or on a Ray cluster."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from legos.config.schema import RunConfig
 from legos.errors import ConfigError
+from legos.timeouts import run_to_end
 from legos.wiring.engines import MakeEngine, kind_of, served_engine
 from legos.wiring.rivals import rank_of_rivals, rivals_of
 
@@ -60,7 +60,7 @@ def engine_at(
     """
     from legos.wiring.vllm import vllm_at
 
-    kinds = {url: asyncio.run(kind_of(url, api_key=api_key)) for url in urls}
+    kinds = {url: run_to_end(kind_of(url, api_key=api_key)) for url in urls}
     if set(kinds.values()) == {"vllm"}:
         return partial(
             vllm_at,

@@ -1,5 +1,6 @@
 """``check_arena``: the bundled arenas pass, and it finds what users get wrong."""
 
+import asyncio
 import itertools
 import random
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +29,13 @@ def test_a_debate_passes_and_says_who_reads_whom() -> None:
     assert {each.name for each in findings if each.passed is False} == set()
     assert found(talk(), "secrets").text == "bob reads the answers of ann"
     assert "bob 0." in found(talk(), "idle player").text
+
+
+def test_a_notebook_whose_event_loop_runs_can_check_an_arena() -> None:
+    async def cell() -> list[Finding]:
+        return check_arena(talk(), plays=12)
+
+    assert all(each.passed is not False for each in asyncio.run(cell()))
 
 
 def test_an_arena_that_spawns_itself_passes() -> None:

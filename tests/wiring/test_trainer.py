@@ -113,8 +113,14 @@ def test_the_key_of_a_server_that_generates_travels_with_its_address() -> None:
         with closing(model.make_engine()) as engine:
             app = app_of(model, engine, name="builtin", options=ServerOptions(api_key="k"))
             with serving(app) as url, closing(load_model("builtin")) as own:
-                made = Trainer(model=own, generation=url, api_key="k")
-                asyncio.run(made.publish_weights())
+
+                async def published() -> Trainer:
+                    """As in a notebook, whose event loop runs already."""
+                    made = Trainer(model=own, generation=url, api_key="k")
+                    await made.publish_weights()
+                    return made
+
+                made = asyncio.run(published())
                 assert engine.adapters()["policy"] == made.adapters[0].info
                 made.generation.close()
                 with pytest.raises(EngineError, match="refuses the API key"):
