@@ -130,7 +130,7 @@ async def shown_while(
             parts = [] if run.stopping else [*_extent(count, now - first[0], first[1])]
             parts += [f"{now - since:.0f} s so far"] if now - since >= 1 else []
             parts += [f"{speed:.0f} tokens/s"] if speed >= 1 else []
-            with suppress(BrokenPipeError):  # the line of the next step ends the run
+            with suppress(OSError):  # where nobody reads, the line of the next step ends the run
                 console.wait(", ".join([doing, *parts]), now=changed and run.stopping)
                 if run.example is not None and run.example is not shown and now >= next_example:
                     shown, next_example = run.example, now + EXAMPLE_S

@@ -1,9 +1,10 @@
-"""Ctrl-C and SIGTERM: the first signal asks the run to stop, a second one ends the process.
+"""Ctrl-C, SIGTERM and SIGHUP: the first signal asks the run to stop, a second one ends the process.
 
-A signal often arrives twice: a terminal, ``timeout`` or a batch system sends it to the process
-group, and ``uv run``, which is in the group, forwards it. Signals of one kind within a second
-therefore count as one. A thread receives them, so that the second one works while the main thread
-is busy.
+SIGHUP comes when the terminal is closed; some systems send SIGTERM with it. A signal often arrives
+twice: a terminal, ``timeout`` or a batch system sends it to the process group, and ``uv run``,
+which is in the group, forwards it. Signals of one kind within a second therefore count as one, and
+SIGHUP with another one too. A thread receives them, so that the second one works while the main
+thread is busy.
 """
 
 import os
@@ -13,14 +14,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
 __all__ = ["StopSignals"]
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SHOW_CURSOR = "\x1b[?25h"
-_ONE_S = 1.0  # signals of one kind within this time count as one
+_ONE_S = 1.0  # signals of one kind, or with SIGHUP, within this time count as one
 
 
 class StopSignals:
@@ -83,10 +85,12 @@ class StopSignals:
                     if self._stop is not None:
                         self._stop()
                     continue
-            if number != self.received or now - arrived > _ONE_S:
+            kinds = {number, self.received} - {signal.SIGHUP}
+            if len(kinds) > 1 or now - arrived > _ONE_S:
                 shown = _SHOW_CURSOR if sys.stdout.isatty() else ""
                 message = f"ended at once, without a checkpoint of the last steps{self.advice}\n"
-                os.write(2, f"{shown}{message}".encode())
+                with suppress(OSError):  # the terminal was closed
+                    os.write(2, f"{shown}{message}".encode())
                 os._exit(128 + number)
 
 

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple, TypeVar
@@ -153,14 +154,15 @@ class ConsoleTracker(Tracker):
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Show the last step and leave the table on the terminal."""
+        """Show the last step and leave the table on the terminal, unless that was closed."""
         self._doing = ""
-        if self._pending:
-            self._show(*list(self._rows.items())[-1])
-        if self._live is not None:
-            self._live.update(self._table(), refresh=True)
-            self._live.stop()
-            self._live = None
+        with suppress(OSError):
+            if self._pending:
+                self._show(*list(self._rows.items())[-1])
+            if self._live is not None:
+                self._live.update(self._table(), refresh=True)
+                self._live.stop()
+        self._live = None
 
     def _note_names(self, metrics: Metrics) -> None:
         """Remember which columns have values; of the two speeds, one."""

@@ -128,8 +128,8 @@ def follow(name: str, model: str) -> bool:
     device.join()
     if rank == 0:
         return False
-    for number in (signal.SIGINT, signal.SIGTERM):  # the first process ends the others in order
-        signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the first process ends the others in order
     device.follow(model_place(model))
     return True
 

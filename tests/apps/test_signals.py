@@ -6,11 +6,20 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 
 from legos.apps.signals import StopSignals
+
+
+@pytest.fixture(autouse=True)
+def hang_up() -> Iterator[None]:
+    """SIGHUP as in a terminal, and not ignored as under ``nohup``."""
+    kept = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, kept)
 
 
 class Stops:
@@ -25,19 +34,20 @@ class Stops:
         self.first.set()
 
 
-def test_the_first_signal_is_a_message_and_the_handlers_come_back() -> None:
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_first_signal_is_a_message_and_the_handlers_come_back(number: int) -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(number)
     stops = Stops()
     with StopSignals() as signals:
         signals.on_stop(stops)
         assert signals.received is None
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         assert stops.first.wait(20)
-        assert signals.received == signal.SIGTERM
-        os.kill(os.getpid(), signal.SIGTERM)  # within a second it is the same one
+        assert signals.received == number
+        os.kill(os.getpid(), signal.SIGHUP)  # within a second it is the same one
         os.kill(os.getpid(), signal.SIGTERM)
     assert stops.count == 1
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(number)) == before
     assert signal.set_wakeup_fd(-1) == -1
 
 

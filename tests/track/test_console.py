@@ -1,5 +1,6 @@
 """The table on a terminal, and the plain lines elsewhere."""
 
+import errno
 import io
 import math
 import re
@@ -338,6 +339,30 @@ def test_names_of_arenas_are_no_markup() -> None:
         tracker.log({"batches/[red]one[/]/reward_mean": 0.5}, step=1)
         tracker.close()
         assert "[red]one[/] reward" in console.file.getvalue()  # pyrefly: ignore[missing-attribute]
+
+
+class Terminal(io.StringIO):
+    """A terminal, which may be closed."""
+
+    closed_by_user = False
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if self.closed_by_user:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().write(text)
+
+
+def test_a_run_whose_terminal_was_closed_ends_without_an_error() -> None:
+    """So that it counts as stopped, and not as failed."""
+    out = Terminal()
+    tracker = ConsoleTracker(num_steps=2, console=Console(file=out, width=80))
+    tracker.log({"loss": 1.0}, step=1)
+    out.closed_by_user = True
+    tracker.close()
+    assert "1.0000" in out.getvalue()
 
 
 class Closed(io.StringIO):
