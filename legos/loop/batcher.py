@@ -245,7 +245,7 @@ class Batcher:
             versions: name of each trained policy -> its version in the checkpoint.
         """
         for name, buffer in self.buffers.items():
-            buffer.restore(state[name], queued[name])
+            buffer.restore(state[name], queued[name], policies=versions)
             if self._deficits is not None:
                 self._deficits.tokens[name] = state[name]["deficit_tokens"]
         self._versions = versions

@@ -7,7 +7,7 @@ of each buffer an optimiser step takes.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -185,12 +185,24 @@ class Buffer:
             "tokens_per_task": self.tokens_per_task,
         }
 
-    def restore(self, state: Mapping[str, Any], queued: Iterable[Group]) -> None:
-        """Restore what ``state`` returned, and the groups that waited; the ledger has them."""
+    def restore(
+        self, state: Mapping[str, Any], queued: Iterable[Group], *, policies: Container[str]
+    ) -> None:
+        """Restore what ``state`` returned, and the groups that waited; the ledger has them.
+
+        Samples of other policies, such as of an exploiter that is left out now, are filtered.
+        """
         self._tasks_seen = state["tasks_seen"]
         self.samples_per_task = state["samples_per_task"]
         self.tokens_per_task = state["tokens_per_task"]
-        self._set(queued)
+
+        def reason(sample: Sample) -> str | None:
+            return None if sample.policy in policies else "untrained_policy"
+
+        found = [without(group, reason) for group in queued]
+        for _, removed in found:
+            self._ledger.filtered.update(removed)
+        self._set(kept for kept, _ in found)
 
     def metrics(self, newest: int) -> dict[str, float]:
         """Rollouts and tokens that wait, and the share of tokens that the newest policy sampled.

@@ -133,6 +133,23 @@ def test_the_pace_of_a_resumed_run_is_the_one_it_had() -> None:
     assert asyncio.run(story()) == [True, False]
 
 
+def test_what_waited_of_a_policy_that_is_trained_no_more_is_filtered_at_a_resume() -> None:
+    """As of an exploiter that the resumed run leaves out."""
+    ledger = Ledger()
+    ledger.generated = 3
+
+    async def story() -> list[str]:
+        resumed = alone(ledger, min_samples=1, staleness_limit=1)
+        samples = tuple(replace(make_sample((1, 2, 3)), policy=name) for name in (POLICY, "x", "x"))
+        group = Group(arena=GAME, samples=samples, episodes=(), tokens_generated=3)
+        resumed.restore(resumed.state(), {GAME: [group]}, versions={POLICY: 0})
+        [taken] = await asyncio.wait_for(resumed.take({POLICY: 0}), 1)
+        return [sample.policy for sample in taken.samples]
+
+    assert asyncio.run(story()) == [POLICY]
+    assert ledger.filtered == {"untrained_policy": 2}
+
+
 @pytest.mark.parametrize(("version", "kept"), [(4, [3, 4]), (5, [4]), (6, [])])
 def test_a_sample_is_as_old_as_its_oldest_token(version: int, kept: list[int]) -> None:
     ledger = Ledger()
