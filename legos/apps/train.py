@@ -174,7 +174,8 @@ def _train(
 def _restore(run: Run, config: RunConfig, checkpoint: Path | None) -> None:
     """Restore the state with which the run begins, if it goes on or is forked."""
     if checkpoint is not None:
-        run.resume(checkpoint)
+        forked_at = split_place(config.fork_from or "")[1]
+        run.resume(checkpoint, forked_at=int(forked_at or 0))
     elif config.fork_from is not None:
         _fork(run, config, config.fork_from)
 

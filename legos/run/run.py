@@ -174,11 +174,12 @@ class Run:
         every = self._settings.evaluate_every
         return self.step >= self._settings.steps or bool(every and self.step % every == 0)
 
-    def resume(self, place: Path) -> None:
+    def resume(self, place: Path, *, forked_at: int = 0) -> None:
         """Continue from a checkpoint, and remove what the folder holds of later steps.
 
         Args:
             place: an intact checkpoint of this run.
+            forked_at: step at which the run began.
 
         Raises:
             CheckpointError: it belongs to another model or arena; nothing is removed then.
@@ -190,7 +191,7 @@ class Run:
         if self.step in written:
             self._state.unlogged = None
         kept = {step for step in written if step <= self.step}
-        missing = self.step + 1 - min(kept, default=1) - len(kept)
+        missing = self.step + 1 - min(kept, default=forked_at + 1) - len(kept)
         if missing > (self._state.unlogged is not None):
             text = "%s lacks the lines of %d steps that the checkpoint holds"
             logger.warning(text, self._folder.metrics, missing)

@@ -81,6 +81,22 @@ def test_changed_options_hold_from_the_fork_on_and_a_resume_keeps_them(
 
 
 @pytest.mark.slow
+def test_a_fork_that_is_resumed_before_its_first_step_lacks_no_lines(
+    parent: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    child = tmp_path / "child"
+    with monkeypatch.context() as patch:
+        patch.setattr("legos.apps.train._go", lambda *_, **__: None)  # stopped at once
+        assert fork(f"{parent}@4", child, "--steps", "5") == 0
+    assert main(["train", "--resume", str(child)]) == 0
+    assert [line["step"] for line in read_steps(child / "metrics.jsonl")] == [5]
+    assert "lacks the lines" not in caplog.text
+
+
+@pytest.mark.slow
 def test_another_base_of_the_same_shape_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
