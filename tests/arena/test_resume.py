@@ -162,6 +162,18 @@ def test_the_credits_baselines_are_in_the_state() -> None:
     assert resumed.credit_assigner.baselines == arena.credit_assigner.baselines != {}
 
 
+def test_a_users_class_that_cannot_be_restored_is_named_with_its_line() -> None:
+    class Rule(RAECredit):
+        def restore(self, state: Mapping[str, Any]) -> None:
+            self.baselines = state["means"]
+
+    arena = Solo()
+    arena.credit_assigner = Rule()
+    message = r"(?s)restore\(\) of Rule failed:.*= state.*KeyError: 'means'"
+    with pytest.raises(ArenaError, match=message):
+        arena.restore(arena.state())
+
+
 def test_a_state_may_have_numbers_of_numpy_and_is_a_copy() -> None:
     class Rule(RAECredit):
         def state(self) -> dict[str, Any]:
