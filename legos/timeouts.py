@@ -1,11 +1,12 @@
-"""Asyncio: end timeouts before their time, and run a coroutine where a loop may run already."""
+"""Asyncio: end timeouts early, and call what would wait for others or cannot run in a loop."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any, TypeVar
 
-__all__ = ["expire", "run_to_end"]
+__all__ = ["expire", "on_own_thread", "run_to_end"]
 
 T = TypeVar("T")
 
@@ -16,6 +17,15 @@ def expire(deadlines: Iterable[asyncio.Timeout]) -> None:
     for deadline in deadlines:
         if not deadline.expired():  # it cannot be changed while it ends its block
             deadline.reschedule(now)
+
+
+async def on_own_thread(function: Callable[[], T]) -> T:
+    """Call a function on a new thread, which ends with the call.
+
+    The threads of ``asyncio.to_thread`` are few, and calls of plays that hang keep them for good.
+    """
+    call = asyncio.get_running_loop().run_in_executor
+    return await call(ThreadPoolExecutor(max_workers=1), copy_context().run, function)
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:

@@ -1,10 +1,9 @@
 """Python functions as tools of a model: their description, and calls with checked arguments."""
 
-import asyncio
 import inspect
 import json
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -18,6 +17,7 @@ from legos.play.play_state import SeatState
 from legos.play.slot import Slot
 from legos.records.message import Message, Sampling, ToolCall
 from legos.records.numbers import shown
+from legos.timeouts import on_own_thread
 
 __all__ = ["Tool", "Toolbox"]
 
@@ -74,7 +74,8 @@ class Toolbox:
             return f"error: no tool {call.name!r}{did_you_mean(call.name, self._tools)}"
         try:
             # A function may take long, so it runs on a thread; a coroutine function only begins.
-            result: Any = await asyncio.to_thread(_adapter(function).validate_json, call.arguments)
+            begin = partial(_adapter(function).validate_json, call.arguments)
+            result: Any = await on_own_thread(begin)
             if inspect.isawaitable(result):
                 result = await result
         except ValidationError as error:

@@ -28,6 +28,7 @@ from legos.records.numbers import brief, number
 from legos.sandbox import worker
 from legos.sandbox.worker import BEGAN
 from legos.stalls import Watchdog
+from legos.timeouts import on_own_thread
 
 __all__ = ["CallLimits", "CallPool"]
 
@@ -96,7 +97,7 @@ class CallPool:
                 kind, value, usable = await process.call(packed, limits, self._threads)
             except (OSError, EOFError):
                 try:
-                    await asyncio.to_thread(process.let_end)
+                    await on_own_thread(process.let_end)
                 finally:
                     process.kill()
                 raise RunError(f"run({name}): {process.ended}") from None

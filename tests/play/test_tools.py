@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +24,7 @@ from legos.play.tools import LONGEST_RESULT, Toolbox
 from legos.protocols import Client
 from legos.records.episode import Episode
 from legos.records.group import Group
-from legos.records.message import Completion, Prompt, Sampling
+from legos.records.message import Completion, Prompt, Sampling, ToolCall
 from legos.run.episodes import stored_episode
 
 
@@ -284,6 +286,26 @@ def test_a_tool_that_hangs_ends_with_the_time_limit_of_the_play() -> None:
 
     [episode] = Ask(play, ScriptedClient([call("forever")]), play_timeout_s=0.4).go()
     assert episode.failure == "timed_out"
+
+
+def test_a_function_that_hangs_keeps_no_thread_from_other_tools() -> None:
+    ended = threading.Event()
+
+    def wait() -> bool:
+        return ended.wait()
+
+    async def result() -> str:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(max_workers=1))
+        tools = Toolbox([wait, add], "r")
+        hangs = asyncio.create_task(tools.call(ToolCall("wait", "{}")))
+        await asyncio.sleep(0)
+        try:
+            return await asyncio.wait_for(tools.call(ToolCall("add", '{"a": 1}')), 20)
+        finally:
+            ended.set()
+            await hangs
+
+    assert asyncio.run(result()) == "3"
 
 
 def test_a_tool_in_another_process_may_hang() -> None:

@@ -8,6 +8,7 @@ from legos.clients.openai import OpenAIClient
 from legos.clients.pool import all_done
 from legos.protocols import Engine, Publisher
 from legos.remote.legos_server import LegosServer
+from legos.timeouts import on_own_thread
 from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = ["EnginePublisher", "ManyPublishers", "reaching"]
@@ -21,7 +22,7 @@ class EnginePublisher:
 
     async def publish(self, adapter: Adapter) -> AdapterInfo:
         """Load the adapter; return once it is live, with its version and digest."""
-        await asyncio.to_thread(getattr, adapter, "digest")  # decoding need not wait for it
+        await on_own_thread(lambda: adapter.digest)  # decoding need not wait for it
         return await asyncio.wrap_future(self._engine.load_adapter(adapter))
 
     async def drop(self, name: str) -> None:

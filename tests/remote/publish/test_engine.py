@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
@@ -53,6 +55,23 @@ def test_several_places_get_the_same() -> None:
     with pytest.raises(EngineError, match="gone"):
         publish(ManyPublishers([Broken(), EnginePublisher(engines[1])]), adapter(5))
     assert engines[1].versions() == {"policy": 5}  # the others were reached all the same
+
+
+def test_calls_of_plays_that_hang_on_all_threads_of_the_loop_delay_no_adapter() -> None:
+    ended = threading.Event()
+
+    async def go() -> AdapterInfo:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(max_workers=1))
+        hangs = asyncio.create_task(asyncio.to_thread(ended.wait))
+        await asyncio.sleep(0)
+        try:
+            publisher = EnginePublisher(FakeEngine())
+            return await asyncio.wait_for(publisher.publish(adapter(4)), 20)
+        finally:
+            ended.set()
+            await hangs
+
+    assert asyncio.run(go()) == adapter(4).info
 
 
 def test_the_server_of_an_arenas_client_is_reached_and_closed() -> None:
