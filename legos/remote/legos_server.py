@@ -258,10 +258,15 @@ class LegosServer:
             except NotFoundError as error:
                 failure = str(error)
             else:
-                older = min(versions(found), default=live.version)
-                if older >= live.version:
+                seen = sorted(versions(found)) or [live.version]
+                if seen[-1] > self._live.get(name, live).version:
+                    async with self._loading:  # which may be loading it
+                        pass
+                newest = self._live.get(name, live).version
+                if live.version <= seen[0] <= seen[-1] <= newest:
                     return found
-                failure = f"{adapter} is at version {older} there, not {live.version}"
+                other = seen[0] if seen[0] < live.version else seen[-1]
+                failure = f"{adapter} is at version {other} there, not {newest}"
             async with self._loading:
                 if reloads != self._reloads:  # another request has found it missing too
                     continue

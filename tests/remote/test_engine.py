@@ -1,10 +1,10 @@
 """The engine on a server of ours answers as the engine in this process does."""
 
 import asyncio
-import logging
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace as changed
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -19,10 +19,12 @@ from legos.device import LocalEngine, ModelHandle
 from legos.errors import AdapterError, EngineError, NotFoundError, RequestError
 from legos.records.message import Completion
 from legos.records.request import Generated, Request
+from legos.remote import legos_server
 from legos.remote.engine import CLOSE_S, MOVE_LISTS, RemoteEngine
 from legos.remote.legos_server import LegosServer
 from legos.server.app import make_app
 from legos.server.service import Service
+from legos.weights.adapter import Adapter
 from legos.wiring.engines import TokenEngine, served_engine
 
 ASK = (Message("user", "Nim: 5 left, last one wins.\nMoves: 1 2 3"),)
@@ -143,12 +145,15 @@ def test_a_server_that_was_started_again_gets_its_adapters_again(
         for name in ("policy", "rival"):
             both.engine.drop_adapter(name).result()
 
-    for lost in (lose, lambda: both.engine.load_adapter(both.model.base_adapter()).result()):
+    def start_with(version: int) -> None:
+        both.engine.load_adapter(changed(both.model.base_adapter(), version=version)).result()
+
+    for lost in (lose, partial(start_with, 0), partial(start_with, 200)):
         lost()
         caplog.clear()
         assert ask(both.there.client(), Sampling(max_tokens=5)) == expected
         assert both.engine.versions() == {"policy": 3, "rival": 1}
-        [message] = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+        [message] = [r.getMessage() for r in caplog.records if r.name == legos_server.__name__]
         assert message == f"{both.url} has lost its adapters; loaded again: policy@3, rival@1"
     lose()
     prompts = [(ASK, MOVES)]
@@ -156,6 +161,40 @@ def test_a_server_that_was_started_again_gets_its_adapters_again(
     assert there == asyncio.run(both.here.score(prompts))
     both.engine.drop_adapter("rival").result()
     both.there.engine.drop_adapter("rival").result()  # the server has done so already
+
+
+def test_an_answer_of_a_version_that_is_being_loaded_is_taken(both: Both) -> None:
+    mine = changed(both.model.base_adapter(), name="mine", version=3)
+
+    async def go() -> tuple[Sequence[Generated | RequestError], int]:
+        server = LegosServer(both.url)
+        await server.publish(mine)
+        load, ask = server._load, server._transport.request
+        loaded, answered = asyncio.Event(), asyncio.Event()
+
+        async def confirmed_late(adapter: Adapter) -> None:
+            await load(adapter)
+            loaded.set()
+            await answered.wait()
+
+        async def asked(*args: Any, **kwargs: Any) -> Any:
+            found = await ask(*args, **kwargs)
+            answered.set()
+            return found
+
+        server._load = confirmed_late  # pyrefly: ignore[bad-assignment]
+        server._transport.request = asked  # pyrefly: ignore[bad-assignment]
+        publishing = asyncio.create_task(server.publish(changed(mine, version=4)))
+        await loaded.wait()
+        found = await server.answer([Request(prompt_ids=(1, 2), max_tokens=1, adapter="mine")])
+        await publishing
+        await server.drop("mine")
+        await server.aclose()
+        return found, server._reloads
+
+    [found], reloads = asyncio.run(go())
+    assert isinstance(found, Generated)
+    assert (found.versions, reloads) == ((4,), 0)
 
 
 def test_a_server_that_is_taken_away_again_and_again_ends_the_run(both: Both) -> None:
