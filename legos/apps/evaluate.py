@@ -59,7 +59,7 @@ def evaluate_run(
     check_options(config)
     first, *others = policies_of(config.arenas)
     own = named_adapter(str(run), name=first)
-    beside = adapters_beside(folder, own.version, others)
+    beside = adapters_beside(str(run), own.version, others)
     weights = own if adapter is None else named_adapter(adapter, name=first)
     with loaded(config.model, [weights, *beside], config.generation.limits()) as live:
         client = live.client()

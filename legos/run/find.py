@@ -19,6 +19,7 @@ __all__ = [
     "find_adapter",
     "find_run",
     "fresh_folder",
+    "named_step",
     "runs_in",
     "split_place",
 ]
@@ -122,6 +123,15 @@ def checkpoint_of(run: RunFolder, at: str | None = None) -> Path:
     if at != BEST and not at.isdecimal():
         raise CheckpointError(f"{at!r} is no step of {run.path}; give a number, or {BEST}")
     return checkpoint_at(run.checkpoints, _step(run, at))
+
+
+def named_step(run: RunFolder, at: str | None) -> int | None:
+    """The step that ``RUN@STEP`` or ``RUN@best`` names; None: it names no step.
+
+    Raises:
+        CheckpointError: the run keeps no best checkpoint.
+    """
+    return _step(run, at) if at is not None and (at == BEST or at.isdecimal()) else None
 
 
 def best_step(run: RunFolder) -> int | None:

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from legos.errors import CheckpointError
 from legos.records.names import POLICY, frozen_name
-from legos.run.find import find_adapter, find_run, split_place
-from legos.run.folder import RunFolder
+from legos.run.find import find_adapter, find_run, named_step, split_place
 from legos.run.metrics import MetricTail
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
@@ -28,21 +27,45 @@ def named_adapter(text: str, *, name: str = POLICY) -> Adapter:
     return replace(read_adapter(find_adapter(text)), name=name)
 
 
-def adapters_beside(run: RunFolder, version: int, policies: Sequence[str]) -> list[Adapter]:
-    """The adapters of further policies after the newest step with a version of the first.
+def adapters_beside(text: str, version: int, policies: Sequence[str]) -> list[Adapter]:
+    """The adapters that further policies had together with one of the first policy of a run.
+
+    Args:
+        text: what names that adapter, as ``named_adapter`` takes it. Where it names no step, the
+            newest of which the run keeps all of them counts: a version can last for several.
+        version: its version.
+        policies: names of the further policies.
 
     Raises:
-        CheckpointError: the run has not trained one of them.
+        CheckpointError: the run has not trained one of them, or its metrics lack the step.
         AdapterError: the run does not keep an adapter of that step.
     """
+    if not policies:
+        return []
+    place, at = split_place(text)
+    run = find_run(place)
     if lacking := [name for name in policies if not (run.adapters / name).exists()]:
         raise CheckpointError(
             f"{run.path} has trained no policy {lacking[0]!r}, which the arena has; name a run of "
             "that arena"
         )
-    versions = MetricTail(run.metrics).read().of_version(version)  # {}: version 0 of all
-    numbers = {name: int(versions.get(f"{name}/policy_version") or 0) for name in policies}
-    return [read_adapter(run.adapters / name / f"v{numbers[name]}") for name in policies]
+    step = named_step(run, at)
+    found = [
+        row
+        for row in MetricTail(run.metrics).read().rows()
+        if step in (None, row["step"]) and (row.get("policy_version") or 0) == version
+    ]
+    if version and not found:
+        raise CheckpointError(
+            f"{run.metrics} does not say which adapters {', '.join(policies)} had together with "
+            f"v{version}; give another step"
+        )
+    places = [
+        [run.adapters / one / f"v{row.get(f'{one}/policy_version') or 0:.0f}" for one in policies]
+        for row in reversed(found or [{}])  # before the first step, all have version 0
+    ]
+    kept = (each for each in places if all(place.exists() for place in each))
+    return [read_adapter(place) for place in next(kept, places[0])]
 
 
 def frozen_adapters(text: str, policies: Sequence[str]) -> Mapping[str, Adapter]:
@@ -52,8 +75,7 @@ def frozen_adapters(text: str, policies: Sequence[str]) -> Mapping[str, Adapter]
         CheckpointError: the run or the adapter is not found.
         AdapterError: an adapter is damaged, or the run keeps none of a policy.
     """
-    found = [named_adapter(text)]
-    if len(policies) > 1:
-        found += adapters_beside(find_run(split_place(text)[0]), found[0].version, policies[1:])
+    first = named_adapter(text)
+    found = (first, *adapters_beside(text, first.version, policies[1:]))
     named = (replace(one, name=frozen_name(one.digest)) for one in found)
     return dict(zip(policies, named, strict=True))

@@ -13,6 +13,7 @@ from stored_plays import TIMES
 
 from legos.apps.members import adapters_of, free_seats
 from legos.cli.process import main
+from legos.errors import CheckpointError
 from legos.fakes import ScriptedClient
 from legos.league.cast import Cast
 from legos.loop.evaluation import flat_metrics
@@ -20,6 +21,7 @@ from legos.run.checkpoint import newest_whole, read_state
 from legos.weights.folder import read_adapter
 from legos.weights.policy_state import read_policy_state
 from legos.wiring.arena import make_arena
+from legos.wiring.named import frozen_adapters
 
 ARENA = """
 from dataclasses import replace
@@ -131,6 +133,28 @@ def test_a_later_evaluation_has_the_adapters_of_both(
     rewards = {name: value for name, value in then.items() if name.startswith("eval/reward")}
     assert set(rewards) == {"eval/reward_mean", "eval/reward_proposer", "eval/reward_solver"}
     assert {name: found[name] for name in rewards} == rewards
+
+
+def test_a_step_has_the_policies_of_that_step_where_one_kept_its_version(
+    run: Path, tmp_path: Path
+) -> None:
+    place = shutil.copytree(run, tmp_path / "run")
+    lines = read_metrics(place / "metrics.jsonl")
+    for line in lines:  # as if the updates of the proposer had been left out from step 3 on
+        if (line.get("policy_version") or 0) > 2:
+            line["policy_version"] = 2
+    (place / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+    def versions(at: str) -> list[int]:
+        found = frozen_adapters(f"{place}{at}", ("proposer", "solver"))
+        return [adapter.version for adapter in found.values()]
+
+    assert [versions(at) for at in ("@0", "@2", "@4", "@v2")] == [[0, 0], [2, 2], [2, 4], [2, 4]]
+    shutil.rmtree(place / "adapters" / "solver" / "v4")
+    assert versions("@v2") == [2, 2]  # the newest step of which both are kept
+    (place / "metrics.jsonl").unlink()
+    with pytest.raises(CheckpointError, match=r"does not say which adapters solver had .* with v2"):
+        versions("@v2")
 
 
 @pytest.mark.slow
