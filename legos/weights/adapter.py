@@ -111,6 +111,7 @@ class Adapter:
     shape: LoraShape
     arrays: Mapping[str, Any]
     base_model: str | None = None  # the model it was trained on, as ``--model`` takes it, if known
+    exact_base: bool = True  # whether a model of another name, such as a quantised copy, is refused
 
     @cached_property
     def digest(self) -> str:
@@ -163,7 +164,8 @@ class Adapter:
             AdapterError: the adapter records another model.
         """
         recorded = self.base_model
-        if recorded is not None and model_name(recorded) != model_name(model):
+        other = recorded is not None and model_name(recorded) != model_name(model)
+        if other and self.exact_base:
             raise AdapterError(
                 f"adapter {self.name!r} (version {self.version}) was trained on model "
                 f"{recorded!r} and cannot be put on {model!r}; give --model {recorded}, or an "

@@ -105,8 +105,15 @@ def from_peft(
     for module, pair in pairs.items():
         _check_pair(module, pair, read.r)
         arrays |= {f"{module}.lora_a": pair["A"].T, f"{module}.lora_b": pair["B"].T}
-    whole = _switched(arrays)
-    return Adapter(name=name, version=version, shape=shape_of(whole, scale), arrays=whole)
+    whole, base = _switched(arrays), config.get("base_model_name_or_path")
+    return Adapter(
+        name=name,
+        version=version,
+        shape=shape_of(whole, scale),
+        arrays=whole,
+        base_model=base if base and isinstance(base, str) else None,
+        exact_base=False,  # which may be a copy for another program
+    )
 
 
 def write_peft(adapter: Adapter, folder: Path, *, base_model: str = "") -> None:

@@ -22,7 +22,8 @@ def base_of(model: str | None, adapters: Sequence[Adapter]) -> str:
     Raises:
         AdapterError: one of the adapters was trained on another model.
     """
-    model = model or next((one.base_model for one in adapters if one.base_model), BUILTIN)
+    exact_first = sorted(adapters, key=lambda one: not one.exact_base)
+    model = model or next((one.base_model for one in exact_first if one.base_model), BUILTIN)
     for adapter in adapters:
         adapter.check_base(model)
     return model

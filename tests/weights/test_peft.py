@@ -19,6 +19,7 @@ from legos.weights.folder import read_adapter, write_adapter
 from legos.weights.packed import unpack_adapter
 from legos.weights.peft import from_peft, to_peft, write_peft
 from legos.weights.tensors import pack_tensors, unpack_tensors
+from legos.wiring.serving import base_of
 
 Q = "model.layers.2.self_attn.q_proj"
 
@@ -138,6 +139,19 @@ def test_a_folder_of_another_program_is_read(tmp_path: Path) -> None:
     assert adapter.shape == LoraShape(
         rank=2, scale=8.0, num_layers=1, modules=("self_attn.q_proj",)
     )
+
+
+def test_the_model_that_the_configuration_names_is_the_default_and_not_the_only_one() -> None:
+    tensors, config = plain(base_model_name_or_path="org/Small")
+    adapter = from_peft(tensors, config, name="x", version=3)
+    assert adapter.base_model == "org/Small"
+    assert base_of(None, [adapter]) == "org/Small"
+    assert base_of("mlx-community/Small-4bit", [adapter]) == "mlx-community/Small-4bit"
+    own = replace(dense(), base_model="copies/Small-4bit")  # which only that model fits
+    assert base_of(None, [adapter, own]) == "copies/Small-4bit"
+    for unnamed in ("", None, 3):
+        tensors, config = plain(base_model_name_or_path=unnamed)
+        assert from_peft(tensors, config, name="x", version=3).base_model is None
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.booleans())
