@@ -8,13 +8,13 @@ from legos.apps.adapters import report_loading
 from legos.apps.model_card import ExportFormat, model_card
 from legos.errors import CheckpointError
 from legos.files.atomic import write_folder
-from legos.run.find import find_run, split_place
+from legos.run.find import find_adapter, find_run, split_place
+from legos.run.folder import RunFolder
 from legos.run.reader import RunReader
 from legos.weights.adapter import Adapter
-from legos.weights.folder import write_adapter
+from legos.weights.folder import is_adapter_folder, read_adapter, write_adapter
 from legos.weights.peft import write_peft
 from legos.wiring.model import load_model
-from legos.wiring.named import named_adapter
 
 __all__ = ["export"]
 
@@ -24,7 +24,8 @@ def export(run: str, *, to: Path, form: ExportFormat = "peft") -> Mapping[str, A
 
     Args:
         run: folder of the run, or its name in runs/, for its newest adapter; ``RUN@STEP``,
-            ``RUN@best`` or ``RUN@vN`` for another one.
+            ``RUN@best`` or ``RUN@vN`` for another one; or the folder of an adapter in a run, such
+            as that of a further policy.
         to: the folder to write; it must not exist yet, or be empty.
         form: an adapter for mlx-lm, an adapter for PEFT, or the model with the adapter merged.
 
@@ -36,8 +37,8 @@ def export(run: str, *, to: Path, form: ExportFormat = "peft") -> Mapping[str, A
         CheckpointError: the run or the adapter is not found, or ``to`` exists or cannot be written.
         AdapterError: the adapter is damaged, does not fit the model, or not the format.
     """
-    source = RunReader(find_run(split_place(run)[0]))
-    weights = named_adapter(run)
+    source = RunReader(_run_of(run))
+    weights = read_adapter(find_adapter(run))
     model = str(source.config.values["model"])
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise CheckpointError(f"{to} exists already; choose another --to, or remove it")
@@ -56,6 +57,15 @@ def export(run: str, *, to: Path, form: ExportFormat = "peft") -> Mapping[str, A
     write_folder(to, write)
     size = sum(file.stat().st_size for file in to.iterdir())
     return report | {"size_mib": size / 2**20}
+
+
+def _run_of(text: str) -> RunFolder:
+    """The run of an adapter that a user names."""
+    place = Path(text)
+    if is_adapter_folder(place):
+        parents = place.absolute().parents
+        return find_run(next((each.parent for each in parents if each.name == "adapters"), place))
+    return find_run(split_place(text)[0])
 
 
 def _write(

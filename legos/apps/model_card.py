@@ -49,7 +49,9 @@ def model_card(run: RunReader, adapter: Adapter, form: ExportFormat) -> str:
     """
     config, evaluations = run.config, run.evaluations
     base = str(config.values["model"])
-    figures = before_and_after(evaluations, version=adapter.version)
+    first = run.metrics.of_version(adapter.version, adapter.name).get("policy_version")
+    version = adapter.version if first is None else int(first)  # of the run's first policy
+    figures = before_and_after(evaluations, version=version)
     arena = "+".join(_arenas(config))
     data = ModelCardData(
         base_model=base if _is_on_hub(base) else None,
@@ -87,7 +89,7 @@ def model_card(run: RunReader, adapter: Adapter, form: ExportFormat) -> str:
         "what": "A model with merged LoRA" if form == "fused" else "A LoRA adapter",
         "arena": arena,
         "facts": _table(("", ""), facts),
-        "evaluation": _evaluation(evaluations, figures, adapter.version),
+        "evaluation": _evaluation(evaluations, figures, version),
         "use": use,
         "command": command,
     }
@@ -96,7 +98,7 @@ def model_card(run: RunReader, adapter: Adapter, form: ExportFormat) -> str:
 
 def _facts(config: RunSettings, table: MetricTable, adapter: Adapter) -> Iterator[tuple[str, str]]:
     """What was trained, and on how much."""
-    values, newest = config.values, table.of_version(adapter.version)
+    values, newest = config.values, table.of_version(adapter.version, adapter.name)
     yield "arena", ", ".join(_arenas(config))
     yield "optimiser steps", f"{adapter.version} applied, of {values['loop.steps']} in the run"
     for name in ("generated", "trained"):

@@ -14,7 +14,8 @@ def export(
     """Write the newest adapter of a run in the format of another program.
 
     Args:
-        run: Run folder, or its name in runs/; RUN@STEP, RUN@best or RUN@vN for another adapter.
+        run: Run folder, or its name in runs/; RUN@STEP, RUN@best or RUN@vN for another adapter. Of
+            a further policy, the folder of the adapter, such as runs/duel-1/adapters/solver/v50.
         to: Folder to write; it must be new or empty.
         format: An adapter for mlx-lm, an adapter for PEFT, or a whole model with the adapter
             merged (fused).

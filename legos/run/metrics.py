@@ -60,9 +60,16 @@ class MetricTable(Mapping[str, NDArray[Any]]):
             row = {name: self._columns[name][index] for name in self._names}
             yield {name: value for name, value in row.items() if not isnan(value)}
 
-    def of_version(self, version: int) -> Metrics:
-        """The metrics of the newest step after which the policy had a version; {}: none."""
-        rows = [row for row in self.rows() if row.get("policy_version") == version]
+    def of_version(self, version: int, policy: str = "") -> Metrics:
+        """The metrics of the newest step after which a policy had a version; {}: none.
+
+        Args:
+            version: the version.
+            policy: name of the policy; one without metrics of its own is the first.
+        """
+        own = f"{policy}/policy_version"
+        name = own if own in self._names else "policy_version"
+        rows = [row for row in self.rows() if row.get(name) == version]
         return rows[-1] if rows else {}
 
     def points(self, name: str, *, most: int | None = None) -> list[tuple[int, float]]:

@@ -2,21 +2,25 @@
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from made_runs import add_lines, made_run, step_line
+from published import small_adapter
 from tiny_models import write_any_model
 
 from legos.apps.export import export
 from legos.cli.process import main
 from legos.errors import AdapterError, CheckpointError
+from legos.files.atomic import write_folder
 from legos.mlx.model.fuse import LARGEST_GAP
 from legos.run.find import adapter_of
 from legos.run.folder import RunFolder
 from legos.weights.adapter import Adapter
-from legos.weights.folder import read_adapter
+from legos.weights.folder import read_adapter, write_adapter
 from legos.wiring.model import apply_lora, load_model
 
 ROWS = np.array([[1, 2, 3, 4, 5, 6], [9, 8, 7, 6, 5, 4]])
@@ -92,6 +96,26 @@ def test_adapters_come_back_from_both_formats(run: RunFolder, tmp_path: Path) ->
     assert read_adapter(tmp_path / "mlx").digest == adapter.digest
     config = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(run.path.parent / "model")
+
+
+def test_a_further_policy_is_exported_by_its_folder(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "duel", steps=4)
+    run.metrics.unlink()
+    for step in range(1, 5):
+        versions = {"policy_version": step, "solver/policy_version": step // 2}
+        add_lines(run.metrics, [step_line(step, **versions)])
+    solver = small_adapter(1, name="solver")
+    run.write_adapters([small_adapter(3, name="proposer"), solver])
+    told = export(str(run.adapters / "solver" / "v1"), to=tmp_path / "out")
+    assert (told["run"], told["adapter"]) == (str(run.path), "v1")
+    assert read_adapter(tmp_path / "out").info == solver.info
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| optimiser steps | 1 applied, of 4 in the run |" in card
+    assert "| tokens generated | 300 |" in card  # after step 3, the last with that version
+    assert export(f"{run.path}@v3", to=tmp_path / "first")["adapter"] == "v3"
+    write_folder(tmp_path / "alone", partial(write_adapter, solver))
+    with pytest.raises(CheckpointError, match="alone holds no run"):
+        export(str(tmp_path / "alone"), to=tmp_path / "new")
 
 
 def test_what_is_there_already_stays(run: RunFolder, tmp_path: Path) -> None:
