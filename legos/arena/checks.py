@@ -8,11 +8,12 @@ from typing import Any, TypeGuard, cast, get_args
 from legos.arena.answer import Reply
 from legos.arena.game import Utility
 from legos.arena.playable import IllegalMove, Playable
-from legos.errors import ArenaError, CheckpointError, did_you_mean, user_code
+from legos.errors import AdapterError, ArenaError, CheckpointError, did_you_mean, user_code
 from legos.protocols import Seat
 from legos.records.episode import Task
 from legos.records.message import Message
 from legos.records.numbers import MAX_REWARD, brief, checked_reward, number, reward_range, shown
+from legos.weights.adapter import checked_name
 
 __all__ = [
     "check_attributes",
@@ -45,6 +46,7 @@ def check_attributes(arena: Playable) -> None:
     name = f"arena {arena.name!r}"
     check_names(arena.roles, f"roles of {name}")
     check_names(arena.policies, f"policies of {name}")
+    _check_policies(arena.policies, f"policies of {name}")
     if arena.levels:
         check_names(arena.levels, f"levels of {name}")
     for field, values in (("illegal", ILLEGAL), ("utility", UTILITIES)):
@@ -71,6 +73,21 @@ def check_attributes(arena: Playable) -> None:
             what = f"takes {inspect.signature(given)}" if callable(given) else f"is {shown(given)}"
             write = f"async def {form}" if method == "play" else f"def {form}"
             raise ArenaError(f"{method}() of {name} {what}; write {write}") from None
+
+
+def _check_policies(policies: Iterable[str], what: str) -> None:
+    """Refuse names that the files and the requests of an adapter cannot have.
+
+    Raises:
+        ArenaError: one cannot be an adapter's, or is that of a folder of the first policy.
+    """
+    for policy in policies:
+        try:
+            checked_name(policy)
+        except AdapterError as error:
+            raise ArenaError(f"{what}: {error}") from error
+        folder = policy[0] == "v" and policy[1:].isdecimal()
+        _check(not folder, f"{what} has {policy!r}, a folder of adapters", "another name")
 
 
 def _check(right: bool, what: str, expected: str) -> None:

@@ -85,6 +85,23 @@ def test_policies_are_names() -> None:
         step(pair)
 
 
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ("team a", r"policies of arena 'pair': an adapter cannot be called 'team a': its name has"),
+        ("base", "an adapter cannot be called 'base'"),
+        ("a/b", "an adapter cannot be called 'a/b'"),
+        ("v2", "policies of arena 'pair' has 'v2', a folder of adapters; expected another name"),
+    ],
+)
+def test_policies_have_names_that_their_adapters_can_have(policy: str, message: str) -> None:
+    """Otherwise a run keeps adapters that no command reads, or one in the place of another."""
+    pair = Pair(both)
+    pair.policies = ("one", policy)
+    with pytest.raises(ArenaError, match=message):
+        step(pair)
+
+
 def test_answers_of_another_adapter_than_was_asked_are_discarded() -> None:
     class Confused(ScriptedClient):
         async def complete(self, prompt: Any, *args: Any, **options: Any) -> Completion:
