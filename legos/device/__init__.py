@@ -115,7 +115,7 @@ class ModelHandle(Protocol):
     def write_fused(self, adapter: Adapter, folder: Path) -> float:
         """Merge an adapter into the model, and write the merged model into an empty folder.
 
-        The handle uses the merged model afterwards; load the model again for other purposes.
+        The handle has no weights afterwards; load the model again for other purposes.
 
         Returns:
             The largest difference of a token's log-probability between the written model and the

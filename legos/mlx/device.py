@@ -230,6 +230,7 @@ class MlxModel:
         if self.lora is None:
             self.add_lora(adapter.shape)
         self.set_adapter(adapter)
+        self._base = {}
         write = self.worker.call(write_checked, self.tree, self.folder, folder, self.num_vocabulary)
         return write.result()
 

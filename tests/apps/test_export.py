@@ -130,6 +130,26 @@ def test_what_is_there_already_stays(run: RunFolder, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
+def test_the_merged_model_is_released_before_the_written_one_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlx.core as mx
+
+    from legos.mlx.model import fuse
+
+    folder, held, load = write_any_model(tmp_path / "model"), list[int](), fuse.load_tree
+    adapter, before = trained(folder), mx.get_active_memory()
+
+    def loaded(written: Path) -> Any:
+        held.append(mx.get_active_memory() - before)
+        return load(written)
+
+    monkeypatch.setattr(fuse, "load_tree", loaded)
+    (tmp_path / "out").mkdir()
+    load_model(folder, inline=True).write_fused(adapter, tmp_path / "out")
+    assert held[0] < (tmp_path / "out" / "model.safetensors").stat().st_size / 10
+
+
 def test_a_merged_model_that_computes_something_else_is_not_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
