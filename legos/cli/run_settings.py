@@ -14,9 +14,9 @@ from legos.weights.folder import read_adapter
 
 __all__ = ["resolve_run"]
 
-_KEPT = ("model", "arena", "seed", "adapter", "training.lora_alpha")
-_SHARED = ("model", "arena", "adapter")
-_LORA = "training.lora_"
+_LORA = tuple(name for name in knobs() if name.startswith("training.lora_"))
+_SHARED = ("model", "arena", "adapter", *_LORA)
+_KEPT = (*_SHARED, "seed")
 
 
 def resolve_run(
@@ -24,8 +24,8 @@ def resolve_run(
 ) -> ResolvedConfig:
     """Merge defaults, the arena's recommendations, files and options.
 
-    A resumed run keeps its folder, model, arena, seed and credit rule; a forked run keeps model,
-    LoRA and arena of its parent. The other settings can be changed.
+    A resumed run keeps its folder, model, arena, seed, LoRA and credit rule; a forked run keeps
+    model, LoRA and arena of its parent. The other settings can be changed.
 
     A new run that starts from an adapter has the model that the adapter was trained on, unless it
     is given another one.
@@ -88,14 +88,13 @@ def _forked(files: Sequence[Path], fork: str, overrides: Mapping[str, object]) -
     step = int(read_state(checkpoint_of(parent, at))["trainer"]["step"])
     start = f"{parent.path}@{step}"
     overrides = {"out": None, **overrides, "fork_from": start}
-    lora = [name for name in knobs() if name.startswith(_LORA)]
     resolved = resolve(
         run=parent.settings,
         files=files,
         overrides=overrides,
         inherit=lambda source: f"run {start}" if is_chosen(source) else source,
     )
-    _check_kept(parent, resolved, keep=[*_SHARED, *lora], what=f"{start} to fork from")
+    _check_kept(parent, resolved, keep=_SHARED, what=f"{start} to fork from")
     if resolved.config.loop.steps <= step:
         raise ConfigError(
             f"loop.steps is {resolved.config.loop.steps} but {start} has done {step} steps "

@@ -298,11 +298,6 @@ def test_damaged_and_missing_lines_cost_no_resume(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            ["--training.lora-rank", "4"],
-            "the rank with which it was trained (--training.lora-rank)",
-        ),
-        (["--training.lora-layers", "1"], "where this model has no LoRA"),
         (["--seed", "9"], "seed is 9 (command line) but the run in"),
         (
             ["--training.lora-alpha", "4"],

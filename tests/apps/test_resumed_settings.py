@@ -10,6 +10,7 @@ from short_runs import NIM
 
 from legos.cli.process import main
 from legos.cli.run_settings import resolve_run
+from legos.errors import ConfigError
 from legos.track.jsonl import JsonlTracker
 
 
@@ -51,6 +52,16 @@ def test_a_setting_that_the_run_did_not_know_stays_off(tmp_path: Path) -> None:
     assert resumed.config.loop.steps == 12
     assert resumed.config.play.rules is None
     assert resumed.config.play.restrict_choices
+
+
+@pytest.mark.parametrize("name", ["lora_rank", "lora_layers", "lora_alpha"])
+def test_the_shape_of_lora_cannot_be_changed(tmp_path: Path, name: str) -> None:
+    """Also where it is that of the adapter that the run started from, so that it has no effect."""
+    given = {"arena": "kuhn", "model": "some/model", "adapter": "gone"}
+    text = "\n".join(f'{setting} = "{value}"' for setting, value in given.items())
+    (tmp_path / "config.toml").write_text(text)
+    with pytest.raises(ConfigError, match=rf"{name} is 3.*\(command line\) but the run in .* has"):
+        resolve_run([], resume=tmp_path, overrides={f"training.{name}": 3})
 
 
 @pytest.mark.slow
