@@ -150,6 +150,12 @@ class Adapter:
         return any(np.asarray(self.arrays[n]).any() for n in self.arrays if n.endswith(".lora_b"))
 
     @property
+    def first_layer(self) -> int | None:
+        """Index of the first layer that it adapts; None: it adapts none."""
+        found = map(_IN_LAYER.match, self.arrays)
+        return min((int(inside["layer"]) for inside in found if inside), default=None)
+
+    @property
     def info(self) -> AdapterInfo:
         """Name, version and digest."""
         return AdapterInfo(name=self.name, version=self.version, digest=self.digest)

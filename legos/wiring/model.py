@@ -3,15 +3,17 @@
 import os
 import signal
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 from legos.builtin import BUILTIN, builtin_path
 from legos.device import Device, ModelHandle
 from legos.errors import ConfigError, ModelError
-from legos.weights.adapter import LoraShape
+from legos.weights.adapter import Adapter, LoraShape
 from legos.wiring.device import find_device, mlx_device, torch_device
 
 __all__ = [
+    "apply_adapter",
     "apply_lora",
     "check_loaded",
     "disable_lora",
@@ -23,6 +25,7 @@ __all__ = [
 ]
 
 _LAUNCHERS = {"torch": "torchrun", "mlx": "mlx.launch"}  # device -> what starts its processes
+MOST_LAYERS = 1 << 20  # more than any model has
 SMALL_MODEL = 10_000_000  # parameters; up to this size, LoRA adapts the output head by default
 
 
@@ -85,6 +88,21 @@ def apply_lora(
     )
     model.add_lora(shape, seed=seed)
     return shape
+
+
+def apply_adapter(model: ModelHandle, adapter: Adapter) -> None:
+    """Make a model compute with an adapter, for which LoRA is added unless it has some.
+
+    Raises:
+        AdapterError: the adapter does not fit.
+    """
+    if model.lora is None:
+        shape, first = adapter.shape, adapter.first_layer
+        if first is not None:  # the last layers may lack the modules, as beside attention
+            every = model.lora_shape(rank=1, alpha=1.0, num_layers=MOST_LAYERS, head=False)
+            shape = replace(shape, num_layers=max(every.num_layers - first, 1))
+        model.add_lora(shape)
+    model.set_adapter(adapter)
 
 
 def check_loaded(model: object) -> None:

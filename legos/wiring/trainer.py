@@ -30,7 +30,7 @@ from legos.wiring.arena import policies_of
 from legos.wiring.device import find_device
 from legos.wiring.elsewhere import elsewhere, engine_at
 from legos.wiring.engines import MakeEngine, TokenEngine
-from legos.wiring.model import apply_lora, check_loaded, model_place
+from legos.wiring.model import apply_adapter, apply_lora, check_loaded, model_place
 from legos.wiring.named import frozen_adapters
 from legos.wiring.references import reference_servers
 from legos.wiring.serving import both_named
@@ -98,9 +98,7 @@ class Trainer(PolicyTrainer):
             raise ConfigError(f"config is {shown(config)}; expected TrainingConfig(...)")
         if start is not None:
             with both_named(start, str(model.folder)):
-                if model.lora is None:
-                    model.add_lora(start.shape)
-                model.set_adapter(start)
+                apply_adapter(model, start)
         elif model.lora is None:
             apply_lora(
                 model,

@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 from scripted_server import serving
+from tiny_models import write_any_model
 
 from legos.config.schema import RunConfig, TrainingConfig
 from legos.device import ModelHandle
 from legos.errors import AdapterError, ConfigError, EngineError
 from legos.mlx import device
 from legos.server.options import ServerOptions
+from legos.weights.adapter import LoraShape, shape_of
 from legos.weights.folder import write_adapter
 from legos.wiring.engines import TokenEngine
 from legos.wiring.http import app_of
-from legos.wiring.model import apply_lora, load_model
+from legos.wiring.model import apply_adapter, apply_lora, load_model
 from legos.wiring.trainer import Trainer, trainer_of
 
 
@@ -42,6 +44,20 @@ def test_the_policy_is_not_replaced_by_a_saved_adapter(trainer: Trainer, tmp_pat
         trainer.load_adapter(tmp_path, name="policy")
     with pytest.raises(AdapterError, match="nowhere"):
         trainer.load_adapter(tmp_path / "nowhere", name="old")
+
+
+def test_an_adapter_of_another_program_may_adapt_no_module_of_the_last_layer(
+    tmp_path: Path,
+) -> None:
+    """Its arrays name layers 1 and 3 of 5: the others have no attention."""
+    folder = write_any_model(tmp_path / "model", architecture="lfm2", layers=5)
+    source, model = load_model(folder, inline=True), load_model(folder, inline=True)
+    source.add_lora(LoraShape(rank=2, scale=1.0, num_layers=5, modules=("self_attn.q_proj",)))
+    adapter = source.base_adapter()
+    apply_adapter(model, replace(adapter, shape=shape_of(adapter.arrays, 1.0)))
+    assert model.lora is not None
+    assert model.lora.num_layers == 4
+    assert {*model.base_adapter().arrays} == {*adapter.arrays}
 
 
 @pytest.mark.parametrize("name", ["base", "nim-1@50", "nim/1"])
