@@ -30,12 +30,12 @@ from legos.mlx.generate.shared_attention import attend_to_prefixes
 from legos.mlx.generate.slot_cache import Pass, Shared, SlotCache, Space
 from legos.mlx.model.cache_parts import parts
 
-__all__ = ["EXPECTED", "BatchCache", "BlockCache", "growth"]
+__all__ = ["EXPECTED", "MOST_EXPECTED", "BatchCache", "BlockCache", "growth"]
 
 GROWTH, MOST_GROWTH = 16, 64
 """Tokens: every slot has space for up to so many more than its row holds, in multiples of the
 first."""
-EXPECTED = 4  # rows are expected to get one in so many of the tokens that may still come
+EXPECTED, MOST_EXPECTED = 4, 2048  # rows are expected to get 1 in 4 of those to come, at most 2048
 
 
 def growth(tokens: int) -> int:
@@ -287,7 +287,7 @@ class BatchCache:
         if slots > most_slots:
             most_slots = max(slots, min(2 * most_slots, self._max_slots))
         if tokens > most:
-            most = min(tokens + coming, 2 * (tokens + coming // EXPECTED))
+            most = min(tokens + coming, 2 * (tokens + min(coming // EXPECTED, MOST_EXPECTED)))
         if self._space_of is not None and most > self._space_of(most_slots):
             most_slots = slots
             most = max(tokens + growth(coming), min(most, self._space_of(slots)))

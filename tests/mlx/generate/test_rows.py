@@ -148,6 +148,28 @@ def test_rows_are_admitted_by_what_they_are_expected_to_hold(
     assert sum(rows) / len(rows) >= 2.5 * 4
 
 
+def test_answers_without_a_limit_are_decoded_together(room: Callable[..., EngineRoom]) -> None:
+    """Chats may use the whole context, and their clients rarely set ``max_tokens``."""
+    context = 1 << 17
+    need = room().engine._scheduler.capabilities.cache_bytes
+    one = room(context=context, cache_bytes=need(4, 2100, context))
+    asked = {
+        n: Request(
+            prompt_ids=(3, 4, 5, n),
+            max_tokens=context - 4,
+            seed=n,
+            stops=lambda tokens: len(tokens) >= 8,
+        )
+        for n in range(6, 12)
+    }
+    one.submit(asked)
+    rows = 0
+    while one.worker.tick():
+        rows = max(rows, len(one.engine._scheduler._rows))
+    assert rows == 4
+    assert sorted(one.answers) == sorted(asked)
+
+
 @pytest.mark.slow
 def test_rows_that_outgrow_the_memory_wait_and_change_no_draw(
     room: Callable[..., EngineRoom],
