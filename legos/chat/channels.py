@@ -1,7 +1,8 @@
 """Special tokens around a model's thinking, and Harmony's channels, as thinking tags.
 
 Harmony (gpt-oss) begins a message with ``<|start|>assistant<|channel|>analysis<|message|>``. The
-channel "final" is its answer, and all other channels are thinking.
+channel "final" is its answer, what goes ``to=functions.NAME`` calls a function, and all other
+channels are thinking.
 """
 
 import re
@@ -11,6 +12,7 @@ __all__ = ["MARKS", "without_channels"]
 MARKS = ("<think>", "</think>", "<|start|>", "<|channel|>", "<|message|>")
 """Special tokens that stay in the text of a completion."""
 _HEADER = re.compile(r"(?:<\|start\|>[^<]*)?<\|channel\|>\s*(\w*)[^<]*<\|message\|>")
+_CALLED = re.compile(r"to=functions\.([\w.-]+)")
 _UNFINISHED = re.compile(r"<\|(?:start|channel)\|>(?:(?!<\|message\|>).)*\Z", re.DOTALL)
 
 
@@ -23,6 +25,8 @@ def without_channels(text: str) -> str:
 
 
 def _tag(header: re.Match[str]) -> str:
-    if header[1] != "final":
+    called = _CALLED.search(header[0])
+    if header[1] != "final" and called is None:
         return "<think>"
-    return "</think>" if header.start() else ""
+    call = f"<tool_call>{called[1]}\n" if called else ""
+    return ("</think>" if header.start() else "") + call

@@ -12,6 +12,7 @@ from legos.records.message import ToolCall
 __all__ = [
     "PLAIN_TOOLS",
     "ToolFormat",
+    "also_known",
     "arguments_of",
     "arguments_text",
     "called",
@@ -36,8 +37,33 @@ def _json_call(text: str, _: Sequence[JsonObject]) -> Any:
     return json.loads(text)
 
 
+def _first_call(text: str, tools: Sequence[JsonObject]) -> Any:
+    """Llama 3 calls one function at once; its template refuses former calls of several."""
+    call, _ = json.JSONDecoder().raw_decode(JSON_TOOLS.start + text)
+    if call["name"] not in [tool["function"]["name"] for tool in tools]:
+        raise ValueError("other JSON than a call of a tool")
+    return call
+
+
+def _named_call(text: str, _: Sequence[JsonObject]) -> Any:
+    name, _, arguments = text.partition("\n")
+    return {"name": name, "arguments": json.JSONDecoder().raw_decode(arguments.lstrip())[0]}
+
+
 PLAIN_TOOLS = ToolFormat(start="<tool_call>", end="</tool_call>", parse=_json_call)
 """For models whose chat template has no tools: JSON between two tags, as the prompt says."""
+JSON_TOOLS = ToolFormat(start='{"', end="", parse=_first_call)
+"""Llama 3: JSON without tags, whose arguments are called parameters."""
+HARMONY_TOOLS = ToolFormat(start="<tool_call>", end="", parse=_named_call)
+"""gpt-oss: a channel to a function, which the tokenizer decodes to the tag, name and line break."""
+
+
+def also_known(template: str) -> ToolFormat | None:
+    """The format of a chat template with tools that mlx-lm has no parser for, or None."""
+    if "<|channel|>" in template:
+        return HARMONY_TOOLS
+    return JSON_TOOLS if '"parameters": dictionary' in template else None
+
 
 _ADVICE = (
     "You may call these functions, given as JSON schemas:\n{tools}\n"

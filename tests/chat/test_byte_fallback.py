@@ -11,16 +11,19 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
+from legos.chat.calls import read_reply
 from legos.chat.incremental import TextStream
 from legos.chat.reply import split_thinking
 from legos.chat.stops import cut_at_stop, stop_test
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
+from legos.chat.tools import also_known
 from legos.errors import ModelError
 
 SPECIAL = ("<s>", "</s>", "<pad>", "<think>", "</think>")
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>")
 WORDS = ("▁", "a", "b", "▁a", "▁b", "ab", "END", "▁END", "!", "[4]")
-NAMES = ("analysis", "final", "assistant", "commentary")
+CALLED = ("▁to=functions.take", "▁json")
+NAMES = ("analysis", "final", "assistant", "commentary", *CALLED)
 
 
 def sentencepiece(*special: str) -> PreTrainedTokenizerFast:
@@ -46,7 +49,7 @@ characters = st.sampled_from("日本é🙂\n").map(lambda c: tuple(b + len(SPECI
 tokens = st.lists(
     st.one_of(
         st.integers(0, SIZE - 1).map(lambda token: (token,)),
-        st.integers(SIZE - len(WORDS) - 4, SIZE - 1).map(lambda token: (token,)),
+        st.integers(SIZE - len(WORDS) - len(NAMES), SIZE - 1).map(lambda token: (token,)),
         characters,
     ),
     max_size=20,
@@ -143,6 +146,29 @@ def test_channels_become_thinking(said: Sequence[str], text: str, thinking: str)
         assert tokenizer.decode(ids).startswith(tokenizer.decode(ids[:length]))
     stream = TextStream(tokenizer.decode)
     assert "".join(stream.push((token,)) for token in ids) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        ("assistant", "<|channel|>", "commentary", *CALLED, "<|message|>"),
+        ("assistant", CALLED[0], "<|channel|>", "commentary", CALLED[1], "<|message|>"),
+    ],
+)
+def test_a_channel_to_a_function_is_a_call(header: Sequence[str]) -> None:
+    library = sentencepiece("<s>", "</s>", "<pad>", *HARMONY)
+    tokenizer = ChatTokenizer(library, end_ids=[1])
+    arguments = tokenizer.encode('{"a": 4}')
+    vocabulary = library.get_vocab()
+    ids = (*(vocabulary[part] for part in (*ANALYSIS[:-1], *header)), *arguments)
+    stream = TextStream(tokenizer.decode)
+    text = "".join(stream.push((token,)) for token in ids)
+    assert text == tokenizer.decode(ids)
+    form = also_known("<|start|>assistant to=functions.x<|channel|>commentary json<|message|>")
+    assert form is not None
+    content, (call,) = read_reply(text, [], form) or ("", ())
+    assert content == "<think>a b</think>"
+    assert (call.name, json.loads(call.arguments)) == ("take", {"a": 4})
 
 
 def test_a_prompt_without_a_template_does_not_end_with_the_end(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from openai import OpenAI
 from tiny_folders import write_tiny_model
 
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
+from legos.mlx.model.tools import tool_format
 from legos.records.message import Generated
 from legos.wiring.model import load_model
 
@@ -147,6 +148,35 @@ def test_a_template_with_tools_renders_them_and_its_form_is_found(taught: Path, 
     prompt = own.decode(engine.requests[0].prompt_ids, controls=True)
     assert '"description": "Tells the weather."' in prompt
     assert "<tool_call>weatherBonn<|end|><|assistant|>" in prompt
+
+
+# In the form of Llama 3, whose calls have no tags.
+BARE = (
+    "{%- if tools %}{{- 'Respond in the format "
+    '{"name": function name, "parameters": dictionary of argument name and its value}.'
+    "' }}{{- tools | tojson }}{%- endif %}"
+    "{%- for message in messages %}{{- '<|user|>' + message.content + '<|end|>' }}{%- endfor %}"
+    "{{- '<|assistant|>' }}"
+)
+
+
+def test_a_call_without_tags_is_found(tmp_path: Path, fake: Any) -> None:
+    file = write_tiny_model(tmp_path) / "tokenizer_config.json"
+    (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
+    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": BARE}))
+    own, form = load_tokenizer(tmp_path), tool_format(tmp_path)
+    call = '{"type": "function", "name": "weather", "parameters": {"city": "Bonn"}}'
+    other = call.replace("weather", "whether")
+    with fake(saying(own, call, call, other), own=own, tools=form) as server:
+        (choice,) = ask(server.url).choices
+        parts = ask(server.url, stream=True)
+        (text,) = ask(server.url).choices
+    streamed = [made for part in parts for made in part.choices[0].delta.tool_calls or []]
+    for (found,) in (choice.message.tool_calls, streamed):
+        assert found.function.name == "weather"
+        assert json.loads(found.function.arguments) == {"city": "Bonn"}
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    assert (text.finish_reason, text.message.content) == ("stop", other)
 
 
 def test_thinking_is_told_apart(taught: Path, fake: Any) -> None:
