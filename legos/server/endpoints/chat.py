@@ -137,6 +137,7 @@ async def _asked(
         form=service.tools if tools else None,
         forced=forced,
         stop=sampling.stop,
+        parallel=body.parallel_tool_calls is not False,
     )
     asked = GenerationRequest(
         source=question or service.source,

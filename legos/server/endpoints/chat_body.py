@@ -153,7 +153,9 @@ class ChatBody(ChatPrompt, SamplingFields):
     logprobs: bool | None = False
     top_logprobs: int | None = Field(0, ge=0, le=MAX_ALTERNATIVES)
     tool_choice: Literal["none", "auto", "required"] | Tool | None = None
-    parallel_tool_calls: bool | None = Field(None, description="Ignored.")
+    parallel_tool_calls: bool | None = Field(
+        None, description="False: of several tool calls in an answer only the first is reported."
+    )
     modalities: list[Literal["text"]] | None = None
 
     @model_validator(mode="after")

@@ -27,6 +27,7 @@ class ReplyFormat(Struct, frozen=True, kw_only=True):
     form: ToolFormat | None  # format of tool calls; None: tool calls are not parsed
     forced: bool  # True if the whole reply is one tool call
     stop: tuple[str, ...]
+    parallel: bool = True  # False: of several tool calls only the first is reported
 
 
 class ReplyReader:
@@ -68,7 +69,8 @@ class ReplyReader:
     def _fields(self, parts: Sequence[Part]) -> dict[str, Any]:
         """The fields of a message that have a value."""
         content, thinking, found = join_parts(parts)
-        calls = [self._call(call) for call in found]
+        most = None if self._format.parallel else 1 - self.num_calls
+        calls = [self._call(call) for call in found[:most]]
         fields = {"content": content, "reasoning_content": thinking, "tool_calls": calls}
         return {name: value for name, value in fields.items() if value}
 

@@ -91,6 +91,19 @@ def test_a_streamed_call_is_the_same(fake: Any, tokenizer: ChatTokenizer) -> Non
     assert parts[-1].choices[0].finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_only_the_first_call_is_told_where_calls_are_not_parallel(
+    fake: Any, tokenizer: ChatTokenizer, *, stream: bool
+) -> None:
+    with fake(saying(tokenizer, f"{CALL} {CALL.replace('Bonn', 'Rome')} {CALL}")) as server:
+        answer = ask(server.url, parallel_tool_calls=False, stream=stream)
+    choices = [part.choices[0] for part in (answer if stream else [answer])]
+    said = [choice.delta if stream else choice.message for choice in choices]
+    (call,) = [call for message in said for call in message.tool_calls or []]
+    assert json.loads(call.function.arguments) == {"city": "Bonn"}
+    assert choices[-1].finish_reason == "tool_calls"
+
+
 def test_what_only_looks_like_a_call_stays_text(fake: Any, tokenizer: ChatTokenizer) -> None:
     said = "<tool_call>weather?</tool_call>"
     with fake(saying(tokenizer, said)) as server:
