@@ -8,6 +8,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
+from legos.chat.schemas import CALL_MARK
 from legos.chat.tokenizer import ChatTokenizer
 from legos.errors import RequestError
 from legos.records.request import Grammar
@@ -23,7 +24,8 @@ def json_grammar(schema: str, tokenizer: ChatTokenizer) -> Grammar:
     """The grammar of JSON texts that satisfy a schema.
 
     Args:
-        schema: a JSON schema as text; ``{"type": "object"}`` is any object, ``{}`` any JSON.
+        schema: a JSON schema as text; ``{"type": "object"}`` is any object, ``{}`` any JSON. One of
+            ``or_call`` allows tool calls too.
         tokenizer: tokenizer of the model that writes the JSON.
 
     Returns:
@@ -40,10 +42,17 @@ def json_grammar(schema: str, tokenizer: ChatTokenizer) -> Grammar:
         raise RequestError(f"the JSON schema is not JSON: {error}") from error
     if not isinstance(parsed, dict) and parsed is not True:
         raise RequestError(f"the JSON schema is {schema[:80]}; expected an object")
+    own: dict[str, Any] = {} if parsed is True else parsed
+    mark = own.pop(CALL_MARK, None)
     try:
         text = LLMatcher.grammar_from_json_schema(
-            "{}" if parsed is True else schema, defaults={"whitespace_pattern": WHITESPACE}
+            json.dumps(own), defaults={"whitespace_pattern": WHITESPACE}
         )
+        if mark:
+            answer = json.dumps(json.loads(text)["grammars"][0]["json_schema"])
+            control = f"<{[*tokenizer.encode(mark)]}>"
+            begin = control if tokenizer.is_control(mark) else json.dumps(mark)
+            text = f"start: %json {answer} | {begin} <[*]>*"
     except ValueError as error:
         raise RequestError(f"the JSON schema cannot be used: {error}") from error
     matcher = LLMatcher(_guide(tokenizer), text, log_level=0)

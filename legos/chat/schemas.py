@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, cast
 
-__all__ = ["call_schema", "closed"]
+__all__ = ["CALL_MARK", "call_schema", "closed", "or_call"]
 
+CALL_MARK = "x-legos-call"  # key of a schema: the text with which a tool call begins
 Schema = dict[str, Any]
 _NAMED = {"properties", "patternProperties", "$defs", "definitions"}  # schemas by name
 _LITERAL = {"const", "enum", "default", "examples"}
@@ -41,6 +42,16 @@ def call_schema(tools: Sequence[Mapping[str, Any]]) -> str:
             }
         )
     return json.dumps({"anyOf": calls, "$defs": definitions})
+
+
+def or_call(schema: str, mark: str) -> str:
+    """A JSON schema, as text, beside which ``json_grammar`` allows tool calls.
+
+    Args:
+        schema: the schema of an object.
+        mark: the text with which a call begins; anything may follow it.
+    """
+    return json.dumps({**json.loads(schema), CALL_MARK: mark})
 
 
 def closed(schema: Schema) -> Schema:

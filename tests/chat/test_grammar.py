@@ -14,6 +14,7 @@ from vocabulary import END, TOKENS, token_id
 
 from legos.builtin import builtin_path
 from legos.chat.grammar import json_grammar
+from legos.chat.schemas import or_call
 from legos.chat.tokenizer import ChatTokenizer
 from legos.errors import RequestError
 from legos.records.message import Filters
@@ -85,6 +86,28 @@ def test_free_json_is_any_json(value: Any) -> None:
     text = json.dumps(value, ensure_ascii=False)
     assert accepts("{}", text)
     assert accepts('{"type": "object"}', text) is isinstance(value, dict)
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ('{"pile": 3, "who": "first", "sure": [true], "why": ""}', True),
+        ('<tool_call>{"name": "f"}</tool_call>\n<tool_call>f</tool_call>', True),
+        ('{"pile": 3}', False),
+        ("<tool", False),
+        ("Yes <tool_call>", False),
+    ],
+)
+def test_a_call_may_come_in_place_of_an_answer(text: str, *, right: bool) -> None:
+    assert accepts(or_call(json.dumps(MOVE), "<tool_call>"), text) is right
+
+
+def test_a_call_may_begin_with_a_control_token() -> None:
+    mark = next(token for token in TOKENS if token.startswith("<|") and token != END)
+    state = json_grammar(or_call('{"type": "object"}', mark), TOKENIZER).begin()
+    assert state.allowed()[[token_id(mark), token_id("{"), token_id("a")]].tolist() == [1, 1, 0]
+    state.advance(token_id(mark))
+    assert state.allowed()[[token_id(mark), token_id("a"), END_ID]].all()
 
 
 def test_the_end_comes_only_where_the_json_is_whole() -> None:

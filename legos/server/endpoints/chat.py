@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
+from msgspec.structs import replace
 from starlette.responses import Response
 
 from legos.chat.calls import begins_thinking
-from legos.chat.schemas import call_schema
+from legos.chat.schemas import call_schema, or_call
 from legos.play.endpoint import AgentSeat, SeatRequest
 from legos.records.message import Completion, Continuation
 from legos.records.request import Progress
@@ -119,22 +120,21 @@ async def _asked(
     service.check_prompts([prompt], param="messages" if ids is None else "prompt_token_ids")
     if body.max_completion_tokens is not None:
         body.max_tokens = body.max_completion_tokens
-    if forced and body.response_format is not None and body.response_format.type != "text":
-        raise Problem(
-            400, "tool_choice and response_format contradict each other", param="tool_choice"
-        )
     sampling = body.sampling(
         max_tokens=None if body.choices else service.context - len(prompt),
         alternatives=(body.top_logprobs or 0) if body.logprobs else None,
         json_schema=call_schema(tools) if forced else None,
     )
+    calls, schema = service.tools if tools else None, sampling.json_schema
+    if calls and schema and not forced and (calls.end or service.tokenizer.is_control(calls.start)):
+        sampling = replace(sampling, json_schema=or_call(schema, calls.start))
     if question is not None:
         given = body.temperature if "temperature" in body.model_fields_set else None
         sampling = question.sampling(sampling, given)
     form = ReplyFormat(
         thinking=begins_thinking(service.tokenizer, prompt, sampling),
         tools=tuple(tools),
-        form=service.tools if tools else None,
+        form=calls,
         forced=forced,
         stop=sampling.stop,
         parallel=body.parallel_tool_calls is not False,

@@ -290,6 +290,20 @@ def test_json_can_be_demanded(served: Any, form: Mapping[str, Any]) -> None:
         assert choice.message.content.lstrip().startswith("{")
 
 
+@pytest.mark.parametrize(("choice", "calls"), [("auto", 1), ("required", 1), ("none", 0)])
+def test_a_model_may_call_a_tool_in_place_of_json(
+    fake: Any, tokenizer: ChatTokenizer, choice: str, calls: int
+) -> None:
+    engine = saying(tokenizer, CALL[11:-12] if choice == "required" else CALL)
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    with fake(engine) as server:
+        answer = ask(server.url, response_format=form, tool_choice=choice).choices[0]
+    allowed = engine.requests[0].grammar.begin().allowed()
+    assert len(answer.message.tool_calls or ()) == calls
+    assert bool(allowed[tokenizer.encode("<")[0]]) is (choice == "auto")
+    assert allowed[tokenizer.encode("{")[0]]
+
+
 def test_a_schema_that_is_none_is_refused(served: Any) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "colour"}}}
     with pytest.raises(openai.BadRequestError, match="schema"):
