@@ -32,6 +32,8 @@ def test_each_listed_model_can_be_asked_for(fake: Any) -> None:
         with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
             (listed,) = client.models.list().data
             assert client.models.retrieve(listed.id).id == "org/name"
+        with server.http() as http:
+            assert http.get("/v1/models/").json() == http.get("/v1/models").json()
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -19,6 +19,7 @@ def state_router(service: Service) -> APIRouter:
     """The endpoints."""
     router = APIRouter()
 
+    @router.get("/v1/models/", include_in_schema=False)
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
         """The base model and its adapters."""
