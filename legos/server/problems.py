@@ -131,6 +131,9 @@ def problem_of(error: BaseException) -> Problem:
             problem = Problem(error.status_code, error.detail, headers=error.headers)
         case AdapterError() | RequestError() if "not live" in message:
             problem = Problem(404, message, code="model_not_found", param="model")
+        case RequestError() if "exceed the context" in message:
+            code = "context_length_exceeded"  # by which programs know to shorten the chat
+            problem = Problem(400, message, code=code, param="max_tokens")
         case RequestError() | RecordError() | ModelError() | AdapterError():
             problem = Problem(400, message)
         case UnicodeEncodeError():

@@ -128,6 +128,15 @@ def test_a_bad_request_names_the_field(client: OpenAI, fields: dict, named: str)
     assert named in str(caught.value)
 
 
+def test_too_many_tokens_have_the_code_of_a_context_that_is_too_small(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as text:
+        client.completions.create(model="policy", prompt="hi", max_tokens=10**6)
+    with pytest.raises(openai.BadRequestError) as chat:
+        ask(client, max_tokens=10**6)
+    for caught in (text, chat):
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "max_tokens")
+
+
 def test_a_model_that_is_not_there_is_not_found(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="there are: builtin, policy"):
         ask(client, model="v7")
