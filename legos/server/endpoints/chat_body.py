@@ -26,6 +26,7 @@ class TextPart(Body):
 
     type: Literal["text"]
     text: str
+    prompt_cache_breakpoint: dict[str, Any] | None = Field(None, description="Ignored.")
 
 
 class CalledFunction(Body):
@@ -33,6 +34,7 @@ class CalledFunction(Body):
 
     name: str
     arguments: str = Field("", max_length=MOST_ARGUMENTS, description="A JSON object, as text.")
+    parsed_arguments: Any = Field(None, description="Ignored: OpenAI's client adds it.")
 
 
 class MadeCall(Body):
@@ -55,6 +57,7 @@ class ChatMessage(Body):
     tool_call_id: str | None = None
     tool_calls: Annotated[list[MadeCall], ONE_ERROR] | None = None
     reasoning_content: str | None = None
+    parsed: Any = Field(None, description="Ignored: OpenAI's client adds it.")
 
     @property
     def text(self) -> str:

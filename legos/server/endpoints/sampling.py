@@ -38,6 +38,7 @@ class StreamOptions(Body):
     """Options of a stream."""
 
     include_usage: bool = Field(False, description="Token counts in a last event.")
+    include_obfuscation: bool = Field(False, description="Ignored: no event is padded.")
 
 
 class JsonSchema(Body):
@@ -134,6 +135,8 @@ class SamplingFields(ModelFields):
     service_tier: str | None = Field(None, description="Ignored.")
     safety_identifier: str | None = Field(None, description="Ignored.")
     prompt_cache_key: str | None = Field(None, description="Ignored.")
+    prompt_cache_options: dict[str, Any] | None = Field(None, description="Ignored.")
+    prompt_cache_retention: str | None = Field(None, description="Ignored.")
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -2,18 +2,20 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
 from fakes import FakeEngine
 from openai import OpenAI
+from pydantic import BaseModel
 
 from legos.device import ModelHandle
 from legos.records.message import Completion, Continuation, Message
 
 QUESTION = "Nim: 5 left, last one wins.\nMoves: 1 2 3"
 CHAT = [{"role": "user", "content": QUESTION}]
+PART = {"type": "text", "text": QUESTION}
 
 
 @pytest.fixture(scope="module")
@@ -152,14 +154,43 @@ def test_harmless_fields_are_taken(client: OpenAI) -> None:
         parallel_tool_calls=True,
         max_completion_tokens=2,
         seed=1,
+        prompt_cache_key="a",
+        prompt_cache_retention="24h",
+        prompt_cache_options={"mode": "implicit"},
+        messages=[{"role": "user", "content": [{**PART, "prompt_cache_breakpoint": {}}]}],
     )
     assert answer.usage.completion_tokens <= 2
+    assert list(ask(client, stream=True, stream_options={"include_obfuscation": False}))
 
 
 def test_an_answer_can_be_sent_back(client: OpenAI) -> None:
     said = ask(client, seed=1).choices[0].message
     again = ask(client, messages=[*CHAT, said, {"role": "user", "content": "again"}])
     assert again.choices
+
+
+class Take(BaseModel):
+    """A move."""
+
+    take: Literal[1, 2, 3]
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer")  # in the client
+@pytest.mark.parametrize("call", [False, True])
+def test_an_answer_that_the_client_has_parsed_can_be_sent_back(
+    client: OpenAI, *, call: bool
+) -> None:
+    fields: dict[str, Any] = {"model": "policy", "max_tokens": 200, "seed": 1}
+    if call:
+        fields |= {"tools": [openai.pydantic_function_tool(Take)], "tool_choice": "required"}
+    else:
+        fields["response_format"] = Take
+    chat: list[Any] = [*CHAT]
+    said: Any = client.chat.completions.parse(messages=chat, **fields).choices[0].message
+    assert said.tool_calls if call else said.parsed
+    back = {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "ok"} if call else {}
+    chat += [said, back or {"role": "user", "content": "again"}]
+    assert client.chat.completions.parse(messages=chat, **fields).choices
 
 
 def test_template_variables_do_not_go_with_a_chat_that_continues(fake: Any) -> None:
