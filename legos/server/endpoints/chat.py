@@ -102,6 +102,7 @@ async def _asked(
     if service.options.log_prompts:
         logger.info("chat %s", body.model_dump_json(include={"messages", "prompt_token_ids"}))
     adapter = service.adapter_of(body.model, body.adapter) if seat is None else seat.adapter
+    _settle(body, service)
     tools, forced = body.callable_tools()
     question = None if seat is None else _question(seat, body, tools)
     ids = body.prompt_token_ids
@@ -118,8 +119,6 @@ async def _asked(
     if not prompt:
         raise Problem(400, "prompt_token_ids is empty", param="prompt_token_ids")
     service.check_prompts([prompt], param="messages" if ids is None else "prompt_token_ids")
-    if body.max_completion_tokens is not None:
-        body.max_tokens = body.max_completion_tokens
     sampling = body.sampling(
         max_tokens=None if body.choices else service.context - len(prompt),
         alternatives=(body.top_logprobs or 0) if body.logprobs else None,
@@ -146,6 +145,18 @@ async def _asked(
         adapter=adapter,
     )
     return asked, form
+
+
+def _settle(body: ChatBody, service: Service) -> None:
+    """Replace fields that are other names of settings.
+
+    Raises:
+        Problem: a field would have no effect.
+    """
+    if body.max_completion_tokens is not None:
+        body.max_tokens = body.max_completion_tokens
+    if body.top_logprobs and not body.logprobs:
+        raise Problem(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
 
 
 def _question(seat: AgentSeat, body: ChatBody, tools: Sequence[Any]) -> SeatRequest:

@@ -121,6 +121,7 @@ def test_only_legal_answers(client: OpenAI) -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "json_schema"}}, "json_schema"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"top_logprobs": 3}, "needs logprobs"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
     ],
 )
