@@ -24,6 +24,7 @@ class ChatTemplate:
         exists: whether the tokenizer has a template; without one, each message is a line.
         knows_tools: whether the template takes tools; without, the system message has them.
         knows_thinking: whether it knows thinking tags.
+        knows_effort: whether it reads the variable ``reasoning_effort``.
     """
 
     def __init__(self, tokenizer: Any, neutral: Neutraliser) -> None:
@@ -33,6 +34,7 @@ class ChatTemplate:
         self.exists = bool(template)
         self.knows_tools = "tools" in template
         self.knows_thinking = "<think>" in template
+        self.knows_effort = "reasoning_effort" in template
 
     @cached_property
     def merges_system(self) -> bool:

@@ -76,6 +76,7 @@ class ChatTokenizer:
         end_ids: the token ids that end a completion, in ascending order.
         knows_tools: whether the chat template takes tools.
         knows_thinking: whether the chat template knows thinking tags.
+        knows_effort: whether it reads the variable ``reasoning_effort``.
     """
 
     def __init__(self, tokenizer: Any, *, end_ids: Sequence[int]) -> None:
@@ -97,6 +98,7 @@ class ChatTokenizer:
         self.end_ids: tuple[int, ...] = tuple(sorted(set(end_ids)))
         self.knows_tools: bool = self._template.knows_tools
         self.knows_thinking: bool = self._template.knows_thinking
+        self.knows_effort: bool = self._template.knows_effort
 
     def encode(self, text: str, *, specials: bool = False) -> tuple[int, ...]:
         """Return the ids of a text; none are added around it unless `specials` is True."""

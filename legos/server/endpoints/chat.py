@@ -157,6 +157,13 @@ def _settle(body: ChatBody, service: Service) -> None:
         body.max_tokens = body.max_completion_tokens
     if body.top_logprobs and not body.logprobs:
         raise Problem(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+    if body.reasoning_effort is None:
+        return
+    if not service.tokenizer.knows_effort:
+        text = "the model's chat template has no reasoning_effort; leave it out"
+        raise Problem(400, text, param="reasoning_effort")
+    effort = {"reasoning_effort": body.reasoning_effort}
+    body.chat_template_kwargs = {**effort, **(body.chat_template_kwargs or {})}
 
 
 def _question(seat: AgentSeat, body: ChatBody, tools: Sequence[Any]) -> SeatRequest:

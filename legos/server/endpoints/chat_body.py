@@ -17,6 +17,7 @@ __all__ = ["ChatBody", "ChatMessage", "ChatPrompt", "MadeCall", "check_known"]
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 Variables = Annotated[dict[str, str | bool | int | float], BeforeValidator(without_nulls)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 MOST_ARGUMENTS = 1 << 18  # characters of the arguments of one tool call
 _OWN_VARIABLES = {"messages", "tools", "documents", "add_generation_prompt", "tokenize"}
 
@@ -155,6 +156,9 @@ class ChatBody(ChatPrompt, SamplingFields):
     max_completion_tokens: int | None = Field(None, ge=1, description="Overrides max_tokens.")
     logprobs: bool | None = False
     top_logprobs: int | None = Field(0, ge=0, le=MAX_ALTERNATIVES)
+    reasoning_effort: Effort | None = Field(
+        None, description="Refused where the chat template has no such variable."
+    )
     tool_choice: Literal["none", "auto", "required"] | Tool | None = None
     parallel_tool_calls: bool | None = Field(
         None, description="False: of several tool calls in an answer only the first is reported."

@@ -41,6 +41,7 @@ TEMPLATE = (
     "{%- endfor %}{{- '<|end|>' }}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|assistant|>' }}"
     "{%- if thinking %}{{- '<think>\\n' }}{%- endif %}{%- endif %}"
+    "{%- if reasoning_effort %}{{- reasoning_effort }}{%- endif %}"
 )
 
 
@@ -218,6 +219,21 @@ def test_a_completion_of_an_opening_tag_is_the_text_of_its_tokens(
         answer: Any = client.completions.create(model="base", prompt="<think>", stream=stream)
         parts = list(answer) if stream else [answer]
     assert "".join(part.choices[0].text for part in parts) == "hm, well"
+
+
+def test_the_effort_of_reasoning_is_told_to_templates_that_know_it(
+    taught: Path, fake: Any, tokenizer: ChatTokenizer
+) -> None:
+    own = load_tokenizer(taught)
+    engine = saying(own, "4")
+    with fake(engine, own=own) as server:
+        ask(server.url, reasoning_effort="low")
+    assert own.decode(engine.requests[0].prompt_ids).endswith("low")
+    with (
+        fake(saying(tokenizer, "4")) as server,
+        pytest.raises(openai.BadRequestError, match="has no reasoning_effort"),
+    ):
+        ask(server.url, reasoning_effort="low")
 
 
 @pytest.mark.parametrize("restrict", [False, True])
