@@ -102,11 +102,11 @@ class AlarmLog:
             found = self.evaluated
             return found.get(f"eval/{arena}/{name}", found.get(f"eval/{name}", default))
 
-        return (
-            metric("exploitability", math.inf) <= NEAR
-            or metric("optimal_move_rate", 0.0) >= 1.0 - NEAR
-            or metric("joint_value", -math.inf) >= metric("optimal_joint_value", math.inf) - NEAR
-        )
+        if (joint := metric("joint_value", math.inf)) < math.inf:  # all roles earn the same
+            best = joint >= metric("optimal_joint_value", math.inf) - NEAR
+        else:
+            best = metric("exploitability", math.inf) <= NEAR
+        return best or metric("optimal_move_rate", 0.0) >= 1.0 - NEAR
 
 
 def _answers(groups: Sequence[Group]) -> list[str]:

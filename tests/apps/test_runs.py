@@ -14,6 +14,7 @@ from legos.cli.process import main
 from legos.config.resolve import resolve
 from legos.run.ending import failure_kept
 from legos.run.folder import RunFolder
+from legos.run.key_figures import key_figures
 from legos.run.lock import hold
 
 SMALL = (
@@ -109,6 +110,13 @@ def test_the_figures_of_a_mix_carry_the_names_of_its_arenas() -> None:
     run = {"step": 1, "steps": 2, "arena": "nim+a/b.py:Sums", "state": "ended"}
     [row] = in_brief({"mix": {**run, **figures, "eval/Sums/reward_mean": 1.0}})[0].values()
     assert (row["arena"], row["evaluated"]) == ("nim+Sums", "nim exploitability 0.5, Sums reward 1")
+
+
+def test_in_a_game_of_common_reward_the_joint_value_says_most() -> None:
+    figures = {"eval/exploitability": 0.0, "eval/joint_value": 8.0}  # a bad agreement
+    assert key_figures(figures) == {"eval/joint_value": True}
+    [row] = in_brief({"hanabi": figures})[0].values()
+    assert row["evaluated"] == "joint value 8"
 
 
 def test_a_figure_that_is_not_defined_is_left_out() -> None:

@@ -88,3 +88,5 @@ def test_a_solved_game_is_in_order(caplog: pytest.LogCaptureFixture) -> None:
     ):
         assert logged(caplog, steps, **solved) == []
     assert len(logged(caplog, steps, eval__exploitability=0.46)) == 1
+    agreed = {"eval__exploitability": 0.0, "eval__joint_value": 8.0}  # nobody gains alone
+    assert len(logged(caplog, steps, **agreed, eval__optimal_joint_value=10.0)) == 1
