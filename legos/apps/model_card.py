@@ -129,16 +129,17 @@ def _evaluation(
     """The figures before and after training, and of which steps they are."""
     if not figures:
         return "The run was not evaluated.\n"
-    if all(after is None for _, after in figures.values()):
-        head = f"This version ({version}) was not evaluated; the figures are those of step 0.\n\n"
-    else:
-        step = table.of_version(version)["step"]
-        head = f"Before training (step {table['step'][0]}), and this version (step {step}).\n\n"
+    first, step = table["step"][0], table.of_version(version).get("step")
+    if step is None:
+        head = f"This version ({version}) was not evaluated; the figures are those of step {first}."
+    else:  # a fork has no evaluation before its training
+        start = "First evaluation" if first else "Before training"
+        head = f"{start} (step {first}), and this version (step {step})."
     rows = [
         (name.removeprefix("eval/").replace("_", " "), *map(_number, pair))
         for name, pair in figures.items()
     ]
-    return head + _table(("metric", "before", "after"), rows)
+    return f"{head}\n\n" + _table(("metric", "before", "after"), rows)
 
 
 def _table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

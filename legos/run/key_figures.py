@@ -36,11 +36,11 @@ def before_and_after(
 
     Args:
         evaluations: the evaluations of a run.
-        version: policy version of the later evaluation; None: the last one.
+        version: policy version of the other evaluation, which may be the first; None: the last one.
     """
     first, *later = evaluations.rows() if evaluations.num_steps else [{}]
     if version is not None:
-        later = [row for row in later if row.get("policy_version") == version]
+        later = [row for row in (first, *later) if row.get("policy_version") == version]
     last = later[-1] if later else {}
     names = [name for name in evaluations if name.startswith("eval/")]
     ordered = dict.fromkeys((*key_figures(names), *names))

@@ -80,6 +80,20 @@ def test_a_version_without_evaluation_says_so(folder: RunFolder) -> None:
     assert "tokens" not in card.text
 
 
+def test_a_fork_that_was_evaluated_once_has_the_figures_of_that_evaluation(
+    folder: RunFolder,
+) -> None:
+    folder.evaluations.unlink()
+    figures = {"policy_version": 4, "eval/exploitability": 0.25}
+    add_lines(folder.evaluations, [{"step": 4, **figures}])
+    card = card_of(folder, 4)
+    assert "First evaluation (step 4), and this version (step 4)." in card.text
+    assert "| exploitability | 0.25 | 0.25 |" in card.text
+    assert card.data.eval_results[0].metric_value == 0.25
+    told = "This version (3) was not evaluated; the figures are those of step 4."
+    assert told in card_of(folder, 3).text
+
+
 def test_a_local_base_gives_its_license_and_not_its_path(tmp_path: Path) -> None:
     base = tmp_path / "private" / "Small-1B"
     base.mkdir(parents=True)
