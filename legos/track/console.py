@@ -168,6 +168,8 @@ class ConsoleTracker(Tracker):
         """Remember which columns have values; of the two speeds, one."""
         moves, tokens = metrics.get("play/moves_per_s"), metrics.get("play/tokens_per_s")
         seen = {name for name, value in metrics.items() if value is not None}
+        if not metrics.get("kl_divergence"):  # 0 also where no reference is computed
+            seen.discard("kl_divergence")
         if moves is not None and tokens is not None:
             texts = "play/tokens_per_s" in self._seen or tokens >= _LONG_ANSWER * moves
             seen.discard("play/moves_per_s" if texts else "play/tokens_per_s")

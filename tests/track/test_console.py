@@ -319,6 +319,17 @@ def test_imitation_which_samples_nothing_shows_no_speed_of_play() -> None:
     assert out.getvalue().splitlines() == [f"step {n}/25  loss +1.0000" for n in (1, 2)]
 
 
+def test_a_divergence_that_is_not_computed_is_not_shown_as_0() -> None:
+    tracker, out = plain(every=1)
+    for step, divergence in ((1, 0.0), (2, 0.25), (3, 0.0)):
+        tracker.log({"loss": 1.0, "kl_divergence": divergence}, step=step)
+    assert out.getvalue().splitlines() == [
+        "step 1/25  loss +1.0000",
+        "step 2/25  loss +1.0000  KL 0.2500",
+        "step 3/25  loss +1.0000  KL 0.0000",  # after a refresh of the reference
+    ]
+
+
 def test_each_arena_of_a_mix_has_its_own_columns() -> None:
     metrics = {"reward_mean": 0.5, "batches/nim/reward_mean": 1.0, "batches/kuhn/reward_mean": 0.25}
     for arenas, expected in (
