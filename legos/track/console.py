@@ -123,8 +123,11 @@ class ConsoleTracker(Tracker):
         self._skipped += metrics.get("applied") == 0
         late = step < max(self._rows, default=step)
         if step not in self._rows and not late:
-            before = self._ended_at or ({step - 1: self._began} if step else {})
-            self._ended_at = _newest({**before, step: self._clock()}, _ROWS)
+            if evaluated:  # before the first step
+                self._began = self._clock()
+            else:
+                before = self._ended_at or {step - 1: self._began}
+                self._ended_at = _newest({**before, step: self._clock()}, _ROWS)
         metrics = {**self._rows.get(step, {}), **metrics}
         if not late or step in self._rows:
             self._rows = _newest({**self._rows, step: metrics}, _ROWS)

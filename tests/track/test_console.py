@@ -277,6 +277,18 @@ def test_a_resumed_run_counts_its_own_steps_for_the_time_left() -> None:
     assert out.getvalue() == "step 21/25  loss +1.0000  8 min left\n"
 
 
+def test_an_evaluation_that_a_resumed_run_makes_first_is_no_step() -> None:
+    clock, out = Clock(), io.StringIO()
+    tracker = ConsoleTracker(num_steps=25, console=Console(file=out, width=200), clock=clock)
+    for seconds, metrics, step in ((600, {"eval/reward_mean": 0.5}, 18), (60, {"loss": 1.0}, 21)):
+        clock.now += seconds
+        tracker.log(metrics, step=step)
+    assert out.getvalue().splitlines() == [
+        "step 18/25  evaluated +0.500",
+        "step 21/25  loss +1.0000  4 min left",
+    ]
+
+
 def test_what_the_run_does_is_shown_where_no_step_ends() -> None:
     clock, out = Clock(), io.StringIO()
     tracker = ConsoleTracker(num_steps=25, console=Console(file=out), clock=clock)
