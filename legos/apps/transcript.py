@@ -97,12 +97,14 @@ def example(episode: Episode, *, width: int = 100) -> str:
 
 
 def ending(episode: StoredEpisode) -> str:
-    """How the play ended: its rewards, or why there are none."""
+    """How the play ended: its rewards, those of turns included, or why there are none."""
     lines = [*episode.notes]
     if episode.error:
         lines.append(f"failed: {episode.error.strip()}")
     elif not episode.void:
-        rewards = (f"{role} {value + 0.0:+g}" for role, value in episode.rewards.items())
+        returns = {seat.role: episode.returned(seat) for seat in episode.seats}
+        returns = {role: returns.get(role, value) for role, value in episode.rewards.items()}
+        rewards = (f"{role} {value or 0.0:+g}" for role, value in returns.items())
         lines.append(f"rewards: {', '.join(rewards)}")
     if episode.children:
         lines.append(f"spawned plays: {len(episode.children)}")

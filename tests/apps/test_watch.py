@@ -63,7 +63,7 @@ bob> 2  [calls add({{"a": 1}}); not legal]
     Three?
 ann> 3  [reward +0.5]
 bob forfeits
-rewards: ann +1, bob -1.5"""
+rewards: ann +1.5, bob -1.5"""
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_one_play_is_replayed_turn_by_turn(run: RunFolder) -> None:
     assert told[0] == "2: step 20, sums, task t2 (ann: bot, bob: bot)"
     assert told[1:4] == ["(Enter)", "    One?\nann> <think>x</think>1", "(Enter)"]
     assert told.count("(Enter)") == 3
-    assert told[-1] == "bob forfeits\nrewards: ann +1, bob -1.5"
+    assert told[-1] == "bob forfeits\nrewards: ann +1.5, bob -1.5"
 
 
 def test_a_replay_shows_what_was_told_and_how_answers_were_sampled(run: RunFolder) -> None:
@@ -206,8 +206,8 @@ def test_failed_and_void_plays_say_why(run: RunFolder) -> None:
 
 
 def test_no_reward_is_minus_zero() -> None:
-    play = replace(episode(1), rewards={"ann": -0.0, "bob": 0.25})
-    assert ending(stored_episode(play)) == "bob forfeits\nrewards: ann +0, bob +0.25"
+    play = replace(episode(1), rewards={"ann": 0.25, "bob": -0.0})
+    assert ending(stored_episode(play)) == "bob forfeits\nrewards: ann +0.75, bob +0"
 
 
 @pytest.mark.parametrize("number", [0, 3, -3])
