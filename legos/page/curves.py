@@ -52,7 +52,7 @@ def series(
         with run.lock:
             run.read()
             for name in names:
-                columns = run.evaluations if name in run.evaluations else run.metrics
+                columns = run.metrics if name in run.metrics else run.evaluations
                 points = columns.points(name, most=most)
                 if points:
                     steps, ys = map(list, zip(*points, strict=True))

@@ -50,6 +50,16 @@ def test_lines_with_an_evaluation_alone_are_no_steps(runs: Path) -> None:
     assert curve["y"] == [0.9, 0.4]
 
 
+def test_a_metric_of_every_step_is_not_that_of_the_evaluated_steps_alone(runs: Path) -> None:
+    folder = made_run(runs / "a", steps=3)
+    folder.metrics.unlink()
+    folder.evaluations.unlink()
+    add_lines(folder.metrics, [step_line(n, policy_version=v) for n, v in ((1, 1), (2, 1), (3, 2))])
+    add_lines(folder.evaluations, [{"step": 3, "policy_version": 2, "eval/reward_mean": 0.5}])
+    [curve] = answered(page_of(parent=runs), "curves", run="a", name="policy_version")["series"]
+    assert (curve["x"], curve["y"]) == ([1, 2, 3], [1, 1, 2])
+
+
 def test_as_many_curves_as_a_page_can_ask_for(runs: Path) -> None:
     folder = made_run(runs / "a", steps=1)
     names = [f"arena/metric{number}" for number in range(300)]
