@@ -46,8 +46,8 @@ def _show(figures: Mapping[str, Any]) -> None:
             member: {
                 "rating": f"{one['rating']:+.0f}",
                 "95 %": interval(one),
-                "plays": int(one["plays"]),
-                **({"forfeits": int(one["forfeits"])} if forfeits else {}),
+                "plays": round(one["plays"]),
+                **({"forfeits": f"{round(one['forfeits'], 1):g}"} if forfeits else {}),
             }
             for member, one in figures["ratings"].items()
         },

@@ -113,7 +113,7 @@ class StoredLeague:
                     "rating": each.elo,
                     "low": each.low,
                     "high": each.high,
-                    "plays": each.plays,
+                    "plays": round(each.plays, 6),  # several seats have parts of a play each
                     "forfeits": self.table.forfeits(each.member, order),
                     **self._steps_of(each.member),
                 }
@@ -182,8 +182,9 @@ class StoredLeague:
 
 def _numbers(tally: Tally) -> dict[str, float]:
     """Results of plays from one side."""
-    counts = {name: getattr(tally, name) for name in ("plays", "wins", "draws", "losses")}
-    return {"score": tally.score, "reward": tally.mean, **counts, "forfeits": tally.forfeits}
+    names = ("plays", "wins", "draws", "losses", "forfeits")
+    counts = {name: round(getattr(tally, name), 6) for name in names}
+    return {"score": tally.score, "reward": tally.mean, **counts}
 
 
 def _step(snapshot: str) -> int:

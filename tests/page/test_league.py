@@ -132,6 +132,23 @@ def test_the_command_shows_the_guards_and_whom_the_policy_has_forgotten(
     assert guards["forgotten"]["members"] == ["random"]
 
 
+def test_plays_of_a_member_in_several_seats_are_whole(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, table = made_run(runs / "one", steps=3), PayoffTable()
+    account = table.account("policy@2", "policy@0", ["a"], ["b", "c", "d"])
+    for _ in range(1000):
+        account.count(1.0, -1.0)
+    account.count(1.0, -1.0, ["b"])  # of three seats, one forfeits
+    with_league(folder, table=table)
+    found = league(str(folder.path))["nim"]
+    assert {one["plays"] for one in found["ratings"].values()} == {1001.0}
+    assert found["matrix"]["policy@0"]["policy@2"]["losses"] == 1001.0
+    assert main(["league", str(folder.path)]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "policy@" in line]
+    assert [row[-2:] for row in rows[:2]] == [["1001", "0"], ["1001", "0.3"]]
+
+
 def test_a_cycle_is_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = PayoffTable()
     for mine, theirs in (("policy@2", "policy@0"), ("policy@0", "random"), ("random", "policy@2")):
