@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from legos.apps.markdown import table_head, table_line
+from legos.apps.markdown import four_digits, table_head, table_line
 from legos.bench.models import write_bench_model
 from legos.bench.speed import Line, measure
 from legos.errors import ConfigError
@@ -70,5 +70,10 @@ def bench(
 def _row(line: Line) -> str:
     name = f"{line.name}, {line.unit}"
     return table_line(
-        (f"{name:<{WIDTH}}", f"{line.legos:>7.4g}", f"{line.mlx_lm:>7.4g}", f"{line.ratio:.2f}")
+        (
+            f"{name:<{WIDTH}}",
+            f"{four_digits(line.legos):>7}",
+            f"{four_digits(line.mlx_lm):>7}",
+            f"{line.ratio:.2f}",
+        )
     )

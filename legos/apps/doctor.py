@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from legos.apps.markdown import table_head, table_line
+from legos.apps.markdown import four_digits, table_head, table_line
 from legos.bench.models import write_bench_model
 from legos.checks.device import Check, run_checks
 from legos.installed import own_version
@@ -129,7 +129,7 @@ def _device() -> Mapping[str, Any]:
 
 
 def _line(check: Check) -> str:
-    metrics = ", ".join(f"{name} {value:.4g}" for name, value in check.metrics.items())
+    metrics = ", ".join(f"{name} {four_digits(value)}" for name, value in check.metrics.items())
     reason = f"; {check.reason}" if check.reason and metrics else check.reason
     result = "pass" if check.passed else "fail"
     return f"{result}  {check.name:<10} {metrics}{reason} ({check.seconds:.1f} s)"

@@ -1,8 +1,13 @@
-"""Lines of Markdown tables, which the commands print and the pages contain."""
+"""Lines of Markdown tables, which the commands print and the pages contain, and their numbers."""
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["table_head", "table_line"]
+__all__ = ["four_digits", "table_head", "table_line"]
+
+
+def four_digits(value: float) -> str:
+    """A number with four digits; a larger one with all before the point, without an exponent."""
+    return f"{value:.4g}" if abs(value) < 9999.5 else f"{value:.0f}"
 
 
 def table_line(cells: Iterable[str]) -> str:

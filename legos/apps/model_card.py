@@ -14,7 +14,7 @@ from huggingface_hub import EvalResult, ModelCardData, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-from legos.apps.markdown import table_head, table_line
+from legos.apps.markdown import four_digits, table_head, table_line
 from legos.builtin import BUILTIN
 from legos.config.command import train_command
 from legos.installed import own_version
@@ -148,7 +148,7 @@ def _table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    return "-" if value is None else four_digits(value)
 
 
 def _is_on_hub(model: str) -> bool:

@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from legos.apps.markdown import four_digits
 from legos.config.resolve import read_config
 from legos.errors import CheckpointError, LegosError
 from legos.run.checkpoint import checkpoint_steps
@@ -55,7 +56,7 @@ def _evaluated(run: Mapping[str, Any]) -> str | None:
     for name in key_figures(name for name, value in run.items() if value is not None):
         start, _, metric = name.rpartition("/")
         arena = start.removeprefix("eval").removeprefix("/")
-        words = (arena, metric.removesuffix("_mean").replace("_", " "), f"{run[name]:.4g}")
+        words = (arena, metric.removesuffix("_mean").replace("_", " "), four_digits(run[name]))
         texts.append(" ".join(filter(None, words)))
     return ", ".join(texts) or None
 

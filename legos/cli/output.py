@@ -14,6 +14,7 @@ from cyclopts import Parameter
 from rich.measure import Measurement
 from rich.table import Table
 
+from legos.apps.markdown import four_digits
 from legos.track.output import OutputConsole
 
 __all__ = ["Flag", "results_alone", "show", "show_line", "show_table"]
@@ -113,7 +114,7 @@ def show_table(
 def _text(value: object) -> str:
     if value is None:
         return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return four_digits(value) if isinstance(value, float) else str(value)
 
 
 def _lines(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from legos.cli.output import show_table
+from legos.cli.output import show, show_table
 from legos.cli.process import main
 
 NOISY = """
@@ -57,6 +57,12 @@ def test_a_name_is_never_broken_however_long(
     assert "800/800" in told
     assert "0.0279" in told
     assert columns == "40" or max(map(len, told.splitlines())) <= int(columns)
+
+
+def test_a_large_number_has_no_exponent(capsys: pytest.CaptureFixture[str]) -> None:
+    show({"plays": 14000.0, "tokens/s": -415300.4, "MiB": 9999.7, "rate": 0.00042, "gap": 1e-9})
+    told = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[1] for row in told] == ["14000", "-415300", "10000", "0.00042", "1e-09"]
 
 
 def test_a_narrow_terminal_leaves_out_the_spare_columns(
