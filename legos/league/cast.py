@@ -14,6 +14,7 @@ from legos.games.bots import OptimalBot, RandomBot
 from legos.games.exact import GameTree, Policy, optimal_policy
 from legos.games.scored import enumerated
 from legos.protocols import Client, Seat
+from legos.records.episode import Task
 from legos.records.names import BASE, POLICY
 from legos.records.numbers import shown
 
@@ -96,6 +97,15 @@ class Cast:
         """
         client, adapter = self._answers(who, default)
         return replace(default, name=who, client=client, adapter=adapter, trainable=False)
+
+    def brought_by_arena(self, task: Task) -> set[str]:
+        """The roles that no member takes, as that of a judge: the arena brings a player for them.
+
+        None where fewer than two others are left, since that player is then the only opponent.
+        """
+        seats = self.arena.seats(task).values()
+        fixed = {seat.role for seat in seats if seat.policy is None}
+        return fixed if len(seats) - len(fixed) > 1 else set[str]()
 
     def _answers(self, who: str, default: Seat) -> tuple[Client, str]:
         """The client that answers for a member, and its adapter."""

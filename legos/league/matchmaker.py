@@ -295,12 +295,11 @@ class LeagueSeats(Matchmaker):
     def _accounts(self, episode: Episode) -> "list[_Counted]":
         """Where a play counts: once for each two players of whom one is trained."""
         sides: dict[tuple[str, bool], list[str]] = {}  # player, whether it is trained -> its roles
-        for each in episode.rollouts:
+        fixed = self.cast.brought_by_arena(episode.task)
+        for each in (each for each in episode.rollouts if each.role not in fixed):
             sides.setdefault((each.seat, each.policy is not None), []).append(each.role)
         found: list[_Counted] = []
-        for mine, other in permutations(sides, 2):
-            if not mine[1]:
-                continue
+        for mine, other in (pair for pair in permutations(sides, 2) if pair[0][1]):
             met = self._met.setdefault(self._kind(other[0]), [0.0, 0.0])
             a, b, account = self._member(mine[0]), self._member(other[0]), None
             if self.pool.of(mine[0]) and self.pool.of(other[0]) if other[1] else a != b:

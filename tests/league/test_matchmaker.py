@@ -11,6 +11,7 @@ import pytest
 from made_snapshots import adapter, take
 from msgspec.structs import replace
 
+from arenas.duel import Duel
 from arenas.kuhn import Kuhn
 from legos.arena.arena import Arena, GameArena
 from legos.errors import ArenaError
@@ -319,6 +320,19 @@ def test_a_play_of_four_seats_with_one_reward_is_a_draw() -> None:
     league.record(episode)
     assert league.table.tally("policy@1", "policy@0").draws == 1
     assert league.metrics()["score_past"] == 0.5
+
+
+@pytest.mark.parametrize("theirs", ["policy@0", "policy"])
+def test_a_judge_that_the_arena_brings_is_no_opponent(theirs: str) -> None:
+    arena = Duel(ScriptedClient([]))
+    arena.matchmaker = league = LeagueSeats({"self": 0.5, "past": 0.5}, Cast(arena))
+    with_snapshots(league, 2)
+    episode = played("policy", theirs, 1.0, trained=theirs == "policy")
+    judge = Rollout(role="judge", seat="base", policy=None, turns=())
+    league.record(replace(episode, rollouts=(*episode.rollouts, judge)))
+    met = () if theirs == "policy" else ("policy@1", "policy@0")
+    assert league.table.members == met
+    assert not any("base" in name for name in league.metrics())
 
 
 def test_a_play_of_two_trained_policies_counts_once() -> None:
