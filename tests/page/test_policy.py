@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 from made_runs import add_play, answered, made_run, page_of
+from msgspec.structs import replace
+
+from legos.records.message import Sampling
 
 QUESTION = "Nim: 3 left, last one wins.\nMoves: 1 2 3"
 
@@ -24,6 +27,16 @@ def test_moves_of_a_position_have_their_probabilities_by_step(runs: Path) -> Non
         "2": 0.0,
         "3": 1.0,
     }
+
+
+def test_moves_of_an_evaluation_at_temperature_0_have_no_probability(runs: Path) -> None:
+    folder, choices = made_run(runs / "one"), ("1", "2", "3")
+    play = add_play(folder, 1, "1", question=QUESTION, arena="nim", role="first", choices=choices)
+    [seat] = play.rollouts
+    greedy = replace(seat, sampling=Sampling(temperature=0.0))
+    folder.add_episodes(1, [replace(play, rollouts=(greedy,))], evaluation=True)
+    [position] = answered(page_of(folder.path), "policy", run="one")["positions"]
+    assert position["num_moves"] == 1
 
 
 def test_a_task_has_its_answers_at_several_steps(runs: Path) -> None:

@@ -115,6 +115,8 @@ def _moves(step: int, play: StoredEpisode) -> Iterator[tuple[Position, tuple[int
     """
     for seat in play.seats:
         for turn in seat.turns if seat.policy else ():
+            if (seat.sampling | turn.sampling).get("temperature") == 0:  # each move is certain
+                continue
             if turn.move is not None and turn.logprobs and 1 < len(turn.choices) <= MOST_MOVES:
                 logprob = fsum(turn.logprobs)
                 if not logprob < 1.0:  # rounding may give a little more than 0

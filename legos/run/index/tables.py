@@ -11,7 +11,7 @@ from legos.run.index.rows import NewRows
 
 __all__ = ["IndexTables"]
 
-VERSION = 3  # of the tables; a cache with another one is made again
+VERSION = 4  # of the tables; a cache with another one is made again
 _SET_VERSION = f"PRAGMA user_version = {VERSION}"
 _TABLES = resources.files("legos.run.index") / "tables.sql"
 
