@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
@@ -42,20 +43,21 @@ class ServerPool(Generic[ServerT]):
     A server is down when it has failed a request after its retries, or when requests wait there,
     nothing was answered for ``CHECK_S``, and it is not healthy. Its requests go to another server,
     and it is asked nothing until it is healthy again. Where no other server is left, requests wait
-    for one that is down. All methods belong to one event loop.
+    for one that is down, up to a limit. All methods belong to one event loop.
 
     Attributes:
         servers: all of them.
     """
 
-    def __init__(self, servers: Sequence[ServerT]) -> None:
+    def __init__(self, servers: Sequence[ServerT], *, silent_s: float = math.inf) -> None:
         """Make a pool.
 
         Args:
             servers: at least one. Their requests have no effect beyond their answer, so that they
                 can be cancelled and sent to another one.
+            silent_s: seconds that requests wait for a server that is not healthy, where none is.
         """
-        self.servers = tuple(servers)
+        self.servers, self._silent_s = tuple(servers), silent_s
         self._waiting: list[set[asyncio.Timeout]] = [set() for _ in servers]  # requests at each
         self._load = [0] * len(self.servers)  # number of requests at each
         self._changes = itertools.count(1)
@@ -72,6 +74,11 @@ class ServerPool(Generic[ServerT]):
         if not busy:
             return self._worked_s
         return self._worked_s + (time.perf_counter() - self._counted) * busy / len(self.servers)
+
+    @property
+    def computing(self) -> bool:
+        """Whether a server that answers has requests."""
+        return any(self._load[index] for index in range(len(self._load)) if index not in self._down)
 
     async def ask(
         self,
@@ -120,6 +127,12 @@ class ServerPool(Generic[ServerT]):
             except TimeoutError:
                 if not ejected.expired():
                     raise
+                if len(self._down) == len(self.servers):
+                    failures[index] = EngineError(
+                        f"{self.servers[index].name} has answered nothing for {self._silent_s:g} "
+                        "s, not even whether it is healthy; start it again, and resume the run"
+                    )
+                    continue
                 ejections += 1
                 if ejections == MOST_EJECTIONS:
                     raise RequestError(
@@ -178,6 +191,8 @@ class ServerPool(Generic[ServerT]):
     async def _check(self, index: int) -> None:
         """Eject a server that does not answer, and let it return when it does."""
         server, waiting = self.servers[index], self._waiting[index]
+        clock = asyncio.get_running_loop().time
+        answered_at = clock()
         while waiting or index in self._down:
             answered = self._answered[index]
             await asyncio.sleep(CHECK_S)
@@ -185,7 +200,9 @@ class ServerPool(Generic[ServerT]):
                 healthy = await server.healthy()
                 answers = healthy or self._answered[index] > answered
                 self._note(index, None if answers else "does not answer")
-            if index in self._down and len(self._down) < len(self.servers):
+            if index not in self._down:
+                answered_at = clock()
+            elif len(self._down) < len(self.servers) or clock() - answered_at > self._silent_s:
                 expire(waiting)
                 waiting.clear()
 

@@ -90,6 +90,7 @@ class Transport:
         retries: int,
         max_connections: int = 256,
         model: str | None = None,
+        slow: type[LegosError] = EndpointError,
     ) -> None:
         """Check the address; nothing is sent yet.
 
@@ -101,6 +102,7 @@ class Transport:
             max_connections: maximum number of simultaneous requests; others wait.
             model: the ``model`` of another transport; empty: that of the first answer. Every answer
                 must come from it, because the server may be started again. None: any may answer.
+            slow: the error of an answer that takes longer than ``timeout_s``.
 
         Raises:
             RequestError: the address is not an HTTP address, or no header can hold the key.
@@ -116,7 +118,7 @@ class Transport:
             self._headers["authorization"] = f"Bearer {api_key}"
         self._timeout_s = timeout_s
         self._max_connections = max_connections
-        self._retries = retries
+        self._retries, self._slow = retries, slow
         self.model, self._keeps_model = model or "", model is not None
         self._jitter = random.Random()
         self._asked: set[asyncio.Timeout] = set()  # of requests without an answer
@@ -149,9 +151,9 @@ class Transport:
 
         A request has no effect beyond its answer, and a seed makes a repeated answer the same, so
         every failure of the network and of the server (5xx, an answer that is cut off or cannot be
-        read) is retried. An answer that took longer than the limit is not. A server that has too
-        many requests (429) is asked again, until the pauses add up to the time limit of an answer.
-        They last as long as the server asks, or else twice as long each time.
+        read) is retried. An answer that took longer than the limit, here or there, is not. A server
+        that has too many requests (429) is asked again, until the pauses add up to the time limit
+        of an answer. They last as long as the server asks, or else twice as long each time.
 
         Args:
             method: such as "POST".
@@ -166,6 +168,7 @@ class Transport:
             RequestError: the server refuses it (4xx), with the server's own message.
             EndpointError: no server answers, it fails (5xx), or its answer cannot be read.
             EngineError: another model answers than before.
+            LegosError: ``slow``, the answer takes too long.
         """
         body = content if json is None else msgspec.json.encode(json)
         send = partial(self._attempt, method, path, read, content=body, headers=headers)
@@ -219,7 +222,8 @@ class Transport:
         Raises:
             _AgainError: it failed, and another attempt may succeed.
             RequestError: the server refuses it.
-            EndpointError: the answer took too long, or is too long.
+            EndpointError: the answer is too long.
+            LegosError: ``slow``, it took too long.
         """
         http = self._pool().http
         address = f"{self.url}{path}"
@@ -240,7 +244,8 @@ class Transport:
                 raise _AgainError(error) from error
         failure = refusal(status, found, address)
         busy = status == 429
-        if status < 500 and not (busy and answer.headers.get("x-should-retry") != "false"):
+        final = status in (429, 504) and answer.headers.get("x-should-retry") == "false"
+        if final or not (busy or status >= 500):
             raise failure
         raise _AgainError(failure, wait_s=retry_after(answer), busy=busy)
 
@@ -309,12 +314,12 @@ class Transport:
             pause_s = max(again.wait_s, FIRST_PAUSE_S)
         return pause_s * self._jitter.uniform(1.0, 1.25)
 
-    def _unreachable(self, error: Exception) -> EndpointError:
+    def _unreachable(self, error: Exception) -> LegosError:
         cause = f"{type(error).__name__}: {error}".rstrip(": ")
         if isinstance(error, _TOO_SLOW):
-            return EndpointError(
-                f"{self.url} gave no answer within {self._timeout_s:g} s; "
-                "give a larger timeout_s, or shorter completions"
+            return self._slow(
+                f"{self.url} gave no answer within {self._timeout_s:g} s; ask for shorter "
+                "completions, or give a client of your own a larger timeout_s"
             )
         return EndpointError(
             f"no server answers at {self.url} ({cause}); start one with `legos serve`, "

@@ -27,6 +27,7 @@ from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = ["RemoteEngine", "RemoteServer"]
 
+SILENT_S = 600.0  # that requests wait for a server that is not healthy, where none is
 CLOSE_S = 0.5  # maximum time to unload the adapters at the end, and then to close connections
 MOVE_TOKENS = 4  # maximum length of answers whose requests wait for those that come next
 LISTED_MOVES = 256  # requests of one list of them
@@ -80,7 +81,7 @@ class RemoteEngine:
             servers: the servers.
             loader: loads adapters into them; None: another process does.
         """
-        self._pool = ServerPool(servers)
+        self._pool = ServerPool(servers, silent_s=SILENT_S)
         self._homes = PrefixAffinity()
         self._loader = loader
         self._waiting: dict[tuple[Deliver, int], _List] = {}
@@ -148,6 +149,7 @@ class RemoteEngine:
             "requests_running": len(self._waiting),
             "tokens_generated_total": self._tokens.total(),
             "worked_seconds_total": self._pool.seconds,
+            "computing": self._pool.computing,
             **{f"{LAG}{name}": lag for name, lag in lags.items()},
         }
 

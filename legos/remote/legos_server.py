@@ -31,7 +31,7 @@ from legos.weights.adapter import Adapter, AdapterInfo, pack_adapter
 
 __all__ = ["LegosServer", "ListedAdapters"]
 
-REQUEST_S = 600.0  # maximum time of one answer
+REQUEST_S = 3600.0  # maximum time of one answer of the policy, which then fails one play
 LOAD_S = 120.0  # maximum time to load an adapter
 RETRIES = 10  # of a failed request, which take about two minutes
 MOST_LOSSES = 10  # how often a server may lose its adapters between two publications
@@ -71,7 +71,7 @@ class LegosServer:
         api_key: str | None = None,
         retries: int = RETRIES,
         load_retries: int = 4,
-        timeout_s: float = REQUEST_S,
+        timeout_s: float | None = None,
         staying: Collection[str] | None = None,
     ) -> None:
         """Describe a server; nothing is sent yet.
@@ -81,7 +81,8 @@ class LegosServer:
             api_key: bearer token.
             retries: maximum number of retries of a failed request.
             load_retries: maximum number of retries of a failed publication.
-            timeout_s: maximum time of one answer, seconds.
+            timeout_s: maximum time of one answer, seconds, after which the server counts as failed;
+                None: an hour, after which the request is refused.
             staying: names of the adapters that stay live when this object is closed; None: all.
 
         Raises:
@@ -93,7 +94,12 @@ class LegosServer:
         self._losses = 0  # of all adapters, since the last publication
         self._reloads = 0  # number of times that they were loaded again
         self._transport = Transport(
-            api_root(url), api_key=api_key, timeout_s=timeout_s, retries=retries, model=""
+            api_root(url),
+            api_key=api_key,
+            timeout_s=timeout_s or REQUEST_S,
+            retries=retries,
+            model="",
+            slow=EndpointError if timeout_s else RequestError,
         )
         self._loads = Transport(
             server_root(url),

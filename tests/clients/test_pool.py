@@ -172,6 +172,7 @@ def test_a_slow_answer_of_a_healthy_server_and_of_the_only_one_is_waited_for() -
         pool = ServerPool(servers)
         asked = asyncio.create_task(pool.ask(Server.answer))
         await asyncio.sleep(100)
+        assert pool.computing is not servers[0].hangs
         servers[0].go.set()
         assert await asked == 1
         assert servers[0].cancelled == 0
@@ -181,6 +182,32 @@ def test_a_slow_answer_of_a_healthy_server_and_of_the_only_one_is_waited_for() -
     only = Server()
     only.hangs = True
     virtually(go(only))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_requests_fail_once_every_server_has_been_silent_for_long(count: int) -> None:
+    async def go() -> None:
+        servers = [Server() for _ in range(count)]
+        for server in servers:
+            server.hangs = True
+        pool = ServerPool(servers, silent_s=600)
+        asked = [asyncio.create_task(pool.ask(Server.answer)) for _ in servers]
+        await asyncio.sleep(CHECK_S / 2)
+        assert pool.computing
+        await asyncio.sleep(500)
+        assert not pool.computing
+        assert not any(one.done() for one in asked)
+        for one in asked:
+            with pytest.raises(EngineError, match=r"answered nothing for 600 s.*resume the run"):
+                await one
+        assert asyncio.get_running_loop().time() < 600 + 5 * CHECK_S
+        for server in servers:
+            server.hangs = False
+            server.go.set()
+        await asyncio.sleep(2 * CHECK_S)
+        assert await pool.ask(Server.answer)
+
+    virtually(go())
 
 
 def test_a_cancelled_request_is_not_sent_elsewhere() -> None:

@@ -97,10 +97,15 @@ def test_it_gives_up_with_the_servers_words() -> None:
 
 
 @pytest.mark.parametrize(
-    "headers", [[("retry-after", "3600")], [("retry-after", "0"), ("x-should-retry", "false")]]
+    ("status", "headers"),
+    [
+        (429, [("retry-after", "3600")]),
+        (429, [("retry-after", "0"), ("x-should-retry", "false")]),
+        (504, [("x-should-retry", "false")]),  # ours, whose time limit would pass again
+    ],
 )
-def test_a_busy_server_is_not_asked_again_in_vain(headers: list[tuple[str, str]]) -> None:
-    quota = HttpAnswer({"error": {"message": "no credit is left"}}, 429, headers)
+def test_a_server_is_not_asked_again_in_vain(status: int, headers: list[tuple[str, str]]) -> None:
+    quota = HttpAnswer({"error": {"message": "no credit is left"}}, status, headers)
     script = ScriptedServer(lambda asked: quota, models=OURS)
     with serving(script) as url, pytest.raises(EndpointError, match="no credit is left"):
         asyncio.run(ask(url))

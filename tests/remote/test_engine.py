@@ -327,6 +327,7 @@ def test_moves_wait_for_each_other_while_lists_of_them_are_on_their_way() -> Non
     for number in range(MOVE_LISTS + 4):
         ask(number)
     assert server.lists == [1] * MOVE_LISTS
+    assert engine.stats()["computing"]
     last = MOVE_LISTS + 3
     engine.cancel([0, last], found.update)
     engine.call(turns()).result()
@@ -346,6 +347,7 @@ def test_moves_wait_for_each_other_while_lists_of_them_are_on_their_way() -> Non
     assert server.lists == [1] * MOVE_LISTS + [3, 1]
     assert [found[n].token_ids for n in range(1, last)] == [(n,) for n in range(1, last)]
     assert engine.stats()["requests_running"] == 0
+    assert not engine.stats()["computing"]
     engine.close()
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 
-from legos.errors import AdapterError, EngineError
+from legos.errors import AdapterError, EndpointError, EngineError, RequestError
 from legos.records.names import MODEL_HEADER
+from legos.records.request import Request
 from legos.remote.legos_server import LegosServer
 from legos.weights.adapter import Adapter, AdapterInfo, LoraShape
 from legos.weights.packed import unpack_adapter
@@ -85,6 +86,26 @@ def test_an_adapter_is_dropped_at_the_server(dead_port: int) -> None:
         with pytest.raises(EngineError, match="no server answers"):
             drop(f"http://127.0.0.1:{dead_port}")
     assert [asked.path for asked in good.asked] == ["/adapters/a name"]
+
+
+def test_an_answer_that_takes_too_long_fails_its_request_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def go(url: str) -> None:
+        server = LegosServer(url)
+        request = Request(prompt_ids=(1, 2), max_tokens=9)
+        [found] = await server.answer([request])
+        assert isinstance(found, RequestError)
+        assert "gave no answer within 0.2 s; ask for shorter completions" in str(found)
+        await server.aclose()
+        server = LegosServer(url, timeout_s=0.2)
+        with pytest.raises(EndpointError, match="gave no answer within"):
+            await server.answer([request])
+        await server.aclose()
+
+    monkeypatch.setattr("legos.remote.legos_server.REQUEST_S", 0.2)
+    with serving(ScriptedServer(lambda asked: None)) as url:
+        asyncio.run(go(url))
 
 
 def test_opponents_that_stay_at_a_server_are_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 from fakes import FakeEngine
@@ -14,6 +15,9 @@ from scripted_server import serving
 
 from legos.chat.tokenizer import ChatTokenizer
 from legos.clients.engine import EngineClient
+from legos.clients.wire import MSGPACK, RequestBatch
+from legos.records.names import BASE
+from legos.records.request import Request
 from legos.server.app import make_app
 from legos.server.matches import MatchQueue, SeatKeys
 from legos.server.options import ServerOptions
@@ -44,6 +48,24 @@ def test_the_time_of_a_request_ends(eventually: Eventually, fake: Any, *, stream
         assert answer.status_code == 504
         assert answer.json()["error"]["type"] == "timeout_error"
         assert eventually(lambda: len(engine.cancelled) == 1)
+
+
+def test_the_requests_of_a_run_have_no_time_limit(eventually: Eventually, fake: Any) -> None:
+    """It hangs up when their plays end; an engine in its own process would have none either."""
+    engine = FakeEngine(hold=True)
+    request = Request(prompt_ids=(5, 6, 7), max_tokens=3, adapter=BASE)
+    body = msgspec.msgpack.encode(RequestBatch.of([request]))
+    headers = {"content-type": MSGPACK}
+    with (
+        fake(engine, request_timeout_s=0.2) as server,
+        server.http() as http,
+        ThreadPoolExecutor() as pool,
+    ):
+        asked = pool.submit(http.post, "/v1/engine/generate", content=body, headers=headers)
+        assert eventually(lambda: len(engine.held) == 1)
+        assert http.post("/v1/completions", json=ASK).status_code == 504  # 0.2 s are over
+        server.loop.call_soon_threadsafe(engine.release)
+        assert asked.result().status_code == 200
 
 
 def test_an_episode_that_does_not_come_may_be_asked_for_again(tokenizer: ChatTokenizer) -> None:

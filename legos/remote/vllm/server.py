@@ -25,7 +25,7 @@ from legos.remote.vllm.scores import score_prompts
 
 __all__ = ["VllmServer"]
 
-REQUEST_S = 600.0  # maximum time of one answer
+REQUEST_S = 3600.0  # maximum time of one answer, which then fails one play
 RETRIES = 4  # of a failed request
 MOST_ABORTS, ABORTED_S = 20, 0.5  # how often a prompt is asked again, and the pause before
 _Prompt = tuple[int, ...]
@@ -49,7 +49,11 @@ class VllmServer:
         """
         self._publisher, self._url = publisher, publisher.api.url
         self._transport = Transport(
-            api_root(self._url), api_key=api_key, timeout_s=REQUEST_S, retries=RETRIES
+            api_root(self._url),
+            api_key=api_key,
+            timeout_s=REQUEST_S,
+            retries=RETRIES,
+            slow=RequestError,
         )
         self._lists = RequestLists(self._sampled)
 

@@ -1,6 +1,7 @@
 """``POST /v1/engine/generate``: requests of our own processes, in MessagePack."""
 
 import asyncio
+import math
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -36,7 +37,8 @@ def engine_router(service: Service) -> APIRouter:
                 replace(kinds[kind], prompt_ids=prompt, seed=seed)
                 for kind, prompt, seed in batch.rows
             ]
-            results = await service.attend(request.receive, service.source.generate(asked))
+            work = service.source.generate(asked)  # the plays have limits of their own
+            results = await service.attend(request.receive, work, wait_s=math.inf)
         return Response(msgspec.msgpack.encode(results), media_type=MSGPACK)
 
     return router
