@@ -7,7 +7,7 @@ from typing import Any
 from legos.errors import ConfigError
 from legos.installed import adding
 
-__all__ = ["RayActorError", "RayError", "RayTaskError", "cause_of", "first_line", "ray"]
+__all__ = ["RayError", "RayTaskError", "cause_of", "first_line", "ray"]
 
 # Under `uv run`, Ray would start every worker through uv, in an environment made on its node.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
@@ -20,8 +20,7 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 RayError: type[Exception] = _exceptions.RayError
-RayActorError: type[Exception] = _exceptions.RayActorError
-"""A process of the cluster does not answer: it has died, and Ray starts it again."""
+"""Any error of Ray, such as that of a process that has died, or of a result lost with its node."""
 RayTaskError: type[Exception] = _exceptions.RayTaskError
 """A function of another process raised an error."""
 

@@ -19,7 +19,7 @@ from legos.play.step import play_each
 from legos.records.episode import Episode
 from legos.remote.ray.cluster import end
 from legos.remote.ray.kit import check_kit
-from legos.remote.ray.library import RayActorError, RayTaskError, cause_of, ray
+from legos.remote.ray.library import RayError, RayTaskError, cause_of, ray
 from legos.remote.ray.record import Plays, pack_episodes, unpack_episodes
 
 __all__ = ["MadeArena", "PlayerActor", "Players"]
@@ -116,7 +116,7 @@ class _Player:
         while True:
             try:
                 await self.actor.prepare.remote()
-            except (RayActorError, RayTaskError):
+            except RayError:
                 await asyncio.sleep(AGAIN_S)
             else:
                 return
@@ -153,7 +153,7 @@ class Players:
                 return await _played(player.actor, arena, plays)
             except RayTaskError as error:
                 raise cause_of(error) from None
-            except (RayActorError, TimeoutError) as error:
+            except (RayError, TimeoutError) as error:  # maybe its node, with the episodes
                 lost = error
                 if player.up:  # otherwise another group has seen it before
                     self.deaths += 1
@@ -200,8 +200,8 @@ async def _played(actor: Any, arena: Arena, plays: Plays) -> list[Episode]:
     """Have a player play a group.
 
     Raises:
-        RayActorError, TimeoutError: it has died, or does not answer.
         RayTaskError: it raised an error.
+        RayError, TimeoutError: it has died, or does not answer, or its episodes are lost.
     """
     reference = actor.play.remote(plays, arena.matchmaker.seating())
     answer = asyncio.wrap_future(reference.future())

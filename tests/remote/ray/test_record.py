@@ -3,7 +3,13 @@
 import asyncio
 import os
 import sys
+from collections.abc import Generator
+from concurrent.futures import Future
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 from msgspec.structs import replace
@@ -43,6 +49,47 @@ def test_another_version_of_the_kit_is_named_with_its_node() -> None:
         ConfigError, match=rf"node {os.uname().nodename} has another version of leg"
     ):
         check_kit("0123")
+
+
+def test_a_group_whose_episodes_are_lost_with_their_node_is_played_again() -> None:
+    """Ray raises another error then than where the player has died."""
+
+    class RayError(Exception):
+        pass
+
+    class RayTaskError(RayError):
+        pass
+
+    class Actor:
+        def __init__(self, answer: bytes | None) -> None:
+            self.answer, self.play, self.prepare = answer, self, self
+
+        def remote(self, *_: object) -> Any:
+            return self
+
+        def future(self) -> "Future[bytes]":
+            future: Future[bytes] = Future()
+            if self.answer is None:
+                future.set_exception(RayError("the object is lost"))
+            else:
+                future.set_result(self.answer)
+            return future
+
+        def __await__(self) -> Generator[Any, Any, int]:
+            return asyncio.sleep(0, 1).__await__()
+
+    episodes, plays = played(1)
+    errors = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
+    arena: Any = SimpleNamespace(name="nim", matchmaker=SimpleNamespace(seating=dict))
+    context: Any = None
+    with patch.dict(sys.modules, {"ray": SimpleNamespace(), "ray.exceptions": errors}):
+        for name in ("library", "cluster", "players"):
+            sys.modules.pop(f"legos.remote.ray.{name}", None)
+        players = import_module("legos.remote.ray.players").Players(
+            [Actor(None), Actor(pack_episodes(episodes))]
+        )
+        assert asyncio.run(players.play(context, arena, plays)) == episodes
+        assert players.deaths == 1
 
 
 def test_without_ray_the_extra_is_named_before_anything_is_written(
