@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from msgspec import to_builtins
 
+from legos.builtin import BUILTIN
 from legos.cli.output import Flag, show
 from legos.cli.overrides import (
     Files,
@@ -24,6 +25,7 @@ from legos.cli.overrides import (
 )
 from legos.cli.run_settings import resolve_run
 from legos.config.resolve import ResolvedConfig, settings_of
+from legos.errors import ArenaError, CheckpointError
 
 __all__ = ["start", "train"]
 
@@ -90,7 +92,16 @@ def train(
         "--serve": ("loop.serve_port", serve),
     }
     overrides = {**shares(mix), **dotted(groups, shorthands)}
-    resolved = resolve_run(config, resume=resume, overrides=overrides)
+    try:
+        resolved = resolve_run(config, resume=resume, overrides=overrides)
+    except (ArenaError, CheckpointError):
+        from legos.wiring.model import follow, launched
+
+        if dry_run or not launched()[1]:
+            raise
+        # The run, its adapter or its arena may be on the machine of the first process alone.
+        follow(None, str(overrides.get("model", BUILTIN)))
+        return None
     resume = None if resume is None else resolved.config.out  # a name is now a folder
     return start(resolved, resume, view=view, dry_run=dry_run, quiet=quiet, json=json)
 

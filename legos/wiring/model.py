@@ -120,11 +120,11 @@ def disable_lora(model: ModelHandle) -> AbstractContextManager[None]:
     return model.without_lora()
 
 
-def follow(name: str, model: str) -> bool:
+def follow(name: str | None, model: str) -> bool:
     """Compute what another process orders, if a launcher started this one and it is not first.
 
     Args:
-        name: the device that trains.
+        name: the device that trains; None: that of the launcher.
         model: folder, hub name, or "builtin".
 
     Returns:
@@ -137,7 +137,7 @@ def follow(name: str, model: str) -> bool:
     launcher, rank = launched()
     if launcher is None:
         return False
-    if _LAUNCHERS.get(name) != launcher:
+    if name is not None and _LAUNCHERS.get(name) != launcher:
         raise ConfigError(
             f"{launcher} started several processes, but device is {name!r}; start them with "
             f"{_LAUNCHERS.get(name, 'the launcher of the device')}, or start one process"

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,3 +44,19 @@ def test_settings_of_one_arena_of_a_mix_need_the_file() -> None:
     resolved = resolve_run([], resume=None, overrides=mix)
     words = train_command(settings_of(resolved.config), resolved.sources)
     assert words == ["legos", "train", "--config", "config.toml"]
+
+
+@pytest.mark.parametrize("lacking", [("--resume", "runs/there"), ("--arena", "there.py:Game")])
+def test_a_process_on_a_machine_without_the_run_follows_the_first_one(
+    lacking: tuple[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    followed: list[str] = []
+    device = SimpleNamespace(join=int, follow=followed.append)
+    ignored = SimpleNamespace(SIGINT=2, SIGTERM=15, SIG_IGN=None, signal=lambda *_: None)
+    monkeypatch.setattr("legos.wiring.model.mlx_device", lambda: device)
+    monkeypatch.setattr("legos.wiring.model.signal", ignored)
+    for rank, code in (("0", 2), ("1", 0)):
+        monkeypatch.setenv("MLX_RANK", rank)
+        assert main(["train", *lacking, "--model", "x/small"]) == code
+    assert followed == ["x/small"]
