@@ -28,7 +28,7 @@ from legos.mlx.model.forward import all_logits
 from legos.mlx.model.fuse import logits_under, set_adapter, weights_dtype, write_checked
 from legos.mlx.model.load import REFUSED, base_arrays, load_tree, num_token_ids
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape
-from legos.mlx.model.machine import bound_memory, choose_device, device_facts
+from legos.mlx.model.machine import bound_memory, choose_device, device_facts, usable_bytes
 from legos.mlx.model.tools import tool_format
 from legos.mlx.train.processes import MlxProcesses, process_group
 from legos.mlx.train.step_gradients import StepGradients
@@ -111,7 +111,10 @@ class MlxDevice:
 
         def begin(shape: LoraShape, config: BackendConfig) -> StepGradients:
             add_lora(tree, shape, seed=0)
-            return StepGradients(tree, replace(config, report=logger.info), group=others)
+            limit = config.memory_limit_bytes  # of the first machine, which may have more memory
+            limit = limit and min(limit, usable_bytes())
+            config = replace(config, report=logger.info, memory_limit_bytes=limit)
+            return StepGradients(tree, config, group=others)
 
         with faults_raised():
             follow(others, begin)

@@ -165,19 +165,43 @@ def test_processes_that_differ_plan_from_the_same_trie(tiny_models: Mapping[str,
     assert (made.shares, made._tokens.full) == (False, 256)
 
 
+class Second(MlxProcesses):
+    """The second process of two."""
+
+    def __init__(self, group: object) -> None:
+        self.rank, self.size = 1, 2
+
+    def gathered(self, value: Any) -> list[Any]:
+        return [value] * self.size
+
+
+def test_a_memory_limit_of_the_first_machine_is_at_most_what_a_follower_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shape = lora_shape(load_tree(builtin_path()), rank=2, alpha=2.0, num_layers=1, head=False)
+    limits = (1 << 40, 1 << 20, None)
+    orders: list[Any] = [("begin", shape, BackendConfig(memory_limit_bytes=one)) for one in limits]
+    orders.append(("end",))
+    found: list[int | None] = []
+    monkeypatch.setattr(Second, "receive", lambda _: orders.pop(0))
+    monkeypatch.setattr(device, "process_group", object)
+    monkeypatch.setattr(device, "MlxProcesses", Second)
+    monkeypatch.setattr(device, "add_lora", lambda *_, **__: None)
+    monkeypatch.setattr(device, "usable_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(
+        device, "StepGradients", lambda _, config, group: found.append(config.memory_limit_bytes)
+    )
+    device.MlxDevice().follow(str(builtin_path()))
+    assert found == [1 << 30, 1 << 20, None]
+
+
 def test_a_device_that_fails_a_process_that_follows_is_explained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Second(MlxProcesses):
-        def __init__(self, group: object) -> None:
-            self.rank, self.size = 1, 2
+    def fail(_: object) -> Any:
+        raise RuntimeError("[METAL] Command buffer execution failed: (OutOfMemory)")
 
-        def gathered(self, value: Any) -> list[Any]:
-            return [value] * self.size
-
-        def receive(self) -> Any:
-            raise RuntimeError("[METAL] Command buffer execution failed: (OutOfMemory)")
-
+    monkeypatch.setattr(Second, "receive", fail)
     monkeypatch.setattr(device, "process_group", object)
     monkeypatch.setattr(device, "MlxProcesses", Second)
     with pytest.raises(DeviceError, match="the GPU ran out of memory; lower training"):
