@@ -23,7 +23,10 @@ _FLAGS = (  # text of vLLM's refusal -> what mends it
         r"\(40[45]\)(: not found)?;|does not exist \(40[45]\)",
         "start the server with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True",
     ),
-    (r"no adapter found|no such file", "the server must see this folder under the same path"),
+    (
+        r"no adapter found|no such file|permission denied",
+        "the server must see this folder under the same path, and its user read it",
+    ),
 )
 
 

@@ -34,6 +34,8 @@ class AdapterFolders:
         if parent is not None:
             parent.mkdir(parents=True, exist_ok=True)
         self._folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent)).absolute()
+        if parent is not None:
+            self._folder.chmod(0o755)  # the server may be another user, as in a container
         self._run = self._folder.name.removeprefix(PREFIX)
 
     def model(self, adapter: Adapter) -> str:
