@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -31,6 +31,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _TOO_SLOW = (httpx.ReadTimeout, TimeoutError)  # no byte came in time, or not the last one
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
 IDLE_S = 2.0  # an unused connection is closed then; uvicorn, of our server and vLLM, does after 5 s
+PIECE_BYTES = 1 << 20  # of a body that are sent at once: asyncio copies what it cannot send yet
 MOST_BYTES = 256 << 20  # of one answer, so that no endpoint fills the memory
 
 
@@ -227,8 +228,12 @@ class Transport:
         """
         http = self._pool().http
         address = f"{self.url}{path}"
+        body: bytes | AsyncGenerator[bytes] | None = content
+        if content is not None and len(content) > PIECE_BYTES:
+            body = _pieces(content)
+            headers = {**(headers or {}), "content-length": f"{len(content)}"}
         try:
-            async with http.stream(method, address, content=content, headers=headers) as answer:
+            async with http.stream(method, address, content=body, headers=headers) as answer:
                 async with asyncio.timeout(self._timeout_s):
                     found = await self._body(answer)
         except _TOO_SLOW as error:
@@ -325,6 +330,12 @@ class Transport:
             f"no server answers at {self.url} ({cause}); start one with `legos serve`, "
             "or give the base_url of one that runs"
         )
+
+
+async def _pieces(content: bytes) -> AsyncGenerator[bytes]:
+    """The pieces of a large body, each of which may take as long as an answer to be sent."""
+    for start in range(0, len(content), PIECE_BYTES):
+        yield content[start : start + PIECE_BYTES]
 
 
 def _address(base_url: str) -> httpx.URL:
