@@ -326,6 +326,11 @@ class Transport:
                 f"{self.url} gave no answer within {self._timeout_s:g} s; ask for shorter "
                 "completions, or give a client of your own a larger timeout_s"
             )
+        if "CERTIFICATE_VERIFY_FAILED" in cause:
+            return EndpointError(
+                f"the certificate of {self.url} is not trusted ({cause}); name the file of the one "
+                "that signed it in SSL_CERT_FILE"
+            )
         return EndpointError(
             f"no server answers at {self.url} ({cause}); start one with `legos serve`, "
             "or give the base_url of one that runs"

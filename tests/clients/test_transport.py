@@ -141,6 +141,16 @@ def test_a_large_body_is_sent_in_pieces_each_time(monkeypatch: pytest.MonkeyPatc
     assert sent == [400, 400, 200] * 2
 
 
+def test_a_certificate_that_is_not_trusted_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate")
+
+    http = httpx.AsyncClient(transport=httpx.MockTransport(refuse))
+    monkeypatch.setattr(Transport, "_client", lambda _: http)
+    with pytest.raises(EndpointError, match=r"of https://judge\.invalid.* trusted.*SSL_CERT_FILE"):
+        asyncio.run(ask("https://judge.invalid", retries=0))
+
+
 def test_an_answer_that_would_fill_the_memory_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("legos.clients.transport.MOST_BYTES", 1000)
     script = ScriptedServer(lambda asked: HttpAnswer(b"x" * 1001), models=OURS)
