@@ -35,7 +35,10 @@ def refusal(status: int, body: bytes, address: str) -> RequestError | EndpointEr
     """The server's own message as an error of the right kind."""
     message = _message(body) or f"status {status} without a message"
     if status == 401:
-        return RequestError(f"{address} refuses the API key: {message}; give api_key=...")
+        return RequestError(
+            f"{address} refuses the API key: {message}; give api_key=..., or set LEGOS_API_KEY for "
+            "a command of legos"
+        )
     refused = NotFoundError if status == 404 else RequestError
     if status in (404, 405) and "{" not in body[:1].decode(errors="replace"):
         return refused(f"{address} does not exist ({status}); is the base_url right?")
