@@ -12,10 +12,10 @@ __all__ = ["check_kit", "kit_digest"]
 
 @cache
 def kit_digest() -> str:
-    """Hexadecimal digest of legos' source files, which also tells changed copies apart."""
-    root = Path(__file__).parents[2]
+    """Hexadecimal digest of the sources of legos and its arenas: changed copies have others."""
+    root = Path(__file__).parents[3]
     state = hashlib.blake2b(digest_size=8)
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted((*root.glob("legos/**/*.py"), *root.glob("arenas/**/*.py"))):
         state.update(f"{path.relative_to(root)}\0".encode())
         state.update(path.read_bytes())
     return state.hexdigest()
@@ -34,5 +34,6 @@ def check_kit(expected: str) -> None:
     if found != expected:
         raise ConfigError(
             f"node {os.uname().nodename} has another version of legos: its sources have the digest "
-            f"{found}, those of the run {expected}; install the same version of legos on every node"
+            f"{found}, those of the run {expected}; install the same version of legos on every "
+            "node, without changes in its arenas/"
         )

@@ -21,6 +21,7 @@ from legos.fakes import ScriptedClient
 from legos.installed import adding
 from legos.play.step import play_all
 from legos.records.episode import Episode, Task
+from legos.remote.ray import kit
 from legos.remote.ray.kit import check_kit, kit_digest
 from legos.remote.ray.record import pack_episodes, unpack_episodes
 
@@ -90,6 +91,19 @@ def test_a_group_whose_episodes_are_lost_with_their_node_is_played_again() -> No
         )
         assert asyncio.run(players.play(context, arena, plays)) == episodes
         assert players.deaths == 1
+
+
+@pytest.mark.parametrize("file", ["legos/loop/loop.py", "arenas/nim.py"])
+def test_a_changed_source_is_another_version(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kit, "__file__", f"{tmp_path}/legos/remote/ray/kit.py")
+    (place := tmp_path / file).parent.mkdir(parents=True)
+    found: set[str] = set()
+    for text in ("", "one", "two"):
+        place.write_text(text)
+        found.add(kit_digest.__wrapped__())
+    assert len(found) == 3
 
 
 def test_without_ray_the_extra_is_named_before_anything_is_written(
