@@ -170,9 +170,10 @@ class Players:
     async def sampled(self) -> int:
         """Number of tokens that the players' processes have sampled for trained policies.
 
-        Those of processes that have died are not known.
+        Those of processes that have died, or do not answer, are not known.
         """
-        asked = [player.actor.sampled.remote() for player in self._players if player.up]
+        up = [player.actor for player in self._players if player.up]
+        asked = [asyncio.wait_for(actor.sampled.remote(), SILENCE_S) for actor in up]
         counts = await asyncio.gather(*asked, return_exceptions=True)
         return sum(count for count in counts if isinstance(count, int))
 

@@ -52,45 +52,60 @@ def test_another_version_of_the_kit_is_named_with_its_node() -> None:
         check_kit("0123")
 
 
-def test_a_group_whose_episodes_are_lost_with_their_node_is_played_again() -> None:
-    """Ray raises another error then than where the player has died."""
+class RayError(Exception):
+    """An error of Ray's."""
 
-    class RayError(Exception):
-        pass
 
-    class RayTaskError(RayError):
-        pass
+class RayTaskError(RayError):
+    """An error of an actor's method."""
 
-    class Actor:
-        def __init__(self, answer: bytes | None) -> None:
-            self.answer, self.play, self.prepare = answer, self, self
 
-        def remote(self, *_: object) -> Any:
-            return self
+class Actor:
+    """An actor of Ray's, all of whose methods give the same."""
 
-        def future(self) -> "Future[bytes]":
-            future: Future[bytes] = Future()
-            if self.answer is None:
-                future.set_exception(RayError("the object is lost"))
-            else:
-                future.set_result(self.answer)
-            return future
+    def __init__(self, answer: bytes | None = None, *, hangs: bool = False) -> None:
+        self.answer, self.hangs = answer, hangs
+        self.play = self.prepare = self.sampled = self
 
-        def __await__(self) -> Generator[Any, Any, int]:
-            return asyncio.sleep(0, 1).__await__()
+    def remote(self, *_: object) -> Any:
+        return self
 
-    episodes, plays = played(1)
+    def future(self) -> "Future[bytes]":
+        future: Future[bytes] = Future()
+        if self.answer is None:
+            future.set_exception(RayError("the object is lost"))
+        else:
+            future.set_result(self.answer)
+        return future
+
+    def __await__(self) -> Generator[Any, Any, int]:
+        return asyncio.sleep(3600 if self.hangs else 0, 1).__await__()
+
+
+@pytest.fixture
+def players() -> Generator[Any]:
+    """The module, with a stand-in for Ray."""
     errors = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
-    arena: Any = SimpleNamespace(name="nim", matchmaker=SimpleNamespace(seating=dict))
-    context: Any = None
     with patch.dict(sys.modules, {"ray": SimpleNamespace(), "ray.exceptions": errors}):
         for name in ("library", "cluster", "players"):
             sys.modules.pop(f"legos.remote.ray.{name}", None)
-        players = import_module("legos.remote.ray.players").Players(
-            [Actor(None), Actor(pack_episodes(episodes))]
-        )
-        assert asyncio.run(players.play(context, arena, plays)) == episodes
-        assert players.deaths == 1
+        yield import_module("legos.remote.ray.players")
+
+
+def test_a_group_whose_episodes_are_lost_with_their_node_is_played_again(players: Any) -> None:
+    """Ray raises another error then than where the player has died."""
+    episodes, plays = played(1)
+    arena: Any = SimpleNamespace(name="nim", matchmaker=SimpleNamespace(seating=dict))
+    two = players.Players([Actor(), Actor(pack_episodes(episodes))])
+    assert asyncio.run(two.play(None, arena, plays)) == episodes
+    assert two.deaths == 1
+
+
+def test_a_player_that_stands_still_does_not_keep_a_run_from_its_count(
+    players: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(players, "SILENCE_S", 0.2)
+    assert asyncio.run(players.Players([Actor(), Actor(hangs=True)]).sampled()) == 1
 
 
 @pytest.mark.parametrize("file", ["legos/loop/loop.py", "arenas/nim.py"])
