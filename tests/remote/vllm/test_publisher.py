@@ -6,15 +6,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from published import small_adapter
 from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
-from vllm_stand_in import StandIn, small_probe
+from vllm_stand_in import PROMPT, WATCHED, StandIn, logprobs, small_probe
 
 from legos.errors import AdapterError, DeviceError, EndpointError, EngineError
 from legos.remote.process import ServerProcess
 from legos.remote.vllm.live import LiveAdapters
+from legos.remote.vllm.probe import Probe
 from legos.remote.vllm.publisher import VllmPublisher
+from legos.weights.adapter import Adapter
 
 NAMES = ("policy", "policy-evaluated")
 pytestmark = pytest.mark.usefixtures("retries_at_once")
@@ -143,6 +147,20 @@ def test_an_adapter_that_is_ignored_later_is_never_announced(tmp_path: Path) -> 
         assert versions(server) == ["policy@1"]
 
     tell(server, tmp_path, story)
+
+
+def test_the_trainer_computes_an_adapter_once_for_all_servers() -> None:
+    computed: list[int] = []
+
+    def counted(adapter: Adapter) -> NDArray[np.float64]:
+        computed.append(adapter.version)
+        return logprobs(adapter)
+
+    probe = Probe(PROMPT, WATCHED, counted, like=small_adapter(0))
+    for version in (1, 1, 2):
+        adapter = small_adapter(version)
+        probe.check(adapter, logprobs(adapter), server="any")
+    assert sorted(computed) == [0, 1, 2]
 
 
 def test_too_few_slots_are_refused_with_the_flag(tmp_path: Path) -> None:
