@@ -5,8 +5,6 @@ import os
 import resource
 import socket
 import threading
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
@@ -15,7 +13,6 @@ import httpx
 import pytest
 from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 
-from legos.clients import transport
 from legos.clients.answers import listed_models
 from legos.clients.openai import OpenAIClient
 from legos.clients.responses import retry_after
@@ -113,32 +110,6 @@ def test_a_server_is_not_asked_again_in_vain(status: int, headers: list[tuple[st
     with serving(script) as url, pytest.raises(EndpointError, match="no credit is left"):
         asyncio.run(ask(url))
     assert len(script.asked) == 1
-
-
-def test_a_large_body_is_sent_in_pieces_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    content, sent = bytes(range(250)) * 4, list[int]()
-    pieces = transport._pieces
-
-    async def counted(body: bytes) -> AsyncGenerator[bytes]:
-        async for piece in pieces(body):
-            sent.append(len(piece))
-            yield piece
-
-    monkeypatch.setattr(transport, "_pieces", counted)
-    monkeypatch.setattr(transport, "PIECE_BYTES", 400)
-
-    async def upload(url: str) -> bytes:
-        headers = {"content-type": "application/octet-stream"}
-        async with aclosing(Transport(url, api_key=None, timeout_s=60.0, retries=1)) as sender:
-            return await sender.request("POST", "/x", bytes, content=content, headers=headers)
-
-    answers = [HttpAnswer({}, 503, [("retry-after", "0")]), HttpAnswer({})]
-    script = ScriptedServer(lambda asked: answers.pop(0))
-    with serving(script) as url:
-        assert asyncio.run(upload(url)) == b"{}"
-    assert [asked.body for asked in script.asked] == [content] * 2
-    assert {asked.headers["content-length"] for asked in script.asked} == {"1000"}
-    assert sent == [400, 400, 200] * 2
 
 
 def test_a_certificate_that_is_not_trusted_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
