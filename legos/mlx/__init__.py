@@ -8,9 +8,11 @@
 - ``fits``: whether training fits into the memory of a machine
 """
 
+import atexit
 import os
 import resource
 import sys
+import time
 from typing import Any
 
 from legos.mac import check_mac
@@ -39,6 +41,16 @@ def _import_mlx_lm() -> None:
         resource.setrlimit = set_limit
         if hidden:
             del sys.modules["wandb"]
+
+
+@atexit.register
+def _let_threads_end() -> None:
+    """Leave the interpreter for a moment to threads that have just ended.
+
+    Up to Python 3.12, joining a thread does not wait for what MLX keeps for it in C++. Where that
+    is released while Python is being finalised already, the process aborts.
+    """
+    time.sleep(0.05)
 
 
 if "mlx_lm.utils" not in sys.modules:

@@ -319,3 +319,35 @@ def test_a_program_exits_cleanly_with_a_worker_or_after_one(tmp_path: Path, last
             [sys.executable, script], capture_output=True, text=True, check=False, timeout=60
         )
         assert (done.returncode, done.stderr) == (0, "")
+
+
+OTHER_THREAD = """
+import asyncio
+import sys
+sys.modules["mlx_lm.utils"] = None  # slow to import, and not used here
+import legos.mlx
+import mlx.core as mx
+
+kept = [mx.compile(lambda x: x) for _ in range(3000)]
+
+def compile_much():
+    for function in kept:
+        mx.eval(function(mx.ones(1)))
+
+async def main():
+    await asyncio.to_thread(compile_much)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_a_program_exits_cleanly_right_after_a_thread_that_used_mlx(tmp_path: Path) -> None:
+    """As a notebook, which loads a model and trains on a thread of its event loop."""
+    script = tmp_path / "script.py"
+    script.write_text(OTHER_THREAD)
+    for _ in range(4):
+        done = subprocess.run(
+            [sys.executable, script], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert (done.returncode, done.stderr) == (0, "")
