@@ -121,6 +121,8 @@ class _Pool:
                 continue
             if connection.reusable:
                 self._idle.append(connection)
+            else:  # the server closes it too, maybe after the event loop has stopped
+                connection.close()
             return parts
         raise EngineError(f"{self._host}:{self._port} closed the connection {ATTEMPTS} times")
 

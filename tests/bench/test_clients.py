@@ -1,6 +1,7 @@
 """The clients of the benches read whole and streamed answers, and refuse what they cannot count."""
 
 import asyncio
+import gc
 import json
 import threading
 from collections.abc import Iterator
@@ -74,6 +75,15 @@ def test_connections_are_used_again_unless_the_server_closes_them() -> None:
             found = [ask([{"prompt": "x"}] * 2) for _ in range(2)]
         counts = {answer.num_tokens for answers in found for answer in answers}
         assert counts == ({2} if answer is streamed else {3})
+
+
+def test_a_connection_that_a_server_will_not_keep_is_closed_here_too() -> None:
+    """Otherwise it is left open where the event loop stops before the server closes it."""
+    body = json.dumps(WHOLE).encode()
+    told = head(200, length=len(body)).replace(b"OK\r\n", b"OK\r\nconnection: close\r\n")
+    with answering(told + body) as url, clients(url) as ask:
+        ask([{"prompt": "x"}])
+    gc.collect()  # an open transport would warn
 
 
 def test_a_whole_answer_comes_at_once() -> None:
