@@ -4,7 +4,7 @@ import codecs
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -121,8 +121,8 @@ def _content(task: Task) -> str:
 
 def _plain(value: object) -> object:
     """What stands for a value that JSON lacks; raises ``ValueError`` if it may change."""
-    if isinstance(value, set | frozenset):
-        return sorted(cast("set[object]", value), key=repr)
+    if isinstance(value, Set):
+        return sorted(cast("Set[object]", value), key=repr)
     text = str(value)
     if _ADDRESS.search(text):
         raise ValueError(f"{text} has another text in every process")

@@ -46,7 +46,7 @@ def _first_call(text: str, tools: Sequence[JsonObject]) -> Any:
 
 
 def _named_call(text: str, _: Sequence[JsonObject]) -> Any:
-    name, _, arguments = text.partition("\n")
+    name, _line_end, arguments = text.partition("\n")
     return {"name": name, "arguments": json.JSONDecoder().raw_decode(arguments.lstrip())[0]}
 
 

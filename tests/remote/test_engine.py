@@ -182,8 +182,8 @@ def test_an_answer_of_a_version_that_is_being_loaded_is_taken(both: Both) -> Non
             answered.set()
             return found
 
-        server._load = confirmed_late  # pyrefly: ignore[bad-assignment]
-        server._transport.request = asked  # pyrefly: ignore[bad-assignment]
+        server._load = confirmed_late
+        server._transport.request = asked
         publishing = asyncio.create_task(server.publish(changed(mine, version=4)))
         await loaded.wait()
         found = await server.answer([Request(prompt_ids=(1, 2), max_tokens=1, adapter="mine")])

@@ -4,7 +4,6 @@ import io
 import math
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console

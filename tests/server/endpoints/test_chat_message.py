@@ -314,7 +314,9 @@ def test_a_model_may_call_a_tool_in_place_of_json(
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
     with fake(engine) as server:
         answer = ask(server.url, response_format=form, tool_choice=choice).choices[0]
-    allowed = engine.requests[0].grammar.begin().allowed()
+    grammar = engine.requests[0].grammar
+    assert grammar is not None
+    allowed = grammar.begin().allowed()
     assert len(answer.message.tool_calls or ()) == calls
     assert bool(allowed[tokenizer.encode("<")[0]]) is (choice == "auto")
     assert allowed[tokenizer.encode("{")[0]]
