@@ -53,7 +53,8 @@ def test_a_process_on_a_machine_without_the_run_follows_the_first_one(
     monkeypatch.chdir(tmp_path)
     followed: list[str] = []
     device = SimpleNamespace(join=int, follow=followed.append)
-    ignored = SimpleNamespace(SIGINT=2, SIGTERM=15, SIG_IGN=None, signal=lambda *_: None)
+    numbers = {"SIGINT": 2, "SIGTERM": 15, "SIGHUP": 1, "SIG_IGN": None}
+    ignored = SimpleNamespace(**numbers, signal=lambda *_: None)
     monkeypatch.setattr("legos.wiring.model.mlx_device", lambda: device)
     monkeypatch.setattr("legos.wiring.model.signal", ignored)
     for rank, code in (("0", 2), ("1", 0)):
