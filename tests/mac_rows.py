@@ -14,6 +14,7 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.utils import load_model
 
+import legos
 from legos.mlx.fits import GIB, USUAL_ROW, plan_of
 from legos.mlx.model import forecast
 from legos.mlx.model.forecast import Sizes
@@ -85,7 +86,7 @@ def table_lines(name: str, config: Mapping[str, Any]) -> Iterator[str]:
 def preset_line(gb: int) -> str:
     """The line of a preset in the table of presets."""
     file = f"legos/apps/templates/presets/mac-{gb}gb.toml"
-    model = tomllib.loads((Path(__file__).parents[1] / file).read_text())["model"]
+    model = tomllib.loads((Path(legos.__file__).parents[1] / file).read_text())["model"]
     title = model.rpartition("/")[2].removesuffix("-4bit")
     name = title.replace("-", " ")
     four_bits = model.endswith("-4bit")
