@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from legos.clients.transport import TOO_SLOW
 from legos.errors import RequestError
 
 __all__ = ["LISTED", "LISTED_TOKENS", "RequestLists"]
@@ -71,8 +72,8 @@ class RequestLists(Generic[QueryT, ItemT, AnswerT]):
         one.waiting += 1
         try:
             return (await asyncio.shield(one.call))[place]
-        except RequestError:
-            if len(one.items) == 1:
+        except RequestError as error:
+            if len(one.items) == 1 or isinstance(error.__cause__, TOO_SLOW):
                 raise
             return (await self._send(query, [item]))[0]  # so that only the refused one fails
         finally:

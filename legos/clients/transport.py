@@ -20,6 +20,7 @@ from legos.timeouts import expire
 
 __all__ = [
     "LOOPBACK",
+    "TOO_SLOW",
     "Transport",
     "api_root",
     "server_name",
@@ -28,7 +29,7 @@ __all__ = [
 
 T = TypeVar("T")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_TOO_SLOW = (httpx.ReadTimeout, TimeoutError)  # no byte came in time, or not the last one
+TOO_SLOW = (httpx.ReadTimeout, TimeoutError)  # no byte came in time, or not the last one
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
 IDLE_S = 2.0  # an unused connection is closed then; uvicorn, of our server and vLLM, does after 5 s
 PIECE_BYTES = 1 << 20  # of a body that are sent at once: asyncio copies what it cannot send yet
@@ -152,9 +153,10 @@ class Transport:
 
         A request has no effect beyond its answer, and a seed makes a repeated answer the same, so
         every failure of the network and of the server (5xx, an answer that is cut off or cannot be
-        read) is retried. An answer that took longer than the limit, here or there, is not. A server
-        that has too many requests (429) is asked again, until the pauses add up to the time limit
-        of an answer. They last as long as the server asks, or else twice as long each time.
+        read) is retried. An answer that took longer than the limit of this client, or of the server
+        (504), is not. A server that has too many requests (429) is asked again, until the pauses
+        add up to the time limit of an answer. They last as long as the server asks, or else twice
+        as long each time.
 
         Args:
             method: such as "POST".
@@ -236,7 +238,7 @@ class Transport:
             async with http.stream(method, address, content=body, headers=headers) as answer:
                 async with asyncio.timeout(self._timeout_s):
                     found = await self._body(answer)
-        except _TOO_SLOW as error:
+        except TOO_SLOW as error:
             raise self._unreachable(error) from error
         except httpx.HTTPError as error:
             raise _AgainError(self._unreachable(error)) from error
@@ -321,7 +323,7 @@ class Transport:
 
     def _unreachable(self, error: Exception) -> LegosError:
         cause = f"{type(error).__name__}: {error}".rstrip(": ")
-        if isinstance(error, _TOO_SLOW):
+        if isinstance(error, TOO_SLOW):
             return self._slow(
                 f"{self.url} gave no answer within {self._timeout_s:g} s; ask for shorter "
                 "completions, or give a client of your own a larger timeout_s"

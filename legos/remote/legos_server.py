@@ -14,7 +14,7 @@ from legos.clients.answers import check_version
 from legos.clients.health import healthy
 from legos.clients.pool import all_done
 from legos.clients.responses import decoded
-from legos.clients.transport import Transport, api_root, server_name, server_root
+from legos.clients.transport import TOO_SLOW, Transport, api_root, server_name, server_root
 from legos.clients.wire import MSGPACK, RequestBatch, read_answers
 from legos.errors import (
     AdapterError,
@@ -27,6 +27,7 @@ from legos.errors import (
 from legos.records.message import ScoredRows
 from legos.records.names import adapter_name
 from legos.records.request import Generated, Request
+from legos.timeouts import on_own_thread
 from legos.weights.adapter import Adapter, AdapterInfo, pack_adapter
 
 __all__ = ["LegosServer", "ListedAdapters"]
@@ -117,8 +118,8 @@ class LegosServer:
         except NotFoundError:
             raise
         except RequestError as error:
-            if len(requests) == 1:
-                return [error]
+            if len(requests) == 1 or isinstance(error.__cause__, TOO_SLOW):
+                return [error] * len(requests)
         half = len(requests) // 2  # so that only the refused ones fail
         return [*await self.answer(requests[:half]), *await self.answer(requests[half:])]
 
@@ -297,7 +298,7 @@ class LegosServer:
                 "POST",
                 path,
                 partial(decoded, kind=AdapterInfo),
-                content=await asyncio.to_thread(pack_adapter, adapter),
+                content=await on_own_thread(partial(pack_adapter, adapter)),
                 headers={"content-type": "application/octet-stream"},
             )
         except EndpointError as error:  # without the policy's server the run must end

@@ -94,9 +94,10 @@ def test_an_answer_that_takes_too_long_fails_its_request_alone(
     async def go(url: str) -> None:
         server = LegosServer(url)
         request = Request(prompt_ids=(1, 2), max_tokens=9)
-        [found] = await server.answer([request])
-        assert isinstance(found, RequestError)
-        assert "gave no answer within 0.2 s; ask for shorter completions" in str(found)
+        for found in await server.answer([request, request]):
+            assert isinstance(found, RequestError)
+            assert "gave no answer within 0.2 s; ask for shorter completions" in str(found)
+        assert len(slow.asked) == 1
         await server.aclose()
         server = LegosServer(url, timeout_s=0.2)
         with pytest.raises(EndpointError, match="gave no answer within"):
@@ -104,7 +105,8 @@ def test_an_answer_that_takes_too_long_fails_its_request_alone(
         await server.aclose()
 
     monkeypatch.setattr("legos.remote.legos_server.REQUEST_S", 0.2)
-    with serving(ScriptedServer(lambda asked: None)) as url:
+    slow = ScriptedServer(lambda asked: None)
+    with serving(slow) as url:
         asyncio.run(go(url))
 
 
