@@ -55,7 +55,7 @@ class ServerPool(Generic[ServerT]):
         Args:
             servers: at least one. Their requests have no effect beyond their answer, so that they
                 can be cancelled and sent to another one.
-            silent_s: seconds that requests wait for a server that is not healthy, where none is.
+            silent_s: seconds that requests wait while no server is healthy.
         """
         self.servers, self._silent_s = tuple(servers), silent_s
         self._waiting: list[set[asyncio.Timeout]] = [set() for _ in servers]  # requests at each
@@ -64,6 +64,7 @@ class ServerPool(Generic[ServerT]):
         self._changed = [0] * len(self.servers)  # number of the last change of each load
         self._answered = [0] * len(self.servers)
         self._down: set[int] = set()
+        self._silent: set[int] = set()  # those whose requests fail, since nobody answers any more
         self._watches: dict[int, asyncio.Task[None]] = {}
         self._worked_s, self._counted = 0.0, 0.0  # and the time up to which they are counted
 
@@ -127,7 +128,7 @@ class ServerPool(Generic[ServerT]):
             except TimeoutError:
                 if not ejected.expired():
                     raise
-                if len(self._down) == len(self.servers):
+                if index in self._silent:
                     failures[index] = EngineError(
                         f"{self.servers[index].name} has answered nothing for {self._silent_s:g} "
                         "s, not even whether it is healthy; start it again, and resume the run"
@@ -202,7 +203,10 @@ class ServerPool(Generic[ServerT]):
                 self._note(index, None if answers else "does not answer")
             if index not in self._down:
                 answered_at = clock()
-            elif len(self._down) < len(self.servers) or clock() - answered_at > self._silent_s:
+            others = len(self._down) < len(self.servers)
+            silent = not others and clock() - answered_at > self._silent_s
+            (self._silent.add if silent else self._silent.discard)(index)
+            if silent or (others and index in self._down):
                 expire(waiting)
                 waiting.clear()
 

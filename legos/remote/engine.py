@@ -27,7 +27,7 @@ from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = ["RemoteEngine", "RemoteServer"]
 
-SILENT_S = 600.0  # that requests wait for a server that is not healthy, where none is
+SILENT_S = 600.0  # that requests wait while no server is healthy
 CLOSE_S = 0.5  # maximum time to unload the adapters at the end, and then to close connections
 MOVE_TOKENS = 4  # maximum length of answers whose requests wait for those that come next
 LISTED_MOVES = 256  # requests of one list of them
