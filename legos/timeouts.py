@@ -1,4 +1,4 @@
-"""Asyncio: end timeouts early, and call what would wait for others or cannot run in a loop."""
+"""Asyncio: end timeouts early, call functions on threads of their own, run coroutines anywhere."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
@@ -33,6 +33,8 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(work)
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        return thread.submit(asyncio.run, work).result()
+        pass  # so that this error is not shown as the context of another one
+    else:
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            return thread.submit(asyncio.run, work).result()
+    return asyncio.run(work)
