@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from msgspec import to_builtins
 
-from legos.builtin import BUILTIN
 from legos.cli.output import Flag, show
 from legos.cli.overrides import (
     Files,
@@ -97,10 +96,10 @@ def train(
     except (ArenaError, CheckpointError):
         from legos.wiring.model import follow, launched
 
-        if dry_run or not launched()[1]:
+        if dry_run or not launched()[1] or "model" not in overrides:
             raise
         # The run, its adapter or its arena may be on the machine of the first process alone.
-        follow(None, str(overrides.get("model", BUILTIN)))
+        follow(None, str(overrides["model"]))
         return None
     resume = None if resume is None else resolved.config.out  # a name is now a folder
     return start(resolved, resume, view=view, dry_run=dry_run, quiet=quiet, json=json)
