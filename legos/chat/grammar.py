@@ -48,7 +48,7 @@ def json_grammar(schema: str, tokenizer: ChatTokenizer) -> Grammar:
         text = LLMatcher.grammar_from_json_schema(
             json.dumps(own), defaults={"whitespace_pattern": WHITESPACE}
         )
-        if mark:
+        if isinstance(mark, str) and mark:
             answer = json.dumps(json.loads(text)["grammars"][0]["json_schema"])
             control = f"<{[*tokenizer.encode(mark)]}>"
             begin = control if tokenizer.is_control(mark) else json.dumps(mark)
