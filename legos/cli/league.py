@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from legos.apps.markdown import four_digits
 from legos.cli.output import Flag, show, show_line, show_table
 from legos.cli.ratings import interval, show_cycle, show_members
 
@@ -47,7 +48,7 @@ def _show(figures: Mapping[str, Any]) -> None:
                 "rating": f"{one['rating']:+.0f}",
                 "95 %": interval(one),
                 "plays": round(one["plays"]),
-                **({"forfeits": f"{round(one['forfeits'], 1):g}"} if forfeits else {}),
+                **({"forfeits": four_digits(round(one["forfeits"], 1))} if forfeits else {}),
             }
             for member, one in figures["ratings"].items()
         },
