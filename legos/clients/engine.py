@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from legos.chat.calls import begins_thinking, read_reply, reply_decoder
 from legos.chat.lengths import check_length, is_long
-from legos.chat.parts import OPEN
+from legos.chat.parts import CLOSE, OPEN
 from legos.chat.stops import cut_at_stop, stop_test
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
@@ -262,10 +262,8 @@ class EngineClient:
         token_ids = generated.token_ids
         decode = self._short_text if len(token_ids) <= _SHORT else self.tokenizer.decode
         text = cut_at_stop(decode(token_ids), sampling.stop)
-        thinks = "think>" not in text and begins_thinking(
-            self.tokenizer, request.prompt_ids, sampling
-        )
-        if thinks and text not in sampling.choices:
+        untagged = OPEN not in text and CLOSE not in text and text not in sampling.choices
+        if untagged and begins_thinking(self.tokenizer, request.prompt_ids, sampling):
             text = OPEN + text  # thinking that was never closed is no answer
         calls: tuple[ToolCall, ...] = ()
         if sampling.tools is not None:
