@@ -183,11 +183,11 @@ class SeatState(Struct):
             As ``read_answer``; an answer with tool calls is not parsed.
 
         Raises:
-            ArenaError: the client returned something else.
+            TypeError: the client returned something else.
         """
         if not isinstance(completion, Completion):
             client = type(self.seat.client).__name__
-            raise ArenaError(
+            raise TypeError(
                 f"the client of {self.seat.role!r}, a {client}, returned {shown(completion)}; "
                 "expected a legos.Completion, such as Completion(text=...)"
             )

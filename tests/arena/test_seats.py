@@ -36,5 +36,6 @@ class Says:
 def test_a_client_that_returns_no_completion(said: Any, message: str) -> None:
     for arena, role in ((talk(tasks_per_step=4), "ann"), (make_arena("kuhn", None), "first")):
         arena.client, arena.credit_assigner = Says(said), GRPOCredit()
-        with pytest.raises(ArenaError, match=f"the client of '{role}', a Says, {message} expected"):
+        told = f"the client of '{role}', a Says, {message} expected"
+        with pytest.raises(ArenaError, match=told):  # since every play failed
             asyncio.run(arena.step())
