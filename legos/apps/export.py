@@ -1,6 +1,7 @@
 """``legos export``: write an adapter of a run in the format of another program."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,10 @@ def export(run: str, *, to: Path, form: ExportFormat = "peft") -> Mapping[str, A
 def _run_of(text: str) -> RunFolder:
     """The run of an adapter that a user names."""
     place = Path(text)
-    if is_adapter_folder(place):
-        parents = place.absolute().parents
-        return find_run(next((each.parent for each in parents if each.name == "adapters"), place))
+    with suppress(OSError):  # which finding the run tells
+        if is_adapter_folder(place):
+            above = (each.parent for each in place.absolute().parents if each.name == "adapters")
+            return find_run(next(above, place))
     return find_run(split_place(text)[0])
 
 
