@@ -178,7 +178,7 @@ def _iterable(given: Any, source: str) -> Iterable[Any]:
             f"{source} returned {shown(given)}; write yield Task(id=..., data=...), or return a "
             "list of tasks"
         )
-    if inspect.isgenerator(given) and inspect.getgeneratorstate(given) != inspect.GEN_CREATED:
+    if inspect.isgenerator(given) and inspect.getgeneratorstate(given) == inspect.GEN_CLOSED:
         raise ArenaError(f"{source} returned a generator again; return a list, or a new one")
     return given
 
