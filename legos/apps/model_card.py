@@ -131,7 +131,7 @@ def _evaluation(
         return "The run was not evaluated.\n"
     first, step = table["step"][0], table.of_version(version).get("step")
     if step is None:
-        head = f"This version ({version}) was not evaluated; the figures are those of step {first}."
+        head = f"This version was not evaluated; the figures are those of step {first}."
     else:  # a fork has no evaluation before its training
         start = "First evaluation" if first else "Before training"
         head = f"{start} (step {first}), and this version (step {step})."

@@ -70,7 +70,7 @@ def test_the_learning_rate_is_that_of_the_steps(folder: RunFolder) -> None:
 
 def test_a_version_without_evaluation_says_so(folder: RunFolder) -> None:
     card = card_of(folder, 3)
-    assert "This version (3) was not evaluated; the figures are those of step 0." in card.text
+    assert "This version was not evaluated; the figures are those of step 0." in card.text
     assert "| exploitability | 0.9 | - |" in card.text
     assert card.data.eval_results is None
     folder.evaluations.unlink()
@@ -90,7 +90,7 @@ def test_a_fork_that_was_evaluated_once_has_the_figures_of_that_evaluation(
     assert "First evaluation (step 4), and this version (step 4)." in card.text
     assert "| exploitability | 0.25 | 0.25 |" in card.text
     assert card.data.eval_results[0].metric_value == 0.25
-    told = "This version (3) was not evaluated; the figures are those of step 4."
+    told = "This version was not evaluated; the figures are those of step 4."
     assert told in card_of(folder, 3).text
 
 
