@@ -162,9 +162,10 @@ class ConsoleTracker(Tracker):
         with suppress(OSError):
             if self._pending:
                 self._show(*list(self._rows.items())[-1])
+        with suppress(OSError):
             if self._live is not None:
-                self._live.update(self._table(), refresh=True)
-                self._live.stop()
+                self._live.update(self._table())
+                self._live.stop()  # it draws the table, and gives standard error back
         self._live = None
 
     def _note_names(self, metrics: Metrics) -> None:
