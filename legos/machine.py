@@ -99,7 +99,7 @@ def quiet_collector() -> None:
 def files_allowed() -> int:
     """Number of files and connections that the process may open at once.
 
-    Raises its limit first, which is 256 by default on macOS: as many as the judges of a run take.
+    Raises its limit first, which is 256 by default on macOS: too few for servers and judges.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:

@@ -6,7 +6,7 @@ __all__ = ["four_digits", "table_head", "table_line"]
 
 
 def four_digits(value: float) -> str:
-    """A number with four digits; a larger one with all before the point, without an exponent."""
+    """A number with four significant digits; from 10,000 on, all digits before the point."""
     return f"{value:.4g}" if abs(value) < 9999.5 else f"{value:.0f}"
 
 

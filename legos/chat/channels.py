@@ -1,8 +1,8 @@
 """Special tokens around a model's thinking, and Harmony's channels, as thinking tags.
 
 Harmony (gpt-oss) begins a message with ``<|start|>assistant<|channel|>analysis<|message|>``. The
-channel "final" is its answer, what goes ``to=functions.NAME`` calls a function, and all other
-channels are thinking.
+channel "final" is its answer, a channel with ``to=functions.NAME`` is a call of that function, and
+all others are thinking.
 """
 
 import re

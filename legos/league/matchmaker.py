@@ -276,9 +276,7 @@ class LeagueSeats(Matchmaker):
             company = self._companies.setdefault(tuple(seats), _Company({}))
         elif company.alone:  # nobody to compare the policy with
             return
-        for each in rollouts:
-            if each.policy is None:
-                self._tokens += each.num_tokens
+        self._tokens += sum(each.num_tokens for each in rollouts if each.policy is None)
         if episode.error or episode.void:
             return
         if company.counted != self.pool.added:
@@ -296,10 +294,13 @@ class LeagueSeats(Matchmaker):
         """Where a play counts: once for each two players of whom one is trained."""
         sides: dict[tuple[str, bool], list[str]] = {}  # player, whether it is trained -> its roles
         fixed = self.cast.brought_by_arena(episode.task)
-        for each in (each for each in episode.rollouts if each.role not in fixed):
-            sides.setdefault((each.seat, each.policy is not None), []).append(each.role)
+        for each in episode.rollouts:
+            if each.role not in fixed:
+                sides.setdefault((each.seat, each.policy is not None), []).append(each.role)
         found: list[_Counted] = []
-        for mine, other in (pair for pair in permutations(sides, 2) if pair[0][1]):
+        for mine, other in permutations(sides, 2):
+            if not mine[1]:
+                continue
             met = self._met.setdefault(self._kind(other[0]), [0.0, 0.0])
             a, b, account = self._member(mine[0]), self._member(other[0]), None
             if self.pool.of(mine[0]) and self.pool.of(other[0]) if other[1] else a != b:

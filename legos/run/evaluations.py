@@ -133,7 +133,7 @@ class Evaluations:
             Exception: the error of the evaluation before it.
         """
         await self._task.ended()
-        if self.pinned is None:  # otherwise a stop has left one to the resumed run, and this too
+        if self.pinned is None:  # otherwise the resumed run makes both
             self.pinned = step, {adapter.name: adapter.version for adapter in adapters}
             await self._task.start(partial(self._beside, step, adapters, out))
 

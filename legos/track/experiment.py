@@ -23,10 +23,8 @@ __all__ = ["ExperimentTracker", "grouped"]
 
 Better = Callable[[Iterable[str]], Mapping[str, bool]]
 _KNOWN = ("arena", "eval", "loop", "time")
-_OF_LOOP = (
-    *("discarded/", "filtered/", "memory/", "play/", "publish/", "replays/"),
-    *("trained/", "tokens_", "staleness_"),
-)
+_OF_LOOP = ("discarded/", "filtered/", "memory/", "play/", "publish/", "replays/", "trained/")
+_OF_LOOP += ("tokens_", "staleness_")
 _COLUMNS = ("step", "kind", "arena", "task", "seats", "reward", "rewards", "play", "failure")
 _PLAYS = 16  # of a table
 _CHARACTERS = 4000  # of a play in a table

@@ -33,9 +33,9 @@ from legos.mlx.model.cache_parts import parts
 __all__ = ["EXPECTED", "MOST_EXPECTED", "BatchCache", "BlockCache", "growth"]
 
 GROWTH, MOST_GROWTH = 16, 64
-"""Tokens: every slot has space for up to so many more than its row holds, in multiples of the
-first."""
-EXPECTED, MOST_EXPECTED = 4, 2048  # rows are expected to get 1 in 4 of those to come, at most 2048
+"""Tokens of space beyond what a row holds: a multiple of the first, up to the second."""
+EXPECTED = 4  # a row is expected to use one in so many of the tokens that it may still get
+MOST_EXPECTED = 2048  # tokens: the most that a row is expected to use
 
 
 def growth(tokens: int) -> int:
