@@ -208,9 +208,8 @@ class Arena(Playable):
         self.named_adapters = {**before, **self.named_adapters}
         for name, part in self._parts().items():
             given, kind = state[name], type(part)
-            own = kind.__module__.startswith(
-                "legos."
-            )  # which fails only at a checkpoint of an earlier version
+            # A class of legos fails only at a checkpoint of an earlier version.
+            own = kind.__module__.startswith("legos.")
             with nullcontext() if own else user_code(f"restore() of {kind.__name__}"):
                 part.restore(given)
 

@@ -79,7 +79,7 @@ class ServerPool(Generic[ServerT]):
     @property
     def computing(self) -> bool:
         """Whether a server that answers has requests."""
-        return any(self._load[index] for index in range(len(self._load)) if index not in self._down)
+        return any(load for index, load in enumerate(self._load) if index not in self._down)
 
     async def ask(
         self,
