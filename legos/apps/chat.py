@@ -79,6 +79,7 @@ class Chat:
             temperature=self.sampling.temperature,
             max_tokens=None if game else self.sampling.max_tokens,
             choices=game[1] if game else (),
+            restrict=game is not None,
             seed=self.rng.randrange(SEEDS),
         )
         messages = [] if game else list(self.history)

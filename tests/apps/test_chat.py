@@ -128,7 +128,7 @@ def test_a_position_is_asked_as_games_ask_it_and_by_itself() -> None:
         talk(url, "Hello\nNim: 5 left, last one wins. Moves: 1 2 3\nMoves: none\n")
     first, second, third = (asked.body for asked in server.asked)
     assert second["messages"] == [{"role": "user", "content": EXAMPLE}]
-    assert (second["choices"], second["restrict"]) == (["1", "2", "3"], False)
+    assert (second["choices"], second["restrict"]) == (["1", "2", "3"], True)
     assert "max_tokens" not in second
     assert ["choices" in body for body in (first, third)] == [False, False]
     assert [m["content"] for m in third["messages"]] == ["Hello", "2", "Moves: none"]
