@@ -1,7 +1,8 @@
 """A picture of a terminal: what a command has left on it when it ends.
 
-``uv run --with pyte python tests/bench/picture.py docs/run/terminal.svg legos train`` made the
-picture of the README.
+The picture of the README:
+
+    uv run --with pyte python tests/bench/picture.py --columns 93 docs/run/terminal.svg legos train
 """
 
 import argparse
