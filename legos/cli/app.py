@@ -95,7 +95,7 @@ def make_app(*, brief: bool, summaries: bool = False) -> App:
             settings |= {"help_formatter": BriefHelp(), "help_epilogue": _MORE}
         app.command(f"legos.cli.{module}:{module}", name=name, **settings)
     untyped = cast("Any", app)
-    untyped.register_install_completion_command(help="Complete words of the shell you are in.")
+    untyped.register_install_completion_command(help="Complete commands and options in this shell.")
     return app
 
 
