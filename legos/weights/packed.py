@@ -83,7 +83,7 @@ def unpack_adapter(
         scale: LoRA's multiplier; None: the recorded one.
         config: content of adapter_config.json, PEFT's or mlx-lm's by the tensors' names; None:
             derived from the scale.
-        default_scale: LoRA's multiplier if the file records none either.
+        default_scale: LoRA's multiplier if a file with mlx-lm's names records none either.
         default_version: version if the file records none either.
 
     Raises:
@@ -104,13 +104,13 @@ def unpack_adapter(
         raise AdapterError(f"version is {version}; expected a number of optimiser steps")
     shape = None if mlx is None else mlx.shape_of(arrays)
     recorded = header.scale if shape is None else shape.scale
-    written = _first(recorded, scale, default_scale)
+    stated = _first(recorded, scale)
     if peft:
-        config = config or implied_config(arrays, written)
+        config = config or implied_config(arrays, stated)
         adapter = from_peft(arrays, config, name=name, version=version)
         if recorded is not None and math.isclose(adapter.shape.scale, recorded, rel_tol=1e-12):
             adapter = _at(adapter, recorded)  # lora_alpha / r is rounded
-    elif written is None:
+    elif (written := _first(stated, default_scale)) is None:
         raise AdapterError("neither the file nor the request states the scale; give it")
     else:
         adapter = Adapter(

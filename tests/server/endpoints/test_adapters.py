@@ -176,6 +176,15 @@ def test_an_upload_of_another_kind_is_refused(http: httpx.Client) -> None:
 
 
 @pytest.mark.timeout(60)
+def test_weights_of_peft_without_their_scale_are_refused(
+    http: httpx.Client, model: ModelHandle, other: Mapping[str, Any]
+) -> None:
+    tensors, _ = to_peft(adapter_of(model, other))
+    refused = post_json(http, save(tensors), version=3)
+    assert refused.status_code == 400, refused.text
+    assert "adapter_config.json" in refused.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
