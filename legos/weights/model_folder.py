@@ -122,7 +122,8 @@ def _download(name: str) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise ModelError(
             f"model {name!r} is no folder, and the hub does not give it ({type(error).__name__}); "
-            "check the name and the network, or use the built-in model: --model builtin"
+            "check the name and the network, log in where it is gated (uv run hf auth login), or "
+            "use the built-in model: --model builtin"
         ) from error
 
 

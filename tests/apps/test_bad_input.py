@@ -221,7 +221,8 @@ def test_a_hub_name_without_a_network(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("error: model 'org/model' is no folder, and the hub does not")
     assert (
-        "check the name and the network, or use the built-in model: --model builtin" in done.stderr
+        "check the name and the network, log in where it is gated (uv run hf auth login), or use "
+        "the built-in model: --model builtin" in done.stderr
     )
     assert "Traceback" not in done.stderr
     assert not Path("runs").exists()
