@@ -63,7 +63,7 @@ class TrainingConfig(ObjectiveSettings):
     step from the other arenas, which get less in later steps."""
     staleness_limit: int = knob(3, unit="optimiser steps", ge=0)
     """Largest number of steps between the policy that sampled a token and the one that trains on
-    it; 0: generation and training take turns."""
+    it; 0: generation and training take turns, as `legos train` does where one device has both."""
     learning_rate: float | None = knob(None, gt=0, le=1)
     """Learning rate of Adam after the warm-up; none: by the size of the model."""
     learning_rate_end_fraction: float = knob(1.0, unit="share", ge=0, le=1)

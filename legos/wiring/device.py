@@ -1,4 +1,4 @@
-"""The table of devices, the only place that names them, and the checks of each."""
+"""The table of devices, and the checks of each."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
