@@ -98,6 +98,8 @@ class Coin(Game):
     roles = ("ann",)
     tasks_per_step = 4
     illegal = "random"
+    system = {"ann": "Play well."}
+    play_timeout_s = 5
 
     def turn(self, state): ...
     def view(self, state, role): ...
@@ -114,7 +116,8 @@ def test_attributes_of_a_game_that_only_arenas_read_are_named(
     make_arena(f"{file}:Coin", None)
     make_arena("kuhn", None)
     [warning] = [record.getMessage() for record in caplog.records]
-    assert warning.startswith("game 'coin' sets tasks_per_step and illegal without effect: ")
+    named = "tasks_per_step and illegal and system and play_timeout_s"
+    assert warning.startswith(f"game 'coin' sets {named} without effect: ")
 
 
 def test_settings_hold_in_children_of_a_class_too() -> None:
