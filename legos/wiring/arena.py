@@ -26,8 +26,10 @@ __all__ = ["DEFAULT_CREDIT", "make_arena", "make_mix", "policies_of"]
 logger = logging.getLogger(__name__)
 
 DEFAULT_CREDIT = "dr_grpo"
-OF_ARENAS = ("tasks_per_step", "group_size", "illegal", "retries", "restrict_choices", "max_tokens")
-OF_ARENAS += ("system", "play_timeout_s", "report_after_s", "policies")
+OF_ARENAS = (
+    *("tasks_per_step", "group_size", "illegal", "retries", "restrict_choices", "max_tokens"),
+    *("system", "play_timeout_s", "report_after_s", "policies"),
+)
 """Attributes of arenas that somebody may write in a game."""
 MATCHMAKER = ("seats", "record", "state", "restore", "seating")  # methods
 PASS_ON = (

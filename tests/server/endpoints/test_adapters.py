@@ -175,7 +175,6 @@ def test_an_upload_of_another_kind_is_refused(http: httpx.Client) -> None:
     assert http.post("/adapters/load?version=1", content=b"x", headers=plain).status_code == 415
 
 
-@pytest.mark.timeout(60)
 def test_weights_of_peft_without_their_scale_are_refused(
     http: httpx.Client, model: ModelHandle, other: Mapping[str, Any]
 ) -> None:
@@ -185,6 +184,7 @@ def test_weights_of_peft_without_their_scale_are_refused(
     assert "adapter_config.json" in refused.json()["error"]["message"]
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
