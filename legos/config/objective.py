@@ -142,9 +142,11 @@ class ObjectiveSettings(Settings):
         return self
 
     def objective(self, step: int, num_steps: int) -> Objective:
-        """The objective of a step of a run of ``num_steps``."""
+        """The objective of a step of a run of ``num_steps``; 0: their number is not known."""
         high = self.clip_range if self.clip_range_high is None else self.clip_range_high
-        bonus = np.interp(step, (0, num_steps), (self.entropy_coef, self.entropy_coef_end))
+        bonus = np.interp(
+            step, (0, num_steps or np.inf), (self.entropy_coef, self.entropy_coef_end)
+        )
         return Objective(
             loss=self.policy_loss,
             anchor=self.ratio_anchor,

@@ -108,7 +108,7 @@ class TrainingConfig(ObjectiveSettings):
         rate = UNKNOWN_SIZE if self.learning_rate is None else self.learning_rate
         end = rate * self.learning_rate_end_fraction
         return Update(
-            learning_rate=warm * float(np.interp(step, (0, num_steps), (rate, end))),
+            learning_rate=warm * float(np.interp(step, (0, num_steps or np.inf), (rate, end))),
             ema_decay=self.ema_decay if self.ema_kl_coef else None,
             kl_refresh_steps=self.kl_refresh_steps,
         )

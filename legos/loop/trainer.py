@@ -62,7 +62,7 @@ class StepSettings(Protocol):
         ...
 
     def objective(self, step: int, num_steps: int) -> Objective:
-        """The objective of a step of a run of ``num_steps``."""
+        """The objective of a step of a run of ``num_steps``; 0: their number is not known."""
         ...
 
     def update(self, step: int, num_steps: int) -> Update:
@@ -79,7 +79,8 @@ class PolicyTrainer:
     Attributes:
         policies: names of the trained adapters; metrics of the first have no prefix.
         step: number of optimiser steps attempted so far.
-        num_steps: length of the run in steps, for the schedules.
+        num_steps: length of the run in steps, for the schedules; 0: not known, and they stay as at
+            step 0.
         mixed: whether the run has several arenas, so that their metrics carry their names.
         ledger: counts every token.
         references: computes reference log-probabilities; None: the backend does.
@@ -117,7 +118,7 @@ class PolicyTrainer:
         self.metrics: Metrics = {}
         self.passes: Sequence[PolicyPass] = ()
         self.step = 0
-        self.num_steps = 1
+        self.num_steps = 0
         self.mixed = False
         self.references = references
         self.alarms = AlarmLog()

@@ -56,7 +56,7 @@ def test_the_entropy_bonus_is_a_line() -> None:
     assert [objective(step, 8).entropy_coef for step in (0, 2, 4, 8, 9)] == pytest.approx(
         [0.4, 0.35, 0.3, 0.2, 0.2]
     )
-    assert objective(0, 0).entropy_coef == 0.2
+    assert objective(9, 0).entropy_coef == 0.4  # of steps whose number is not known
 
 
 def test_the_learning_rate_rises_and_falls() -> None:

@@ -30,6 +30,18 @@ def test_the_learning_rate_of_a_step_is_the_one_that_was_applied() -> None:
     assert found == pytest.approx([0.5e-4, 0.875e-4, 0.75e-4, 0.625e-4])
 
 
+def test_steps_by_hand_keep_what_a_schedule_begins_with() -> None:
+    """Their number is not known: learning rate and entropy bonus do not end after the first."""
+    settings = TrainingConfig(entropy_coef=0.5, learning_rate_end_fraction=0.1)
+    backend = FakeBackend()
+    trainer = PolicyTrainer(backend, FakePublisher(), settings)
+    client = ScriptedClient(lambda asked: asked.sampling.choices[0])
+    batch = asyncio.run(GameArena(Nim(), client, credit_assigner=GRPOCredit()).step())
+    rates = [trainer.train_step(batch)["learning_rate"] for _ in range(3)]
+    assert rates == pytest.approx([1e-4] * 3)
+    assert [objective.entropy_coef for _, _, objective in backend.steps] == [0.5] * 3
+
+
 @pytest.mark.parametrize(("loss", "num_compared"), [("ppo", 1), ("online_dpo", 2)])
 def test_a_loss_of_groups_compares_no_plays_of_two_groups_of_one_task(
     loss: Any, num_compared: int
