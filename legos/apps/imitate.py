@@ -39,6 +39,7 @@ Messages = list[dict[str, Any]]
 SETTINGS: Mapping[str, object] = {
     "arena": "legos.apps.imitate:Imitation",
     "training.loss": "reinforce",
+    "training.anchor": "behaviour",  # no weight pi / mu on tokens: the policy sampled none of them
 }
 """Settings of supervised training: the loss is the negative log-likelihood of the answers."""
 

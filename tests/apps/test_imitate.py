@@ -16,9 +16,9 @@ from short_runs import NIM
 from starlette.testclient import TestClient
 
 from legos import Message, Trainer, TrainingConfig, load_model
-from legos.apps.imitate import Imitation, model_of
+from legos.apps.imitate import SETTINGS, Imitation, model_of
 from legos.cli.process import main
-from legos.config.resolve import ResolvedConfig
+from legos.config.resolve import ResolvedConfig, resolve
 from legos.credit.imitated import ImitationCredit
 from legos.errors import ArenaError
 from legos.run.episodes import parse_episode
@@ -60,6 +60,12 @@ def test_the_loss_is_the_negative_log_likelihood_of_the_answer(tmp_path: Path) -
     assert steps[0]["reward_mean"] == pytest.approx(likelihood, abs=1e-4)
     assert steps[-1]["loss"] < 0.5 * steps[0]["loss"]
     assert steps[-1]["logprob_gap"] < 1e-3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_weight_corrects_for_a_policy_that_sampled_nothing(dtype: str) -> None:
+    training = resolve(overrides=SETTINGS).config.training.anchored(dtype)
+    assert training.objective(0, 10).anchor == "behaviour"
 
 
 def test_the_forms_of_a_row(tmp_path: Path) -> None:
