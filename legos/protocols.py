@@ -18,7 +18,7 @@ from legos.losses.alarms import Alarm
 from legos.losses.objective import Objective
 from legos.records.count import Count
 from legos.records.episode import Episode, Task
-from legos.records.message import Completion, Message, Prompt, Sampling, ScoredRows
+from legos.records.message import Completion, Prompt, Questions, Sampling, ScoredRows
 from legos.records.names import POLICY, adapter_name
 from legos.records.request import Request, Result
 from legos.records.sample import Sample
@@ -169,9 +169,13 @@ class Scorer(Protocol):
     """A client that reports probabilities without sampling, for exact evaluations."""
 
     async def score(
-        self, prompts: Sequence[tuple[Sequence[Message], Sequence[str]]], *, adapter: str = POLICY
+        self, prompts: Questions, *, adapter: str = POLICY, restricted: bool = False
     ) -> Sequence[Sequence[float]]:
-        """Log-probability (nats, temperature 1) of each choice as the complete answer."""
+        """Log-probability (nats, temperature 1) of each choice as the complete answer.
+
+        With ``restricted``, their shares are those of sampling among the choices alone, token by
+        token; the sum of their probabilities is that of free sampling.
+        """
         ...
 
 
@@ -364,13 +368,7 @@ class RewardModel(Protocol):
     def score(
         self, prompts: Sequence[str], completions: Sequence[str], answers: Sequence[Any]
     ) -> Sequence[float]:
-        """[N] rewards of N completions.
-
-        Args:
-            prompts: [N] what was asked.
-            completions: [N] what was answered, without thinking.
-            answers: [N] the known answers.
-        """
+        """[N] rewards of N completions, which are without thinking; ``answers`` are known ones."""
         ...
 
 

@@ -17,6 +17,7 @@ from legos.chat.parts import CLOSE, OPEN
 from legos.chat.stops import cut_at_stop, stop_test
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
+from legos.clients.answer_tree import restricted_scores
 from legos.clients.callback import Callback
 from legos.clients.constraints import Constraints
 from legos.clients.progress_queue import ProgressQueue
@@ -28,8 +29,8 @@ from legos.records.message import (
     Completion,
     Continuation,
     Draws,
-    Message,
     Prompt,
+    Questions,
     Sampling,
     ToolCall,
     messages_or_ids,
@@ -200,9 +201,9 @@ class EngineClient:
                 self.cancel(number)
 
     async def score(
-        self, prompts: Sequence[tuple[Sequence[Message], Sequence[str]]], *, adapter: str = POLICY
+        self, prompts: Questions, *, adapter: str = POLICY, restricted: bool = False
     ) -> list[list[float]]:
-        """Log-probability (nats, temperature 1) of each choice after its messages, as the answer.
+        """Log-probability (nats, temperature 1) of each choice after its messages; see ``Scorer``.
 
         Raises:
             RequestError: a prompt or choice cannot be scored.
@@ -217,8 +218,9 @@ class EngineClient:
             ]
 
         rows = await asyncio.to_thread(rows_of) if self._use_threads else rows_of()
-        scores = self.engine.score(rows, end_ids=self.tokenizer.end_ids, adapter=adapter)
-        return await asyncio.wrap_future(scores)
+        score, ends = partial(self.engine.score, adapter=adapter), self.tokenizer.end_ids
+        free = await asyncio.wrap_future(score(rows, end_ids=ends))
+        return await restricted_scores(rows, free, ends, score) if restricted else free
 
     async def _prepared(
         self, prompt: Prompt, sampling: Sampling, adapter: str, *, stream: bool

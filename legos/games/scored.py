@@ -55,7 +55,7 @@ async def scored_policy(
     illegal: dict[tuple[str, str], float] = {}
     for adapter, points in points_of.items():
         prompts = [(_question(arena, point), point.legal) for point in points]
-        found = await scorer.score(prompts, adapter=adapter)
+        found = await scorer.score(prompts, adapter=adapter, restricted=arena.restrict_choices)
         for point, scores in zip(points, found, strict=True):
             key = (point.role, point.view)
             policy[key], illegal[key] = legal_shares(point.legal, scores)

@@ -54,11 +54,12 @@ class Checkpoints:
             return await self._client.complete(messages, sampling, adapter=name)
 
     async def shares(
-        self, who: str, messages: Sequence[Message], moves: Sequence[str]
+        self, who: str, messages: Sequence[Message], moves: Sequence[str], *, restricted: bool
     ) -> tuple[dict[str, float], float]:
         """The probabilities of moves, as ``legal_shares``; errors as for ``complete``."""
         async with self._adapter(who) as name:
-            [scores] = await self._client.score([(messages, moves)], adapter=name)
+            asked = [(messages, moves)]
+            [scores] = await self._client.score(asked, adapter=name, restricted=restricted)
             return legal_shares(moves, scores)
 
     @asynccontextmanager

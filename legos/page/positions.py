@@ -271,8 +271,9 @@ async def _answer(asked: _Asked, checkpoints: Checkpoints) -> dict[str, Any]:
         raise Problem(400, f"the question cannot be read: {error}") from error
     who, found = asked.checkpoint, dict[str, Any]()
     if asked.choices:
-        shares, illegal = await checkpoints.shares(who, messages, asked.choices)
-        found |= {"moves": shares, "illegal": 0.0 if sampling.restrict else illegal}
+        alone = sampling.restrict
+        shares, illegal = await checkpoints.shares(who, messages, asked.choices, restricted=alone)
+        found |= {"moves": shares, "illegal": 0.0 if alone else illegal}
     if not asked.choices or sampling.max_tokens is not None:  # it may think before it moves
         made = await checkpoints.complete(who, messages, sampling)
         thinking, text = split_thinking(made.text)

@@ -26,6 +26,7 @@ __all__ = [
     "Generated",
     "Message",
     "Prompt",
+    "Questions",
     "Sampling",
     "ScoredRows",
     "Tokens",
@@ -245,6 +246,9 @@ class Continuation(Struct, frozen=True, kw_only=True, gc=False):
 
 Prompt = Sequence[Message] | Sequence[int] | Continuation
 """What is asked: chat messages, token ids, or a conversation that goes on."""
+
+Questions = Sequence[tuple[Sequence[Message], Sequence[str]]]
+"""Messages of each question, and the choices that are scored as its answer."""
 
 ScoredRows = Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]]
 """Token ids of each prompt, and of the continuations that are scored after it."""

@@ -10,8 +10,7 @@ from legos.arena.registry import advice
 from legos.config.resolve import resolve
 from legos.loop.evaluation import ArenaEvaluation
 from legos.protocols import Scorer
-from legos.records.message import Message
-from legos.records.names import POLICY
+from legos.records.message import Questions
 from legos.wiring.arena import make_arena
 from legos.wiring.trainer import trainer_of
 
@@ -27,12 +26,10 @@ class _CountedScores:
         self.decisions = 0
         self.seconds = 0.0
 
-    async def score(
-        self, prompts: Sequence[tuple[Sequence[Message], Sequence[str]]], *, adapter: str = POLICY
-    ) -> Sequence[Sequence[float]]:
+    async def score(self, prompts: Questions, **options: Any) -> Sequence[Sequence[float]]:
         """Score, and count."""
         started = perf_counter()
-        found = await self._scorer.score(prompts, adapter=adapter)
+        found = await self._scorer.score(prompts, **options)
         self.seconds += perf_counter() - started
         self.calls += 1
         self.decisions += len(prompts)

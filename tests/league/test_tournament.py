@@ -222,7 +222,7 @@ def test_each_adapter_is_scored_once() -> None:
             super().__init__([])
             self.scored: Counter[str] = Counter()
 
-        async def score(self, prompts: Any, *, adapter: str) -> Any:
+        async def score(self, prompts: Any, *, adapter: str, **_: Any) -> Any:
             self.scored[adapter] += 1
             first, last = math.log(0.9), math.log(0.1)
             return [[last, first] if adapter == "bold" else [first, last] for _, _ in prompts]
@@ -244,7 +244,7 @@ def test_a_member_that_cannot_be_scored_leaves_no_other_behind() -> None:
     ended: list[str] = []
 
     class Failing(ScriptedClient):
-        async def score(self, prompts: Any, *, adapter: str) -> Any:
+        async def score(self, prompts: Any, *, adapter: str, **_: Any) -> Any:
             if adapter == "broken":
                 raise EngineError("no such adapter")
             try:

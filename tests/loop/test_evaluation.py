@@ -226,7 +226,7 @@ def test_an_exact_evaluation_asks_each_policy_for_its_roles(held_out: Any) -> No
     class Certain(ScriptedClient):
         """The adapters of the policy "one" always say b, the others a."""
 
-        async def score(self, prompts: Any, *, adapter: str = "") -> list[list[float]]:
+        async def score(self, prompts: Any, *, adapter: str = "", **_: Any) -> list[list[float]]:
             said = "b" if adapter.startswith("one") else "a"
             return [[0.0 if move == said else -math.inf for move in moves] for _, moves in prompts]
 

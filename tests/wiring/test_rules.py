@@ -79,7 +79,7 @@ def test_an_exact_evaluation_asks_what_plays_ask() -> None:
     scored: set[Any] = set()
 
     class Scored(ScriptedClient):
-        async def score(self, prompts: Any, *, adapter: str = "policy") -> Any:
+        async def score(self, prompts: Any, **_: Any) -> Any:
             scored.update(tuple(messages) for messages, _ in prompts)
             return [[-1.0] * len(choices) for _, choices in prompts]
 
