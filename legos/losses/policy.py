@@ -198,7 +198,8 @@ def _online_dpo(t: ChosenTokens) -> tuple[Any, Any]:
 
     The partners of a sample are those of its group and role that were rewarded more or less, by
     the advantage of the first token; s_w is that of the better one of the two. With beta = 0.1.
-    On policy, the gradient is that of REINFORCE with the advantages +-beta / 2.
+    On policy, with as many better samples as worse ones, the gradient is that of REINFORCE with the
+    advantages +-beta, times the number of tokens of the sample.
 
     Source: online DPO, arXiv:2402.04792, with the anchor as the reference, as arXiv:2404.03715.
     """
