@@ -30,7 +30,6 @@ def make_trainer(args: argparse.Namespace) -> Trainer:
         clip_range_high=0.28,
         kl_coef=0.01,  # to the model without LoRA, which stays as it is
         entropy_coef=0.001,
-        min_samples_per_step=1,  # whatever the problems of a step give
         staleness_limit=args.sync_every,
         gradient_checkpointing=True,
     )
@@ -42,6 +41,7 @@ async def main(args: argparse.Namespace, trainer: Trainer) -> None:
     """Play, train and publish, with a line of metrics as it goes."""
     arena = Math(trainer.client(), data=args.data, credit_assigner=DrGRPOCredit())
     arena.tasks_per_step, arena.group_size, arena.max_tokens = args.problems, 8, args.max_tokens
+    trainer.num_steps = args.steps  # the entropy bonus falls to 0 until then
     await trainer.publish_weights()
     for step in range(1, args.steps + 1):
         metrics = trainer.train_step(await arena.step(concurrency=256))
