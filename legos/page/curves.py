@@ -71,7 +71,7 @@ def _places(metrics: MetricTable, axis: Axis, steps: Sequence[int]) -> Sequence[
         values = np.where(np.isfinite(values), values, 0.0).cumsum() / 60
     known = metrics["step"] if metrics else ()
     at = np.searchsorted(known, steps, side="right")
-    return np.where(np.array(steps) == 0, 0.0, np.array([np.nan, *values])[at]).tolist()
+    return np.where(np.array(steps) == 0, 0.0, np.insert(values, 0, np.nan)[at]).tolist()
 
 
 def config_diff(runs: Sequence[RunView], *, all_chosen: bool = False) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """The overview: how each run stands, whether it gets better, and what is wrong."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -81,15 +81,15 @@ def _key_figures(run: RunView) -> list[dict[str, Any]]:
     """The metric that says most about a run; of a mix of arenas, one for each."""
     if found := key_figures(run.evaluations):
         return [
-            _figure(run.evaluations.points(name), name, larger=larger)
+            _figure(run.evaluations.points(name, most=_SPARK), name, larger=larger)
             for name, larger in found.items()
         ]
     points = run.metrics.points("reward_mean", most=_SPARK)
     return [_figure(points, "reward_mean", larger=True)] if points else []
 
 
-def _figure(points: Iterable[tuple[int, float]], name: str, *, larger: bool) -> dict[str, Any]:
-    return {"metric": name, "points": list(points)[-_SPARK:], "larger_is_better": larger}
+def _figure(points: Sequence[tuple[int, float]], name: str, *, larger: bool) -> dict[str, Any]:
+    return {"metric": name, "points": points, "larger_is_better": larger}
 
 
 def _family(settings: Mapping[str, object]) -> str:

@@ -4,7 +4,7 @@ import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from math import isfinite, isnan, nan
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -77,16 +77,16 @@ class MetricTable(Mapping[str, NDArray[Any]]):
 
         Args:
             name: the metric.
-            most: maximum number of points; the newest is among them. None: all.
+            most: maximum number of points, at least 2: the oldest and the newest are among them.
+                None: all.
         """
         if name not in self._names:
             return []
-        pairs = zip(self._columns["step"], self._columns[name][: self.num_steps], strict=False)
-        found = [(step, value) for step, value in pairs if isfinite(value)]
+        values = self[name]
+        found = np.flatnonzero(np.isfinite(values))
         if most is not None and len(found) > most:
-            every = -(-len(found) // most)
-            found = found[::-1][::every][::-1]
-        return found
+            found = found[np.linspace(0, len(found) - 1, most).round().astype(int)]
+        return [*zip(self["step"][found].tolist(), values[found].tolist(), strict=True)]
 
     def matching(self, pattern: str) -> "dict[str, NDArray[Any]]":
         """The columns whose names contain a match of a regular expression, with ``step``."""

@@ -25,6 +25,16 @@ def test_a_run_that_ended_has_its_figures(runs: Path) -> None:
     assert row["eta_s"] is None
 
 
+def test_the_figure_of_a_long_run_begins_with_its_first_evaluation(runs: Path) -> None:
+    folder = made_run(runs / "one", steps=4)
+    lines = [{"step": step, "eval/exploitability": 1 / step} for step in range(5, 1000)]
+    add_lines(folder.evaluations, lines)
+    [row] = answered(page_of(parent=runs), "runs")["runs"]
+    [figure] = row["key"]
+    assert (figure["points"][0], figure["points"][-1]) == ([0, 0.9], [999, 1 / 999])
+    assert len(figure["points"]) == 120
+
+
 def test_a_running_run_has_the_time_that_is_left(runs: Path) -> None:
     folder = made_run(runs / "one", steps=4)
     folder.write_config(folder.config.read_text().split("\n", 1)[1].replace("= 4", "= 10"))

@@ -65,6 +65,18 @@ def test_values_of_any_kind_and_steps_in_any_order_become_columns(folder: RunFol
     append(folder.metrics, '{"step": 4, "n": 0.5}\n')
     assert (table["n"].tolist(), run.metrics["n"].tolist()) == ([2.0, 1.0], [2.0, 1.0, 0.5])
     assert run.metrics.points("n", most=2) == [(1, 2.0), (4, 0.5)]
+    assert run.metrics.of_version(1) == {}
+
+
+def test_some_points_of_a_metric_have_its_first_and_its_last(folder: RunFolder) -> None:
+    lines = (
+        f'{{"step": {step}, "n": {step}, "policy_version": {step // 2}}}\n' for step in range(10)
+    )
+    append(folder.metrics, "".join(lines))
+    table = open_run(folder.path).metrics
+    assert [step for step, _ in table.points("n", most=3)] == [0, 4, 9]
+    assert table.of_version(2) == {"step": 5, "n": 5.0, "policy_version": 2.0}
+    assert table.of_version(7) == {}
 
 
 def test_plays_are_read_when_they_are_asked_for(folder: RunFolder) -> None:
