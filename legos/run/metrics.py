@@ -69,8 +69,8 @@ class MetricTable(Mapping[str, NDArray[Any]]):
         """
         own = f"{policy}/policy_version"
         name = own if own in self._names else "policy_version"
-        rows = [row for row in self.rows() if row.get(name) == version]
-        return rows[-1] if rows else {}
+        found = np.flatnonzero(self[name] == version) if name in self._names else np.zeros(0)
+        return next(self.rows(int(found[-1]))) if len(found) else {}
 
     def points(self, name: str, *, most: int | None = None) -> list[tuple[int, float]]:
         """Steps and values of a metric where it has a finite one; none if it does not exist.
