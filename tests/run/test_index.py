@@ -1,6 +1,7 @@
 """The index of plays: what is found, in which order, and that it follows the run."""
 
 import sqlite3
+from math import exp
 from pathlib import Path
 from typing import Any
 
@@ -316,6 +317,29 @@ def test_sampled_moves_are_counted_by_position_and_step(folder: RunFolder) -> No
     assert {move: [step for step, _ in each] for move, each in position.moves.items()} == {
         "left": [1],
         "right": [1, 2],
+    }
+
+
+def test_moves_of_many_steps_are_counted_in_parts_of_the_run(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("legos.run.index.plays.PARTS", 4)
+    one = play(2, "left")
+    [turn] = one.rollouts[0].turns
+    for step, logprob in ((0, -1.0), (3, -1.0), (4, -2.0), (5, -3.0), (12, -1.0)):
+        said = replace(turn.completion, logprobs=(logprob, 0.0))
+        moved = replace(turn, move="left", choices=("left", "right"), completion=said)
+        seats = (replace(one.rollouts[0], turns=(moved,)), one.rollouts[1])
+        folder.add_episodes(step, [replace(one, rollouts=seats)])
+    index = PlayIndex(folder)
+    index.refresh()
+    [position] = index.most_played_positions(9)
+    assert position.moves == {
+        "left": [
+            (3, pytest.approx(exp(-1))),
+            (5, pytest.approx((exp(-2) + exp(-3)) / 2)),
+            (12, pytest.approx(exp(-1))),
+        ]
     }
 
 

@@ -24,6 +24,7 @@ Range = float | tuple[float | None, float | None]
 """A value, or the lowest and the highest one; None: no bound."""
 
 BATCH = 2000  # plays of one transaction
+PARTS = 200  # of a run, in each of which a position has one probability of a move
 ORDERS = {
     "newest": "number DESC",
     "oldest": "number",
@@ -51,7 +52,7 @@ class PositionMoves(NamedTuple):
     role: str
     asked: str  # the question that shows the position
     num_moves: int  # that were sampled
-    moves: dict[str, list[tuple[int, float]]]  # move -> steps, and its mean probability in each
+    moves: dict[str, list[tuple[int, float]]]  # move -> some steps, and its mean probability there
 
 
 class PlayIndex:
@@ -230,10 +231,16 @@ class PlayIndex:
         return self._rows(query, (most,))
 
     def most_played_positions(self, most: int) -> list[PositionMoves]:
-        """The positions of games in which trained seats have moved most."""
+        """The positions of games in which trained seats have moved most.
+
+        Where a position was met in many steps, probabilities are means of as many steps in a row,
+        under the last of them.
+        """
         query = "SELECT * FROM positions ORDER BY count DESC, arena, role, asked LIMIT ?"
         of_moves = (
-            "SELECT move, step, sum / count FROM moves WHERE position = ? ORDER BY move, step"
+            "SELECT move, MAX(step), SUM(sum) / SUM(count) FROM moves,"
+            f" (SELECT MAX(step) / {PARTS} + 1 AS steps FROM moves WHERE position = ?1)"
+            " WHERE position = ?1 GROUP BY move, step / steps ORDER BY 1, 2"
         )
         found: list[PositionMoves] = []
         for key, *position in self._rows(query, (most,)):
