@@ -23,8 +23,8 @@ CLOSE_S = 30.0
 class TrackerBeside(Tracker):
     """Hands every call to a tracker and returns at once.
 
-    After an error of the tracker, and while too many calls wait, calls are dropped, plays first;
-    the log says so once. ``close`` waits for at most half a minute.
+    A call in which the tracker fails is dropped, as are further ones while too many wait, plays
+    first; the log says so once. ``close`` waits for at most half a minute.
     """
 
     def __init__(
@@ -85,13 +85,11 @@ class TrackerBeside(Tracker):
             self._complain(f"{self._calls.maxsize} calls wait for it")
 
     def _work(self) -> None:
-        try:
-            for call in iter(self._calls.get, None):
+        for call in iter(self._calls.get, None):
+            try:
                 call()
-        except Exception as error:  # whatever the library of a service raises
-            self._complain(f"{type(error).__name__}: {error}")
-            for _ in iter(self._calls.get, None):  # or ``close`` would wait for room
-                pass
+            except Exception as error:  # whatever the library of a service raises
+                self._complain(f"{type(error).__name__}: {error}")
 
     def _complain(self, why: str) -> None:
         if not self._complained:
