@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 
 from legos.apps.adapters import resume_command
 from legos.run.checkpoint import checkpoints
@@ -15,8 +16,10 @@ from legos.stalls import LoopWatch, Watchdog
 __all__ = ["end_process", "restart", "watched"]
 
 logger = logging.getLogger(__name__)
-MAX_RESTARTS = 3  # of one run
-RESTARTS = "LEGOS_RESTARTS"  # environment variable: restarts of this run so far
+MAX_RESTARTS = 3  # in a row
+RESTARTS = "LEGOS_RESTARTS"  # environment variable: restarts in a row so far
+LONG_S = 6 * 3600.0  # a process that has lived so long begins a new row
+BEGAN = monotonic()
 STUCK_S = 1800.0  # a call that takes longer hangs
 LOST_S = 60.0  # the same for a run that was asked to stop and waits for other processes
 TIMES_LONGEST = 4  # and so many times as long as the longest call that ended
@@ -32,7 +35,7 @@ def restart(folder: Path, reason: str) -> None:
         folder: the run, which has a checkpoint.
         reason: why this process cannot go on.
     """
-    done = int(os.environ.get(RESTARTS, "0"))
+    done = int(os.environ.get(RESTARTS, "0")) if monotonic() - BEGAN < LONG_S else 0
     if not _is_command() or not checkpoints(RunFolder(folder).checkpoints):
         return
     if done >= MAX_RESTARTS:

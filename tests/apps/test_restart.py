@@ -138,6 +138,21 @@ def test_restarts_are_counted(
     assert len(started) == 2
 
 
+def test_a_process_that_has_run_for_hours_is_no_failed_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "checkpoints" / "step-000001").mkdir(parents=True)
+    started: list[str] = []
+    monkeypatch.setattr(restart.os, "execv", lambda *_: started.append("again"))
+    monkeypatch.setattr(sys, "argv", ["legos", "train"])
+    monkeypatch.setenv(restart.RESTARTS, "3")
+    restart.restart(tmp_path, "the device failed")
+    assert started == []
+    monkeypatch.setattr(restart, "BEGAN", restart.BEGAN - restart.LONG_S)
+    restart.restart(tmp_path, "the device failed")
+    assert (started, restart.os.environ[restart.RESTARTS]) == (["again"], "1")
+
+
 def test_a_server_ends_where_a_thread_of_its_model_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[str] = []
     monkeypatch.setattr(serve, "end_process", ended.append)
