@@ -5,6 +5,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from math import isnan, nan
+from os import SEEK_END
 from pathlib import Path
 from typing import Any
 
@@ -169,15 +170,18 @@ def _number(value: object) -> float:
     return nan
 
 
-def newest_metrics(path: Path, *, step: int | None = None) -> Metrics:
+def newest_metrics(path: Path, *, step: int | None = None, within: int = 1 << 20) -> Metrics:
     """The last intact line with the metrics of a step; {} where there is none.
 
     Args:
         path: the file.
         step: the step; None: any.
+        within: last bytes of the file that are looked at first, and then eight times as many.
     """
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]
+        with path.open("rb") as file:
+            start = file.seek(max(0, file.seek(0, SEEK_END) - within))
+            lines = file.read().split(b"\n")[start > 0 : -1]  # the first may lack its beginning
     except OSError:
         return {}
     for line in reversed(lines):
@@ -185,4 +189,4 @@ def newest_metrics(path: Path, *, step: int | None = None) -> Metrics:
         known = type(values.get("step")) is int and step in (None, values["step"])
         if known and not has_evaluation_alone(values):
             return {name: None if isnan(value) else value for name, value in values.items()}
-    return {}
+    return newest_metrics(path, step=step, within=8 * within) if start else {}

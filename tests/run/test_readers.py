@@ -26,6 +26,16 @@ def test_the_newest_line_of_a_step_is_found_before_evaluations_and_damage(tmp_pa
     assert newest_metrics(path) == {"step": 2, "loss": 1}
 
 
+@pytest.mark.parametrize("within", [1, 7, 40, 1000])
+def test_the_newest_line_is_found_from_the_end_of_a_long_file(within: int, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    append(path, "".join(f'{{"step": {step}, "loss": 0.5}}\n' for step in range(1, 9)))
+    append(path, '{"step": 8, "eval/reward_mean": 1.0}\n{"step": 9, "lo')
+    assert newest_metrics(path, within=within)["step"] == 8
+    assert newest_metrics(path, step=1, within=within)["step"] == 1
+    assert newest_metrics(path, step=10, within=within) == {}
+
+
 def test_values_that_are_no_numbers_are_none_and_no_step(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     values = f'"a": "high", "b": [1], "c": NaN, "d": 1{"0" * 400}, "e": null, "f": 0.5'
