@@ -52,7 +52,7 @@ class StoredLeague:
         Raises:
             CheckpointError: the file of the plays is damaged.
         """
-        members, table = self._by_lasting_name(model), deepcopy(self.table)
+        members, table = self._by_lasting_name(model), self.table
         unit, people, met = self.unit, dict[str, None](), dict[str, None]()
         for kept in personal_plays(self.arena, options):
             sides, episode = kept.sides, kept.result
@@ -60,6 +60,7 @@ class StoredLeague:
             persons = [who for who in sides if who.startswith(PERSON)]
             if len(sides) != 2 or not persons or not {*sides} <= {*members, *persons}:
                 continue
+            table = deepcopy(table) if table is self.table else table
             (mine, played), (theirs, others) = sides.items()
             returns = episode.mean_return(played), episode.mean_return(others)
             account = table.account(names[mine], names[theirs], played, others)
@@ -203,15 +204,13 @@ def stored_leagues(run: RunFolder, config: RunConfig) -> list[StoredLeague]:
         CheckpointError: it has no intact checkpoint, or the file of people's plays is damaged.
     """
     place = newest_whole(run.checkpoints, only=STATE)
-    step, matchmakers = _matchmakers(place, (place / MANIFEST).read_text())
+    step, leagues = _leagues(place, (place / MANIFEST).read_text())
     found: list[StoredLeague] = []
-    arenas = zip(matchmakers.items(), config.arenas.values(), strict=False)
+    arenas = zip(leagues.items(), config.arenas.values(), strict=False)
     for (arena, stored), settings in arenas:
-        if "pool" not in stored:
+        if stored is None:
             continue
-        pool, table = Pool(0), PayoffTable()
-        pool.restore(stored["pool"])
-        table.restore(stored["table"])
+        pool, table, unit = stored
         league = StoredLeague(
             arena=arena,
             step=step,
@@ -219,16 +218,18 @@ def stored_leagues(run: RunFolder, config: RunConfig) -> list[StoredLeague]:
             collapse_elo=config.league.collapse_elo,
             pool=pool,
             table=table,
-            unit=stored["unit"] or None,
+            unit=unit,
             shares=settings.play.opponents,
         )
         found.append(league.with_people(settings.play.options, config.model))
     return found
 
 
-@lru_cache(maxsize=8)  # the page asks every few seconds
-def _matchmakers(place: Path, manifest: str) -> tuple[int, Mapping[str, Mapping[str, Any]]]:
-    """The step of a checkpoint; and arena -> the state of its matchmaker, which is not to change.
+@lru_cache(maxsize=2)  # the page asks every few seconds, and the table grows as long as the run
+def _leagues(
+    place: Path, manifest: str
+) -> tuple[int, Mapping[str, tuple[Pool, PayoffTable, float | None] | None]]:
+    """The step of a checkpoint; and arena -> pool, table and unit of its league, not to change.
 
     Args:
         place: the checkpoint.
@@ -236,5 +237,16 @@ def _matchmakers(place: Path, manifest: str) -> tuple[int, Mapping[str, Mapping[
     """
     del manifest
     state = read_state(place)
-    arenas = state["arenas"].items()
-    return state["trainer"]["step"], {name: parts["matchmaker"] for name, parts in arenas}
+    return state["trainer"]["step"], {
+        arena: _league(parts["matchmaker"]) for arena, parts in state["arenas"].items()
+    }
+
+
+def _league(stored: Mapping[str, Any]) -> tuple[Pool, PayoffTable, float | None] | None:
+    """What a matchmaker has stored; None: it is that of no league."""
+    if "pool" not in stored:
+        return None
+    pool, table = Pool(0), PayoffTable()
+    pool.restore(stored["pool"])
+    table.restore(stored["table"])
+    return pool, table, stored["unit"] or None

@@ -51,7 +51,8 @@ def test_a_checkpoint_is_read_once(runs: Path, monkeypatch: pytest.MonkeyPatch) 
     with_league(folder)
     found = league(str(folder.path))["nim"]["ratings"]
     with monkeypatch.context() as patch:
-        patch.setattr("legos.run.leagues.read_state", None)
+        for name in ("read_state", "PayoffTable", "deepcopy"):
+            patch.setattr(f"legos.run.leagues.{name}", None)
         assert league(str(folder.path))["nim"]["ratings"] == found
     with_league(folder, size=2)  # a new checkpoint of the same step
     assert league(str(folder.path))["nim"]["ratings"] != found
