@@ -147,8 +147,9 @@ function between({ x, y }, place) {
 
 // Of runs that differ in their seeds alone, the mean and a band from the lowest to the highest.
 function banded(series, runs, colours, weight) {
-  const families = Map.groupBy(series, (each) => runs.find((run) => run.name === each.run)?.family ?? each.run);
-  return [...families.values()].flatMap((members, index) => {
+  const families = {};
+  for (const each of series) (families[runs.find((run) => run.name === each.run)?.family ?? each.run] ??= []).push(each);
+  return Object.values(families).flatMap((members, index) => {
     const colour = colours[members[0].run];
     if (members.length < 2) return lines(members[0], colour, weight);
     const evaluated = members[0].name.startsWith("eval/");
@@ -156,7 +157,8 @@ function banded(series, runs, colours, weight) {
     const from = Math.max(...smooth.map((each) => each.x[0]));
     const to = Math.min(...smooth.map((each) => each.x.at(-1)));
     const x = smooth[0].x.filter((place) => from <= place && place <= to);
-    const at = (fold) => x.map((place) => fold(smooth.map((each) => between(each, place))));
+    const found = x.map((place) => smooth.map((each) => between(each, place)));
+    const at = (fold) => found.map(fold);
     const hidden = { x, mode: "lines", line: { width: 0, color: colour }, hoverinfo: "skip" };
     const name = members.map((each) => each.run).join(", ");
     return [
