@@ -124,6 +124,7 @@ class LeagueSeats(Matchmaker):
         """Add a snapshot, which is live in the engines, to the pool; the best by rating stays."""
         rated = pool_ratings(self.table, self.pool, snapshot.policy, unit=self.unit or None)
         self.pool.add(snapshot, {each.member: each.elo for each in rated})
+        self._companies = {}  # some are with snapshots that have left
 
     @property
     def playing(self) -> set[str]:
@@ -209,10 +210,9 @@ class LeagueSeats(Matchmaker):
 
     def _rival(self, opponent: str, policy: str, draw: float) -> tuple[str, str]:
         """Who sits in the place of a policy: a name, and of a snapshot that in the engines."""
-        found = self._rivals.get((opponent, policy))
-        if found is None:
-            found = self._rivals[opponent, policy] = self._rivals_of(opponent, policy)
-        bounds, rivals = found
+        if (opponent, policy) not in self._rivals:
+            self._rivals[opponent, policy] = self._rivals_of(opponent, policy)
+        bounds, rivals = self._rivals[opponent, policy]
         return rivals[bisect(bounds, draw)]
 
     def _rivals_of(self, opponent: str, policy: str) -> "_Rivals":

@@ -1,5 +1,6 @@
 """The league's matchmaker: who is drawn, how often, and in which seat."""
 
+import gc
 import json
 from collections import Counter
 from collections.abc import Mapping
@@ -70,6 +71,21 @@ def test_shares_hold_and_seats_are_balanced() -> None:
         if seat.trainable and not all(each.trainable for each in seats.values())
     )
     assert learners["first"] / learners.total() == pytest.approx(0.5, abs=0.04)
+
+
+def test_who_played_with_snapshots_that_have_left_is_forgotten() -> None:
+    arena, league = arena_with({"past": 1.0}, snapshots=2)
+
+    def companies(steps: range) -> int:
+        for step in steps:
+            snapshot = league.pool.new(adapter(step), step)
+            assert snapshot is not None
+            league.add(snapshot)
+            drawn(arena, 20)
+        return sum(type(each).__name__ == "_Company" for each in gc.get_objects())
+
+    few = companies(range(5))
+    assert companies(range(5, 30)) <= few + 2
 
 
 def test_plays_of_one_task_have_the_same_players() -> None:
