@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from io import FileIO
 from pathlib import Path
+from time import monotonic, sleep
 
 from legos.errors import CheckpointError
 from legos.files.atomic import refusals_named
@@ -18,6 +19,7 @@ __all__ = ["check_unheld", "check_unmoved", "hold"]
 
 logger = logging.getLogger(__name__)
 LOCK = ".lock"
+LOOK_S = 0.5  # longer than ``check_unheld`` of another process, as a page's, holds the lock
 _held: dict[Path, FileIO] = {}  # path of a lock file -> the file, of the locks of this process
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
@@ -104,16 +106,22 @@ def _holder() -> str:
 
 def _locked(path: Path) -> FileIO:
     """The locked file at a path; it is made if it does not exist."""
+    until = monotonic() + LOOK_S
     while True:
         file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644), "r+")
         try:
             _lock(file, path, fcntl.LOCK_EX)
             if _stands_at(path, file):
                 return file
+        except CheckpointError:
+            if monotonic() > until:
+                file.close()
+                raise
+            sleep(LOOK_S / 50)
         except BaseException:
             file.close()
             raise
-        file.close()  # the other process removed the file between the two calls
+        file.close()  # another process removed the file between the two calls, or looks at it
 
 
 def _lock(file: FileIO, path: Path, kind: int) -> None:

@@ -1,5 +1,6 @@
 """The lock on a run folder: one process at a time, released by whatever ends it."""
 
+import fcntl
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -54,6 +56,15 @@ def test_a_folder_is_made_and_nothing_is_left(tmp_path: Path) -> None:
         assert not left_behind
         assert run.is_dir()
     assert list(run.iterdir()) == []
+
+
+def test_a_page_that_looks_at_the_lock_does_not_keep_a_run_from_its_folder(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("process 1")  # of a run that was killed
+    looking = (tmp_path / ".lock").open()
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    Timer(0.05, looking.close).start()
+    with hold(tmp_path) as left_behind:
+        assert left_behind
 
 
 def test_a_second_process_is_refused_by_name_until_the_first_is_killed(tmp_path: Path) -> None:
