@@ -97,7 +97,7 @@ def cast_of(
     """Within the block, members can be seated in an arena; no model is loaded for bots alone.
 
     Args:
-        arena: the arena, whose client is replaced where a model answers.
+        arena: the arena, whose client is replaced where a model answers, also in arenas it keeps.
         members: who may be seated.
         adapters: ``adapters_of`` the members.
         model: the base model; None: that of the adapters.
@@ -120,6 +120,8 @@ def cast_of(
         return
     different = {adapter.name: adapter for adapter in adapters.values()}
     with loaded(model_of(model, adapters), [*different.values()], limits) as engine:
-        arena.client = engine.client()
+        before, client = arena.client, engine.client()
+        for each in (arena, *arena.kept.values()):
+            each.client = client if each.client is before else each.client
         load_seated([arena], partial(put_on, engine.engine, model=engine.name))
         yield cast

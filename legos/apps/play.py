@@ -14,7 +14,6 @@ from legos.apps.person import LEFT, Person, Terminal
 from legos.apps.transcript import answer_of, ending, heading, turns_of, visible
 from legos.arena.arena import Arena, GameArena
 from legos.arena.cursor import held_out_or_own
-from legos.arena.matchmaker import SeatOverride
 from legos.builtin import is_builtin
 from legos.config.schema import GenerationConfig, PlayConfig
 from legos.errors import ConfigError, did_you_mean
@@ -96,7 +95,8 @@ def play(
     """
     generation = GenerationConfig(temperature=temperature)
     arena = make_arena(name, ScriptedClient([]), play=settings, generation=generation)
-    arena.play_timeout_s, arena.report_after_s = None, float("inf")  # a person may think for hours
+    for each in (arena, *arena.kept.values()):  # a person may think for hours
+        each.play_timeout_s, each.report_after_s = None, float("inf")
     seed = random.getrandbits(32) if seed is None else seed
     planned = held_out_or_own(arena, seed, plays)
     who = players.of(arena.roles, [*free_seats(arena)])
@@ -105,12 +105,11 @@ def play(
     terminal = Terminal(sys.stdin if source is None else source, say)
     with (
         asyncio.Runner() as runner,
-        _seated(arena, players, who, terminal, runner, settings=settings) as (matchmaker, names),
+        _seated(arena, players, who, terminal, runner, settings=settings) as (seated, names),
     ):
-        arena.matchmaker = matchmaker
         episodes: list[Episode] = []
         for planned_play in planned:
-            [episode] = runner.run(play_all(arena, [planned_play], asyncio.Semaphore(1)))
+            [episode] = runner.run(play_all(seated, [planned_play], asyncio.Semaphore(1)))
             for text in _report(episode, who, thinking=thinking):
                 say(text)
             episodes.append(episode)
@@ -168,8 +167,8 @@ def _seated(
     runner: asyncio.Runner,
     *,
     settings: PlayConfig,
-) -> Generator[tuple[SeatOverride, Mapping[str, str]]]:
-    """Within the block, the players of the roles can be asked; with the lasting name of each."""
+) -> Generator[tuple[Arena, Mapping[str, str]]]:
+    """Within the block, the arena with the players of its roles, and the lasting name of each."""
     people = {role: Person(role, terminal) for role, one in who.items() if one == ME}
     members = [one for one in who.values() if one != ME]
     adapters = adapters_of(members, arena.policies)
@@ -181,16 +180,19 @@ def _seated(
 
     def change(seat: Seat) -> Seat:
         """Seat the player of the role; no seat is trained."""
-        if seat.role in people:
-            person = people[seat.role]
-            return replace(seat, name=ME, client=person, adapter=POLICY, trainable=False)
-        if seat.role not in who:
+        role = seat.role
+        if seat.trainable and role not in arena.roles:  # of an arena that it keeps
+            role = next(iter(who), role)
+        if role not in who:
             return replace(seat, trainable=False)
-        return cast.seat(who[seat.role], seat)
+        if role in people:
+            person = people[role]
+            return replace(seat, name=ME, client=person, adapter=POLICY, trainable=False)
+        return cast.seat(who[role], seat)
 
     limits, key = EngineLimits(), players.api_key
     with cast_of(arena, members, adapters, model=model, limits=limits, api_key=key) as cast:
         try:
-            yield SeatOverride(change, arena.matchmaker), names
+            yield arena.with_seats(change), names
         finally:
             runner.run(cast.aclose())

@@ -4,8 +4,9 @@ import json
 import logging
 import random
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -128,6 +129,19 @@ class Arena(Playable):
             "seats()" if isinstance(maker, ArenaSeats) else f"seats() of {type(maker).__name__}"
         )
         return checked_seats(seats, self.policies, f"{source} of arena {self.name!r}")
+
+    @property
+    def kept(self) -> "dict[str, Arena]":
+        """The arenas among its attributes, whose plays it spawns."""
+        return {name: each for name, each in vars(self).items() if isinstance(each, Arena)}
+
+    def with_seats(self, change: Callable[[Seat], Seat]) -> "Arena":
+        """A copy in which a function changes every seat, also in the arenas that it keeps."""
+        arena = copy(self)
+        vars(arena).update({name: copy(each) for name, each in self.kept.items()})
+        for each in (arena, *arena.kept.values()):
+            each.matchmaker = SeatOverride(change, each.matchmaker)
+        return arena
 
     def child(self, thing: object, seats: Mapping[str, Seat]) -> "Arena":
         """The arena of child plays.

@@ -126,7 +126,7 @@ def played(
         plays: tasks and the seeds of their plays.
         at_once: maximum number of simultaneous plays; None: all.
     """
-    arenas = (arena, *(each for each in vars(arena).values() if isinstance(each, Arena)))
+    arenas = (arena, *arena.kept.values())
     matchmakers = [each.matchmaker for each in arenas]
     for each in arenas:
         each.matchmaker = _Players(player, plays)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass
 from itertools import combinations, product
 from math import sqrt
@@ -11,7 +10,6 @@ import numpy as np
 
 from legos.arena.arena import Arena
 from legos.arena.cursor import plays_from
-from legos.arena.matchmaker import SeatOverride
 from legos.errors import ArenaError
 from legos.games.exact import GameTree, Policy, uniform_policy
 from legos.games.scored import scored_policy
@@ -210,11 +208,12 @@ def _seated(cast: Cast, seating: _Seating, roles: Sequence[str]) -> Arena:
     """The arena with members in its seats."""
 
     def change(seat: Seat) -> Seat:
-        return cast.seat(seating.who(seat.role), seat) if seat.role in roles else seat
+        role = seat.role
+        if seat.trainable and role not in cast.arena.roles:  # of an arena that it keeps
+            role = roles[0]
+        return cast.seat(seating.who(role), seat) if role in roles else seat
 
-    arena = copy(cast.arena)
-    arena.matchmaker = SeatOverride(change, arena.matchmaker)
-    return arena
+    return cast.arena.with_seats(change)
 
 
 async def _all_played(

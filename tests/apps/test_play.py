@@ -54,6 +54,35 @@ class NoResult(Arena):
         return {"player": 1.0}
 """
 
+KEEPS = """
+from legos import Arena, Task
+
+
+class Inner(Arena):
+    roles = ("guesser", "solver")
+    restrict_choices = True
+
+    async def play(self, t):
+        said = await t.ask_all(dict.fromkeys(self.roles, "Pick"), choices=("a", "b"))
+        return {role: float(said[role].move == "a") for role in self.roles}
+
+
+class Keeps(Arena):
+    roles = ("host", "solver")
+
+    def __init__(self, client=None, **kwargs):
+        super().__init__(client, **kwargs)
+        self.inner = Inner(client)
+
+    def tasks(self, rng):
+        yield Task(id="only")
+
+    async def play(self, t):
+        [inner] = await t.spawn(self.inner, Task(id="inner"))
+        assert inner.error is None, inner.error
+        return dict(zip(self.roles, inner.rewards.values()))
+"""
+
 
 @pytest.fixture(autouse=True)
 def empty_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,6 +232,15 @@ def test_a_play_that_its_arena_declares_void_does_not_end_the_others() -> None:
     code, told = played("no_result.py:NoResult", players=Players(seats={}), plays=3)
     assert (code, told.count("void: no result")) == (0, 2)
     assert "\n3 plays: 1 ended, 0 failed\nplayer (me): mean reward +1;" in told
+
+
+def test_players_sit_in_an_arena_that_the_arena_keeps_too() -> None:
+    Path("keeps.py").write_text(KEEPS)
+    players = Players(seats={"host": "me", "solver": "base"})
+    code, told = played("keeps.py:Keeps", "a\n", players=players)
+    assert code == 0
+    assert "You are host.\nPick" in told
+    assert "rewards: host +1" in told
 
 
 @pytest.mark.parametrize(

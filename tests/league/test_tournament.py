@@ -193,6 +193,21 @@ def test_roles_that_are_not_taken_keep_the_players_of_the_arena() -> None:
     assert results.table.tally("a", "b").losses == 8
 
 
+def test_members_play_an_arena_that_the_arena_keeps_too() -> None:
+    class Keeps(Duel):
+        async def play(self, t: Table) -> Any:
+            [child] = await t.spawn(vars(self)["inner"], t.task)
+            return dict(zip(self.roles, child.returns.values(), strict=True))
+
+    client = says({"a": "1", "b": "2", "policy": "7"})
+    arena, inner = Keeps(client), Duel(client, ("left", "other"))
+    vars(arena)["inner"] = inner
+    results = played(arena, [("a", "b")])
+    assert results.table.tally("a", "b").plays == 8
+    seatings = Counter(tuple(seats.values()) for _, _, seats in inner.met)
+    assert seatings == {("a", "a"): 4, ("b", "b"): 4}  # ``other`` is no role of the arena
+
+
 def test_a_member_meets_itself_in_plays_that_differ() -> None:
     arena = Duel(says({"a": "1"}))
     tally = played(arena, [("a", "a")]).table.tally("a", "a")
