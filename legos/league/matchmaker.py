@@ -1,7 +1,7 @@
 """The matchmaker of a league: opponents by shares, from the policy's own past and from outside."""
 
 from bisect import bisect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, permutations
 from typing import Any
@@ -15,7 +15,7 @@ from legos.league.payoffs import Account, PayoffTable, result
 from legos.league.pool import Pool, Snapshot
 from legos.league.ratings import pool_ratings, predicted_scores
 from legos.protocols import Matchmaker, Seat, Seating
-from legos.records.episode import Episode, Task, mean_of
+from legos.records.episode import Episode, Rollout, Task, mean_of
 from legos.records.seeds import mix, uniforms
 
 __all__ = ["DRAWS", "EXPLOITER", "EXPLOITERS", "LeagueSeats", "with_adapters"]
@@ -267,20 +267,23 @@ class LeagueSeats(Matchmaker):
     def record(self, episode: Episode) -> None:
         """Count a play that ended, once for each two players of whom one is trained."""
         number, rollouts = episode.task.first_play, episode.rollouts
-        company = self._seated.pop(number, None)
-        if company is None and self._recorded[0] == number:  # another play of the same task
-            company = self._recorded[1]
+        again = self._recorded[1] if self._recorded[0] == number else None  # of the same task
+        company = self._seated.pop(number, again)
         self._recorded = number, company
         if company is None:  # it was drawn in another process
             seats = [(each.role, each.seat, each.policy) for each in rollouts]
             company = self._companies.setdefault(tuple(seats), _Company({}))
-        elif company.alone:  # nobody to compare the policy with
-            return
-        self._tokens += sum(each.num_tokens for each in rollouts if each.policy is None)
+        others = [each for each in rollouts if each.policy is None]
+        if others and company.fixed is None:
+            company.fixed = self.cast.brought_by_arena(episode.task)
+        fixed = company.fixed or ()
+        self._tokens += sum(each.num_tokens for each in others if each.role not in fixed)
         if episode.error or episode.void:
             return
         if company.counted != self.pool.added:
-            company.counted, company.accounts = self.pool.added, self._accounts(episode)
+            company.counted, company.accounts = self.pool.added, self._accounts(rollouts, fixed)
+        if not company.accounts:  # nobody to compare the policy with
+            return
         returns, gave_up = episode.returns, episode.gave_up
         for mine, other, met, account in company.accounts:
             earned, lost = mean_of(returns, mine), mean_of(returns, other)
@@ -290,11 +293,10 @@ class LeagueSeats(Matchmaker):
             if account is not None:
                 account.count(earned, lost, gave_up)
 
-    def _accounts(self, episode: Episode) -> "list[_Counted]":
+    def _accounts(self, rollouts: Sequence[Rollout], fixed: Container[str]) -> "list[_Counted]":
         """Where a play counts: once for each two players of whom one is trained."""
         sides: dict[tuple[str, bool], list[str]] = {}  # player, whether it is trained -> its roles
-        fixed = self.cast.brought_by_arena(episode.task)
-        for each in episode.rollouts:
+        for each in rollouts:
             if each.role not in fixed:
                 sides.setdefault((each.seat, each.policy is not None), []).append(each.role)
         found: list[_Counted] = []
@@ -334,9 +336,8 @@ class LeagueSeats(Matchmaker):
 
     def seating(self) -> dict[str, Any]:
         """The state, without plays that decide no draw: the table grows as long as the run."""
-        by_score = {*BY_SCORE} & {*self._names}
-        among = [each.name for each in self.pool.members] if by_score else []
-        state = self.state(among)
+        among = self.pool.members if {*BY_SCORE} & {*self._names} else []
+        state = self.state([each.name for each in among])
         return {**state, "pool": {**state["pool"], "taken": {}}, "met": {}, "tokens": 0}
 
     def state(self, among: Sequence[str] | None = None) -> dict[str, Any]:
@@ -379,17 +380,16 @@ class _Company:
 
     Attributes:
         seats: their seats.
-        alone: whether one policy has all of them.
+        fixed: roles of players that the arena brings, which are no opponents; None: not known yet.
         counted: number of snapshots that had been added when the accounts were made.
         accounts: where a play counts.
     """
 
-    __slots__ = ("accounts", "alone", "counted", "seats")
+    __slots__ = ("accounts", "counted", "fixed", "seats")
 
     def __init__(self, seats: Mapping[str, Seat]) -> None:
         self.seats = seats
-        players = {(seat.name, seat.policy) for seat in seats.values()}
-        self.alone = len(players) == 1 and (*players,)[0][1] is not None
+        self.fixed: set[str] | None = None
         self.counted = -1
         self.accounts: list[_Counted] = []
 

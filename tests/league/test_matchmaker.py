@@ -344,11 +344,16 @@ def test_a_judge_that_the_arena_brings_is_no_opponent(theirs: str) -> None:
     arena.matchmaker = league = LeagueSeats({"self": 0.5, "past": 0.5}, Cast(arena))
     with_snapshots(league, 2)
     episode = played("policy", theirs, 1.0, trained=theirs == "policy")
-    judge = Rollout(role="judge", seat="base", policy=None, turns=())
-    league.record(replace(episode, rollouts=(*episode.rollouts, judge)))
+    said = Completion(text="ab", token_ids=(1, 2), logprobs=(-1.0, -1.0), versions=(0, 0))
+    turns = (Turn(messages=(), completion=said),)
+    judge = Rollout(role="judge", seat="base", policy=None, turns=turns)
+    rollouts = tuple(replace(each, turns=turns) for each in episode.rollouts)
+    league.record(replace(episode, rollouts=(*rollouts, judge)))
     met = () if theirs == "policy" else ("policy@1", "policy@0")
     assert league.table.members == met
-    assert not any("base" in name for name in league.metrics())
+    metrics = league.metrics()
+    assert not any("base" in name for name in metrics)
+    assert metrics["opponent_tokens"] == (0.0 if theirs == "policy" else 2.0)
 
 
 def test_a_play_of_two_trained_policies_counts_once() -> None:
