@@ -300,10 +300,11 @@ class LeagueSeats(Matchmaker):
             if each.role not in fixed:
                 sides.setdefault((each.seat, each.policy is not None), []).append(each.role)
         found: list[_Counted] = []
-        for mine, other in permutations(sides, 2):
-            if not mine[1]:
-                continue
-            met = self._met.setdefault(self._kind(other[0]), [0.0, 0.0])
+        apart = [pair for pair in permutations(sides, 2) if pair[0][1]]
+        itself = [(one, one) for one in sides if self.cast.arena.utility != "zero_sum"]
+        for mine, other in apart or itself:
+            kind = self._kind(other[0])
+            met = [0.0, 0.0] if mine == other else self._met.setdefault(kind, [0.0, 0.0])
             a, b, account = self._member(mine[0]), self._member(other[0]), None
             if self.pool.of(mine[0]) and self.pool.of(other[0]) if other[1] else a != b:
                 others = () if other[1] else sides[other]  # where the other is ``mine`` too
@@ -384,8 +385,6 @@ class _Company:
         counted: number of snapshots that had been added when the accounts were made.
         accounts: where a play counts.
     """
-
-    __slots__ = ("accounts", "counted", "fixed", "seats")
 
     def __init__(self, seats: Mapping[str, Seat]) -> None:
         self.seats = seats

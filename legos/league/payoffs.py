@@ -1,7 +1,7 @@
 """Pay-offs between members, from which ratings, opponents and tournaments are computed."""
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from itertools import product
+from itertools import chain, product
 from math import nan
 from operator import add
 from typing import Any
@@ -99,7 +99,8 @@ class PayoffTable:
         cell = self._cells.get((mine, theirs))
         if cell is None:
             cell = self._cells[mine, theirs] = {}
-            self._members |= {mine: None, theirs: None}
+            if mine != theirs:
+                self._members |= {mine: None, theirs: None}
         return cell.setdefault(role, [0.0] * NUM_SUMS)
 
     def tally(self, mine: str, theirs: str, role: str | None = None) -> Tally:
@@ -173,12 +174,12 @@ class PayoffTable:
         Args:
             among: the members whose plays with each other it contains; None: all.
         """
-        members = {each: at for at, each in enumerate(self.members if among is None else among)}
         cells = {
             pair: self._cells[pair]
             for pair in (self._cells if among is None else product(among, among))
             if pair in self._cells
         }
+        members = {name: at for at, name in enumerate(dict.fromkeys(chain(*cells)))}
         roles = list(dict.fromkeys(role for cell in cells.values() for role in cell))
         rows = [
             [

@@ -124,7 +124,7 @@ class StoredLeague:
                 mine: {
                     theirs: self._cell(mine, theirs)
                     for theirs in order
-                    if self.table.tally(mine, theirs).plays
+                    if theirs != mine and self.table.tally(mine, theirs).plays
                 }
                 for mine in order
             },

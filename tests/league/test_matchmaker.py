@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from arenas.duel import Duel
 from arenas.kuhn import Kuhn
+from arenas.tinyhanabi import TinyHanabi
 from legos.arena.arena import Arena, GameArena
 from legos.errors import ArenaError
 from legos.fakes import ScriptedClient
@@ -354,6 +355,22 @@ def test_a_judge_that_the_arena_brings_is_no_opponent(theirs: str) -> None:
     metrics = league.metrics()
     assert not any("base" in name for name in metrics)
     assert metrics["opponent_tokens"] == (0.0 if theirs == "policy" else 2.0)
+
+
+def test_what_seats_of_one_policy_earn_together_shows_collusion() -> None:
+    arena = GameArena(TinyHanabi(), ScriptedClient([]), seed=3)
+    arena.matchmaker = league = LeagueSeats({"self": 0.5, "past": 0.5}, Cast(arena))
+    with_snapshots(league, 2)
+    for other, reward in [("policy", 10.0), ("policy@0", 4.0)] * 100:
+        episode = played("policy", other, reward, trained=other == "policy")
+        league.record(replace(episode, rewards=dict.fromkeys(("first", "second"), reward)))
+    found = standing(league.table, league.pool, "policy", unit=league.unit)
+    assert found.collusion == pytest.approx(0.6)
+    assert league.table.members == ("policy@1", "policy@0")
+    assert league.metrics()["plays_past"] == 100.0
+    again = LeagueSeats({"self": 1.0}, Cast(arena))
+    again.restore(json.loads(json.dumps(league.state())))
+    assert again.state() == league.state()
 
 
 def test_a_play_of_two_trained_policies_counts_once() -> None:
