@@ -242,7 +242,7 @@ def _with_people(
     Raises:
         ArenaError: a person has played against none of the others.
     """
-    table, number = results.table, 0
+    table, unit, number = results.table, results.unit, 0
     for kept in personal_plays(arena.name, play.options):
         sides = kept.sides
         for mine, theirs in permutations(names, 2):
@@ -252,6 +252,7 @@ def _with_people(
             if whole and any(people) and (table.sides > 1 or len(sides[one]) == 1):
                 returns = kept.result.mean_return(sides[one]), kept.result.mean_return(sides[two])
                 table.account(mine, theirs, sides[one]).count(*returns, kept.result.gave_up)
+                unit = unit and max(unit, *map(abs, returns))
                 number += people[0]
     for person in (who for who in names if who.startswith(PERSON)):
         if not any(table.tally(person, other).plays for other in names):
@@ -261,7 +262,7 @@ def _with_people(
                 f"{name!r} with these options; play: legos play {name} "
                 f"--against {(*others, RANDOM)[0]} --name {person.removeprefix(PERSON)}"
             )
-    return replace(results, plays=results.plays + number)
+    return replace(results, plays=results.plays + number, unit=unit)
 
 
 def figures(results: Results, mine: str, theirs: str, role: str | None = None) -> dict[str, Any]:

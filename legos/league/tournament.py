@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations
 from math import sqrt
 
 import numpy as np
@@ -165,10 +165,8 @@ async def played_results(
         for episode in played:
             if not episode.error and not episode.void:
                 _count(table, episode, seating, roles)
-    if unit is not None and any(
-        table.tally(*pair).forfeits for pair in product(table.members, repeat=2)
-    ):
-        unit = max(unit, abs(arena.forfeit_reward))
+    if unit is not None:  # a forfeit may cost more than the game does
+        unit = max([unit, *(abs(reward) for each in episodes for reward in each.rewards.values())])
     failed = [episode for episode in episodes if episode.error]
     return Results(
         table=table,

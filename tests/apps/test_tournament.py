@@ -40,6 +40,21 @@ class Pairs(Fails):
     policies = ("one", "two")
 '''
 
+SMALL = """
+from legos import Completion
+from arenas.kuhn import Kuhn
+
+
+class Small(Kuhn):
+    def payoff(self, state):
+        return {role: chips / 2 for role, chips in super().payoff(state).items()}
+
+
+class Mute:
+    async def complete(self, prompt, sampling, *, adapter="policy"):
+        return Completion(text="")
+"""
+
 BETS = """
 from legos import Completion
 
@@ -275,6 +290,21 @@ def test_a_person_at_a_table_of_three_is_rated_in_any_order(
         found = told("tournament", *members, "--arena", "goofspiel", *table)
         assert (found["plays"], found["nash"]) == (4, {})  # a side is one seat: that of the person
         assert found["matrix"]["person:ada"]["random"]["plays"] == 4
+
+
+@pytest.mark.parametrize("others", [["small.py:Mute"], ["small.py:Mute", "random"]])
+def test_a_forfeit_that_costs_more_than_the_game_counts_as_the_largest_loss(
+    others: list[str], told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("small.py").write_text(SMALL)
+    monkeypatch.setattr("sys.stdin", io.StringIO("p\n" * 3))
+    asked = ("--against", "small.py:Mute", "--name", "ada")
+    assert main(["play", "small.py:Small", *asked]) == 0
+    found = told("tournament", *others, "person:ada", "--arena", "small.py:Small")
+    assert found["unit"] == 1.5
+    assert found["matrix"]["small.py:Mute"]["person:ada"]["reward"] == -1.5
+    assert [*found["ratings"]][-1] == "small.py:Mute"
 
 
 def test_the_temperature_of_plays_is_given(told: Told) -> None:
