@@ -14,7 +14,7 @@ from legos.apps.person import LEFT, Person, Terminal
 from legos.apps.transcript import answer_of, ending, heading, turns_of, visible
 from legos.arena.arena import Arena, GameArena
 from legos.arena.cursor import held_out_or_own
-from legos.builtin import is_builtin
+from legos.arena.registry import advice
 from legos.config.schema import GenerationConfig, PlayConfig
 from legos.errors import ConfigError, did_you_mean
 from legos.fakes import ScriptedClient
@@ -105,7 +105,10 @@ def play(
     terminal = Terminal(sys.stdin if source is None else source, say)
     with (
         asyncio.Runner() as runner,
-        _seated(arena, players, who, terminal, runner, settings=settings) as (seated, names),
+        _seated(arena, players, who, terminal, runner, name=name, settings=settings) as (
+            seated,
+            names,
+        ),
     ):
         episodes: list[Episode] = []
         for planned_play in planned:
@@ -124,12 +127,13 @@ def play(
     return FAILED if any(episode.error for episode in episodes) else 0
 
 
-def _state_rules(arena: Arena, settings: PlayConfig, model: str) -> None:
-    """State the rules of a game to a model that does not know it, as training does."""
-    if settings.rules is None and isinstance(arena, GameArena) and not is_builtin(model):
+def _as_trained(arena: Arena, settings: PlayConfig, advised: Mapping[str, object]) -> None:
+    """Where the settings do not say how, ask as a run does, by what is recommended for it."""
+    if settings.rules is None and advised.get("play.rules") and isinstance(arena, GameArena):
         arena.state_rules()
-        if settings.restrict_choices is None:
-            arena.restrict_choices = True
+    for field in ("restrict_choices", "illegal"):
+        if getattr(settings, field) is None and f"play.{field}" in advised:
+            setattr(arena, field, advised[f"play.{field}"])
 
 
 def _report(episode: Episode, who: Mapping[str, str], *, thinking: bool) -> Iterator[str]:
@@ -166,6 +170,7 @@ def _seated(
     terminal: Terminal,
     runner: asyncio.Runner,
     *,
+    name: str,
     settings: PlayConfig,
 ) -> Generator[tuple[Arena, Mapping[str, str]]]:
     """Within the block, the arena with the players of its roles, and the lasting name of each."""
@@ -173,7 +178,7 @@ def _seated(
     members = [one for one in who.values() if one != ME]
     adapters = adapters_of(members, arena.policies)
     model = model_of(players.model, adapters)
-    _state_rules(arena, settings, model)
+    _as_trained(arena, settings, advice(name, model))
 
     lasting = {ME: f"{PERSON}{players.name}", **lasting_names(members, adapters, model)}
     names = {role: lasting[one] for role, one in who.items()}

@@ -84,6 +84,16 @@ class Keeps(Arena):
 """
 
 
+BOT = """
+from legos import Completion
+
+
+class Bot:
+    async def complete(self, prompt, sampling, *, adapter="policy"):
+        return Completion(text=sampling.choices[0] if sampling.restrict else "?")
+"""
+
+
 @pytest.fixture(autouse=True)
 def empty_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -183,6 +193,15 @@ def test_the_built_in_model_plays_without_an_adapter() -> None:
     assert code == 0
     assert told.count("rewards: ") == 2
     assert "(first: random, second: base)" in told
+
+
+def test_only_legal_moves_are_sampled_where_a_run_samples_them_alone() -> None:
+    Path("bot.py").write_text(BOT)
+    players = Players(seats={"x": "random", "o": "bot.py:Bot"})
+    free = PlayConfig(restrict_choices=False)
+    for settings, forfeits in ((PlayConfig(), False), (free, True)):
+        _, told = played("tictactoe", players=players, settings=settings)
+        assert ("o forfeits" in told) == forfeits
 
 
 def test_several_plays_end_with_a_summary() -> None:
