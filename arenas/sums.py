@@ -18,7 +18,7 @@ LEVELS = {  # easiest first: sign, digits of each number
     "product2": ("*", 2),
 }
 _SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
-_NUMBER = re.compile(r"-?\d+")
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _SEPARATOR = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")  # in 9,801
 _MINUS = "\u2212"
 

@@ -35,6 +35,7 @@ def outcome(*answers: str, puzzle: Puzzle = PUZZLE) -> tuple[float, set[str], li
         (("LOOKUP[jade] LOOKUP[jade]", "[ANSWER] 17"), 1.1, "success"),
         (("[ANSWER] 17",), 1.2, "success"),
         (("LOOKUP[jade]", "It is 17."), 0.0, "wrong_format"),
+        (("[ANSWER] 17.5",), 0.2, "wrong_answer"),
         (("[ANSWER] 18",), 0.2, "wrong_answer"),
         (("LOOKUP[jade]" * 4, "[ANSWER] 17"), 0.9, "tool_spam"),
         (("LOOKUP[jade]" * 4, "17"), -0.3, "tool_spam"),
@@ -52,6 +53,11 @@ def test_rewards_and_counts(answers: tuple[str, ...], reward: float, mode: str) 
 def test_a_minus_sign_is_read() -> None:
     negative = PUZZLE._replace(answer=-17)
     assert outcome("[ANSWER] \u221217", puzzle=negative)[:2] == (1.2, {"success"})
+
+
+def test_the_separators_of_thousands_are_read() -> None:
+    large = PUZZLE._replace(answer=2550)
+    assert outcome("[ANSWER] 2,550, in all", puzzle=large)[:2] == (1.2, {"success"})
 
 
 def test_results_are_the_next_prompt() -> None:
