@@ -48,11 +48,11 @@ async def main(steps: int) -> None:
     config = legos.TrainingConfig(
         learning_rate=3e-3, warmup_steps=10, staleness_limit=2, entropy_coef=0.2
     )
+    config = config.replace(tokens_per_step=1024, spill="borrow")  # no step waits for the tool
     trainer = legos.Trainer(model=legos.load_model("builtin"), config=config)
     nim, kuhn = (legos.make_arena(name, trainer.client()) for name in ("nim", "kuhn"))
     sums = Sums(trainer.client(), credit_assigner=legos.GRPOCredit())
-    shares = {nim: 0.5, kuhn: 0.25, sums: 0.25}
-    mix = legos.Mix(shares, tokens_per_step=1024, spill="borrow")  # no step waits for the tool
+    mix = legos.Mix({nim: 0.5, kuhn: 0.25, sums: 0.25})
     tokens = Counter[str]()
 
     async def after_step(metrics: Mapping[str, Any], groups: Iterable[Any]) -> None:

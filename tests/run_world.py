@@ -125,10 +125,11 @@ class Inline(Executor):
         return future
 
 
-def step_settings(limit: int, *, samples: int = 10) -> TrainingConfig:
+def step_settings(limit: int, *, samples: int = 10, tokens: int | None = None) -> TrainingConfig:
     """The settings of a step; their schedule shows which step an update belongs to."""
     return TrainingConfig(
         min_samples_per_step=samples,
+        tokens_per_step=tokens,
         staleness_limit=limit,
         learning_rate=1.0,
         learning_rate_end_fraction=0.0,
@@ -164,14 +165,14 @@ class World:
             )
         self.other = Solo(self.client, credit_assigner=GRPOCredit())
         halves: dict[Arena, float] = {self.arena: 0.5, self.other: 0.5}
-        played = Mix(halves, tokens_per_step=40) if mixed else self.arena
+        played = Mix(halves) if mixed else self.arena
         self.backend = FakeBackend()
         self.evaluation = Evaluation()
         self.publisher = FakePublisher()
         self.trainer = PolicyTrainer(
             self.backend,
             self.publisher,
-            step_settings(limit),
+            step_settings(limit, tokens=40 if mixed else None),
         )
         clock = settings.pop("clock", repeat(0.0))
         usual: dict[str, Any] = {

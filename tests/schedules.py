@@ -68,13 +68,13 @@ class Session:
         self.publisher = SlowPublisher(nature)
         self.client = SlowClient(nature, self.publisher)
         self.evaluation = SlowEvaluation(nature)
-        settings = step_settings(limit, samples=samples)
+        settings = step_settings(limit, samples=samples, tokens=3 * samples if mixed else None)
         self.trainer = PolicyTrainer(SlowBackend(nature), self.publisher, settings)
         duel = Duel(self.client, credit_assigner=RAECredit())
         solo = Solo(self.client, credit_assigner=GRPOCredit())
         self.run = Run(
             self.folder,
-            Mix({duel: 0.5, solo: 0.5}, tokens_per_step=3 * samples) if mixed else duel,
+            Mix({duel: 0.5, solo: 0.5}) if mixed else duel,
             self.trainer,
             LoopConfig(
                 steps=STEPS,

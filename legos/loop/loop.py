@@ -21,6 +21,7 @@ from legos.errors import ConfigError, Stopped, TrainerError
 from legos.loop.batcher import Batcher
 from legos.loop.buffer import Buffer
 from legos.loop.concurrency import ConcurrencyLimit, EngineStats
+from legos.loop.deficits import TOKENS_PER_STEP, Deficits
 from legos.loop.mix import Mix, mix_of
 from legos.loop.player import Player, PlayGroup
 from legos.loop.snapshots import Snapshots
@@ -134,7 +135,13 @@ def batcher_of(trainer: PolicyTrainer, mix: Mix, *, staleness_limit: int | None 
         mix: the arenas, each of which gets a buffer.
         staleness_limit: maximum staleness in optimiser steps; None: that of the trainer.
     """
-    settings = trainer.settings
+    settings, deficits = trainer.settings, None
+    if settings.tokens_per_step is not None or len(mix.arenas) > 1:
+        deficits = Deficits(
+            mix.shares,
+            tokens_per_step=settings.tokens_per_step or TOKENS_PER_STEP,
+            spill=settings.spill,
+        )
     limit = settings.staleness_limit if staleness_limit is None else staleness_limit
     buffers = [
         Buffer(
@@ -150,7 +157,7 @@ def batcher_of(trainer: PolicyTrainer, mix: Mix, *, staleness_limit: int | None 
         buffers,
         min_samples=settings.min_samples_per_step,
         staleness_limit=limit,
-        deficits=mix.deficits,
+        deficits=deficits,
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from legos.arena.arena import Arena
 from legos.errors import ConfigError
-from legos.loop.deficits import TOKENS_PER_STEP, Deficits, Spill, check_shares
+from legos.loop.deficits import check_shares
 
 __all__ = ["Mix", "mix_of"]
 
@@ -15,40 +15,25 @@ class Mix:
 
     Attributes:
         arenas: name -> arena.
-        deficits: how arenas share the tokens of a step; None: the only arena gives its tasks.
+        shares: name -> its share of the trained tokens.
     """
 
-    def __init__(
-        self,
-        shares: Mapping[Arena, float],
-        *,
-        tokens_per_step: int | None = None,
-        spill: Spill = "block",
-    ) -> None:
+    def __init__(self, shares: Mapping[Arena, float]) -> None:
         """Mix arenas.
 
         Args:
-            shares: arena -> its share of the trained tokens.
-            tokens_per_step: chosen tokens of an optimiser step; None: 2048 for several arenas, and
-                the tasks and samples of a step for one.
-            spill: whether a step waits for an arena that has too few tokens.
+            shares: arena -> its share of the trained tokens; ``TrainingConfig`` says how many a
+                step has.
 
         Raises:
             ConfigError: there is no arena, two have the same name, or the shares do not add up.
         """
         names = _names_of(shares)
-        by_name = dict(zip(names, shares.values(), strict=True))
         if not names:
             raise ConfigError("the mix has no arena; name at least one, such as --mix nim=1")
-        check_shares(by_name, "in the mix")
-        if tokens_per_step is not None and tokens_per_step < 1:
-            raise ConfigError(f"tokens_per_step is {tokens_per_step}; expected at least 1")
         self.arenas = dict(zip(names, shares, strict=True))
-        self.deficits: Deficits | None = None
-        if tokens_per_step is not None or len(names) > 1:
-            self.deficits = Deficits(
-                by_name, tokens_per_step=tokens_per_step or TOKENS_PER_STEP, spill=spill
-            )
+        self.shares = dict(zip(names, shares.values(), strict=True))
+        check_shares(self.shares, "in the mix")
 
     @property
     def policies(self) -> tuple[str, ...]:

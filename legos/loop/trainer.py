@@ -16,6 +16,7 @@ from legos.errors import TrainerError
 from legos.league.matchmaker import LeagueSeats
 from legos.loop.alarm_log import AlarmLog
 from legos.loop.by_arena import play_metrics
+from legos.loop.deficits import Spill
 from legos.loop.ledger import Ledger
 from legos.loop.select import KEEP_ALL, Selection, without
 from legos.loop.trained import PolicyPass
@@ -44,6 +45,16 @@ class StepSettings(Protocol):
     @property
     def min_samples_per_step(self) -> int:
         """Of one step without a token budget."""
+        ...
+
+    @property
+    def tokens_per_step(self) -> int | None:
+        """Chosen tokens of one step; None: 2048 for several arenas, and none for one."""
+        ...
+
+    @property
+    def spill(self) -> Spill:
+        """What a step does for which an arena has too few tokens."""
         ...
 
     @property

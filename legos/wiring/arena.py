@@ -244,8 +244,7 @@ def make_mix(config: RunConfig, client: Client | None) -> Mix:
         ): one.share
         for name, one in config.arenas.items()
     }
-    training = config.training
-    return Mix(shares, tokens_per_step=training.tokens_per_step, spill=training.spill)
+    return Mix(shares)
 
 
 def policies_of(arenas: Mapping[str, PlayedArena]) -> tuple[str, ...]:

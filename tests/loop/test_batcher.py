@@ -5,18 +5,24 @@ from collections import Counter
 from collections.abc import Mapping
 
 import pytest
+from fakes import FakeBackend, FakePublisher
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_buffer import GAME, alone
 
-from legos.arena.arena import Arena
+from arenas.kuhn import Kuhn
+from arenas.nim import Nim
+from legos.arena.arena import Arena, GameArena
+from legos.config.schema import TrainingConfig
 from legos.errors import ConfigError
 from legos.fakes import ScriptedClient, make_sample
 from legos.loop.batcher import Batcher
 from legos.loop.buffer import Buffer
 from legos.loop.deficits import Deficits, Spill, check_shares
 from legos.loop.ledger import Ledger
+from legos.loop.loop import batcher_of
 from legos.loop.mix import mix_of
+from legos.loop.trainer import PolicyTrainer
 from legos.records.episode import Task
 from legos.records.group import Group
 from legos.records.names import POLICY
@@ -186,6 +192,20 @@ def test_the_plays_of_the_next_step_are_counted(limit: int, text: str) -> None:
 def test_shares_that_do_not_add_up_are_named() -> None:
     with pytest.raises(ConfigError, match=r"shares in the mix add up to 0\.9: a=0\.5, b=0\.4"):
         check_shares({"a": 0.5, "b": 0.4}, "in the mix")
+
+
+@pytest.mark.parametrize(("tokens", "budget"), [(None, 2048), (600, 600)])
+def test_a_script_sets_the_budget_of_its_steps_as_a_run_does(
+    tokens: int | None, budget: int
+) -> None:
+    settings = TrainingConfig(tokens_per_step=tokens, spill="borrow")
+    trainer = PolicyTrainer(FakeBackend(), FakePublisher(), settings)
+    nim, kuhn = (GameArena(game(), ScriptedClient([])) for game in (Nim, Kuhn))
+    deficits = batcher_of(trainer, mix_of([nim, kuhn]))._deficits
+    assert deficits is not None
+    assert (deficits.part("nim"), deficits.borrow) == (budget / 2, True)
+    single = batcher_of(trainer, mix_of(nim))._deficits
+    assert (single and single.tokens_per_step) == tokens
 
 
 def test_an_arena_that_is_listed_twice_is_named() -> None:

@@ -77,9 +77,7 @@ def test_almost_no_token_is_too_old(games: tuple[type, ...], pass_s: float) -> N
     trainer = PolicyTrainer(backend, FakePublisher(), settings)
     client = RandomMoves(trainer)
     arenas = [GameArena(game(), client, credit_assigner=GRPOCredit()) for game in games]
-    mix = Mix(
-        dict.fromkeys(arenas, 1 / len(arenas)), tokens_per_step=tokens if arenas[1:] else None
-    )
+    mix = Mix(dict.fromkeys(arenas, 1 / len(arenas)))
     seen: list[tuple[int, int]] = []
     trained = Counter[str]()
 
