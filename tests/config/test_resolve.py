@@ -75,6 +75,7 @@ def test_deterministic_with_lag_is_refused_naming_both_and_their_sources(tmp_pat
         resolve(files=[path], overrides={"loop.deterministic": True})
     assert "loop.deterministic: command line" in str(caught.value)
     assert f"training.staleness_limit: file {path}" in str(caught.value)
+    assert "out:" not in str(caught.value)  # of "leave one of them out"
 
 
 def test_written_toml_reads_back_and_names_sources(tmp_path: Path) -> None:
