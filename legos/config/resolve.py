@@ -118,16 +118,14 @@ def resolve(
         ConfigError: a file cannot be read, a setting does not exist, a value has the wrong type or
             is out of range, or settings contradict each other; with the source of each value.
     """
-    chosen = [] if run is None else [_read_layer(run, whole=True)]
-    chosen += [_read_layer(path) for path in files]
-    chosen.append((COMMAND_LINE, _checked(overrides or {}, COMMAND_LINE)))
-    advice = _advice(recommend, _merge(chosen)[0]) if recommend is not None else []
-    if _merge([*advice, *chosen])[0].get(_DETERMINISTIC) is True:
-        advice.append((_DETERMINISTIC, _IMPLIED))
-    resolved = _build(*_merge([*advice, *chosen]))
-    if run is None:
-        return resolved
-    origins = read_sources(run.read_text(encoding="utf-8"))
+    asked = [_read_layer(path) for path in files]
+    asked.append((COMMAND_LINE, _checked(overrides or {}, COMMAND_LINE)))
+    before, origins = ([], {}) if run is None else _layer_of_run(run)
+    advice = _advice(recommend, _merge([*before, *asked])[0]) if recommend is not None else []
+    if _merge([*advice, *before, *asked])[0].get(_DETERMINISTIC) is True:
+        implied = {n: v for n, v in _IMPLIED.items() if not is_chosen(origins.get(n, ""))}
+        before.append((_DETERMINISTIC, implied))
+    resolved = _build(*_merge([*advice, *before, *asked]))
     sources = {
         name: inherit(origins.get(name, source)) if source == f"file {run}" else source
         for name, source in resolved.sources.items()
@@ -190,6 +188,13 @@ def _read_layer(path: Path, *, whole: bool = False) -> _Layer:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     return source, _checked(values, source)
+
+
+def _layer_of_run(run: Path) -> tuple[list[_Layer], Mapping[str, str]]:
+    """A run's settings, and the source of each in the run."""
+    source, values = _read_layer(run, whole=True)
+    origins = read_sources(run.read_text(encoding="utf-8"))
+    return [(source, values)], origins
 
 
 def _flatten(table: Mapping[str, object], prefix: str = "") -> Iterable[tuple[str, object]]:

@@ -119,6 +119,17 @@ def test_a_resumed_runs_file_gives_every_value(tmp_path: Path) -> None:
     assert resolve(run=saved, recommend=changed).config == before.config
 
 
+def test_a_resumed_run_can_become_deterministic(tmp_path: Path) -> None:
+    saved = write(tmp_path, resolve(recommend=recommend).toml())
+    resolved = resolve(run=saved, overrides={"loop.deterministic": True})
+    assert resolved.config.training.staleness_limit == 0
+    assert resolved.config.loop.step_concurrency == 1
+    assert resolved.sources["loop.step_concurrency"] == "loop.deterministic"
+    chosen = write(tmp_path, resolve(overrides={"training.staleness_limit": 2}).toml())
+    with pytest.raises(ConfigError, match=r"staleness_limit is 2.*staleness_limit: file"):
+        resolve(run=chosen, overrides={"loop.deterministic": True})
+
+
 def test_large_models_get_no_advice_meant_for_the_built_in_one() -> None:
     resolved = resolve(overrides={"model": "some/model"}, recommend=lambda _arena, _model: {})
     changed = {name for name, source in resolved.sources.items() if source != "default"}
