@@ -120,7 +120,7 @@ def resolve(
     """
     asked = [_read_layer(path) for path in files]
     asked.append((COMMAND_LINE, _checked(overrides or {}, COMMAND_LINE)))
-    before, origins = ([], {}) if run is None else _layer_of_run(run)
+    before, origins = ([], {}) if run is None else _layer_of_run(run, _merge(asked)[0])
     advice = _advice(recommend, _merge([*before, *asked])[0]) if recommend is not None else []
     if _merge([*advice, *before, *asked])[0].get(_DETERMINISTIC) is True:
         implied = {n: v for n, v in _IMPLIED.items() if not is_chosen(origins.get(n, ""))}
@@ -190,11 +190,19 @@ def _read_layer(path: Path, *, whole: bool = False) -> _Layer:
     return source, _checked(values, source)
 
 
-def _layer_of_run(run: Path) -> tuple[list[_Layer], Mapping[str, str]]:
-    """A run's settings, and the source of each in the run."""
+def _layer_of_run(run: Path, asked: Mapping[str, object]) -> tuple[list[_Layer], Mapping[str, str]]:
+    """A run's settings, and the source of each in the run.
+
+    What an arena of its mix recommended is left out where ``asked`` has it for all arenas.
+    """
     source, values = _read_layer(run, whole=True)
     origins = read_sources(run.read_text(encoding="utf-8"))
-    return [(source, values)], origins
+    kept = {
+        name: value
+        for name, value in values.items()
+        if is_chosen(origins.get(name, "")) or f"{_OWN}{split_name(name)[1]}" not in asked
+    }
+    return [(source, kept)], origins
 
 
 def _flatten(table: Mapping[str, object], prefix: str = "") -> Iterable[tuple[str, object]]:

@@ -52,6 +52,15 @@ def test_the_file_of_a_run_holds_the_mix_with_sources(tmp_path: Path) -> None:
     assert resolve(files=[kept]).config.arenas["kuhn"].play.tasks_per_step is None
 
 
+def test_a_resumed_mix_has_what_is_asked_of_all_its_arenas(tmp_path: Path) -> None:
+    """As a new one: what an arena recommended yields to it, what its own table had does not."""
+    kept = tmp_path / "config.toml"
+    given = {**HALVES, "mix.kuhn.group_size": 2}
+    kept.write_text(resolve(overrides=given, recommend=lambda *_: {"play.group_size": 4}).toml())
+    arenas = resolve(run=kept, overrides={"play.group_size": 8}).config.arenas
+    assert [one.play.group_size for one in arenas.values()] == [8, 2]
+
+
 def test_the_first_arena_that_recommends_a_setting_decides_but_not_of_play() -> None:
     def recommend(name: str, _: str) -> dict[str, object]:
         only = {"training.ema_decay": 0.5} if name == "kuhn" else {}
