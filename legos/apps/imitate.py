@@ -19,7 +19,7 @@ from legos.arena.arena import Arena
 from legos.arena.rows import hold_out, read_tasks
 from legos.clients.recited import RecitedClient
 from legos.config.resolve import read_config
-from legos.config.schema import PlayConfig
+from legos.config.schema import RunConfig
 from legos.errors import ArenaError, ConfigError
 from legos.protocols import Seat
 from legos.records.episode import Task
@@ -109,22 +109,28 @@ class Imitation(Arena):
         return {"player": fmean(logprobs) if logprobs else 0.0}
 
 
-def num_steps(play: PlayConfig, epochs: float) -> int:
+def num_steps(config: RunConfig, epochs: float) -> int:
     """Optimiser steps that train on every answer ``epochs`` times.
 
     Args:
-        play: settings of the arena.
+        config: settings of the run.
         epochs: number of times, above 0.
 
     Raises:
-        ConfigError: ``epochs`` is not a number above 0.
+        ConfigError: ``epochs`` is not a number above 0, or steps are counted in tokens.
         ArenaError: an option is not valid, or the data cannot be read, or hold no answer.
     """
     if not 0.0 < epochs < math.inf:
         raise ConfigError(f"--epochs is {epochs}; expected a number above 0")
-    arena = make_arena(f"{SETTINGS['arena']}", None, play=play)
+    if (tokens := config.training.tokens_per_step) is not None:
+        raise ConfigError(
+            f"training.tokens_per_step is {tokens}, but --epochs counts answers; give --steps, or "
+            "leave tokens_per_step out"
+        )
+    arena = make_arena(f"{SETTINGS['arena']}", None, play=config.play)
     assert isinstance(arena, Imitation)
-    return max(1, round(epochs * len(arena.answers) / arena.tasks_per_step))
+    tasks = -(-config.training.min_samples_per_step // arena.group_size)
+    return max(1, round(epochs * len(arena.answers) / max(tasks, arena.tasks_per_step)))
 
 
 def model_of(data: str, model: str | None) -> str | None:

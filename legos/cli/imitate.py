@@ -66,6 +66,6 @@ def imitate(
     if (found := model_of(data, model)) is not None and model is None:
         overrides["model"] = found
     if asked.sources["loop.steps"] == "default":
-        overrides["loop.steps"] = num_steps(asked.config.play, epochs)
+        overrides["loop.steps"] = num_steps(asked.config, epochs)
     resolved = resolve_run(config, resume=None, overrides=overrides)
     return start(resolved, None, dry_run=dry_run)

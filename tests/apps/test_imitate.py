@@ -16,11 +16,11 @@ from short_runs import NIM
 from starlette.testclient import TestClient
 
 from legos import Message, Trainer, TrainingConfig, load_model
-from legos.apps.imitate import SETTINGS, Imitation, model_of
+from legos.apps.imitate import SETTINGS, Imitation, model_of, num_steps
 from legos.cli.process import main
 from legos.config.resolve import ResolvedConfig, resolve
 from legos.credit.imitated import ImitationCredit
-from legos.errors import ArenaError
+from legos.errors import ArenaError, ConfigError
 from legos.run.episodes import parse_episode
 from legos.run.play_files import NewPlays
 from legos.server.options import ServerOptions
@@ -189,6 +189,24 @@ def test_rewards_of_turns_count_in_what_a_seat_has_earned(tmp_path: Path) -> Non
         turns = {"only": [make_turn((1, 2), (3,), reward=of_turn)]}
         run.add_episodes(1, [make_episode({"only": reward}, turns=turns)])
     assert pairs(str(run.path)) == [([1, 2], [3])]
+
+
+@pytest.mark.parametrize(
+    ("given", "steps"),
+    [
+        ({}, 2),  # of 32 answers
+        ({"play.tasks_per_step": 8}, 4),  # a step waits for 16 samples
+        ({"play.tasks_per_step": 8, "play.group_size": 2}, 8),
+        ({"play.tasks_per_step": 8, "training.min_samples_per_step": 4}, 8),
+    ],
+)
+def test_an_epoch_has_as_many_steps_as_train_on_every_answer_once(
+    tmp_path: Path, given: dict[str, Any], steps: int
+) -> None:
+    options = {"play.options.data": written(tmp_path, *[ROW] * 64), "play.options.held_out": 0.0}
+    assert num_steps(resolve(overrides={**options, **given}).config, 1.0) == steps
+    with pytest.raises(ConfigError, match="tokens_per_step is 9, but --epochs counts answers"):
+        num_steps(resolve(overrides={**options, "training.tokens_per_step": 9}).config, 1.0)
 
 
 def test_the_model_of_an_imitated_run_is_its_own(
