@@ -19,6 +19,7 @@ _OFF: Mapping[str, Sequence[object]] = {
     "players": (1,),
     "generation.max_batch": (256,),
     "loop.step_concurrency": (1,),
+    "loop.serve_port": (None,),
     "kl_estimator": ("k2", "k3"),
 }
 """Values with which a setting asks for nothing; of all other settings, those that are false."""
@@ -31,6 +32,7 @@ EXCLUSIVE: Sequence[Pair] = (
     ("loop.deterministic", "training.staleness_limit", "a deterministic run allows no lag"),
     ("loop.deterministic", "loop.step_concurrency", "it plays for one step at a time"),
     ("training.decode_pause_s", "loop.deterministic", "passes by the clock do not repeat"),
+    ("loop.deterministic", "loop.serve_port", _ARRIVAL),
     ("loop.deterministic", "training.kl_server", "its answers decide which group comes first"),
     ("loop.deterministic", "server", _ARRIVAL),
     ("loop.deterministic", "engine", _ARRIVAL),

@@ -112,6 +112,14 @@ def test_passes_by_the_clock_are_refused_where_a_run_must_repeat() -> None:
         RunConfig(loop=loop, training=timed)
 
 
+@pytest.mark.parametrize("port", [0, 8000])
+def test_requests_of_others_are_refused_where_a_run_must_repeat(port: int) -> None:
+    alone = TrainingConfig(staleness_limit=0)
+    loop = LoopConfig(deterministic=True, step_concurrency=1, serve_port=port)
+    with pytest.raises(ConfigError, match=rf"deterministic is true but loop\.serve_port is {port}"):
+        RunConfig(loop=loop, training=alone)
+
+
 def test_a_group_of_one_cannot_be_compared() -> None:
     with pytest.raises(ConfigError, match=r"play\.group_size is 1 but play\.credit 'rloo'"):
         RunConfig(play=PlayConfig(group_size=1, credit="rloo"))
