@@ -15,7 +15,7 @@ from legos.apps.transcript import answer_of, ending, heading, turns_of, visible
 from legos.arena.arena import Arena, GameArena
 from legos.arena.cursor import held_out_or_own
 from legos.arena.registry import advice
-from legos.config.schema import GenerationConfig, PlayConfig
+from legos.config.schema import PlayConfig
 from legos.errors import ConfigError, did_you_mean
 from legos.fakes import ScriptedClient
 from legos.league.cast import PERSON
@@ -82,7 +82,7 @@ def play(
         settings: settings of the arena.
         plays: number of plays.
         seed: seed of tasks and plays; None: a random one.
-        temperature: sampling temperature of models.
+        temperature: sampling temperature of models; 0: the most probable token.
         thinking: show what models think, in plays without a person.
         say: shows a text.
         source: where a person writes; None: standard input.
@@ -93,9 +93,9 @@ def play(
     Raises:
         LegosError: the arena, an adapter, a model or a seat is not valid.
     """
-    generation = GenerationConfig(temperature=temperature)
-    arena = make_arena(name, ScriptedClient([]), play=settings, generation=generation)
+    arena = make_arena(name, ScriptedClient([]), play=settings)
     for each in (arena, *arena.kept.values()):  # a person may think for hours
+        each.temperature = temperature
         each.play_timeout_s, each.report_after_s = None, float("inf")
     seed = random.getrandbits(32) if seed is None else seed
     planned = held_out_or_own(arena, seed, plays)

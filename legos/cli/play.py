@@ -45,7 +45,7 @@ def play(
         api_key: File with the API key of the servers.
         plays: Number of plays.
         seed: Seed of the tasks and plays; the same seed gives the same ones.
-        temperature: Sampling temperature of models.
+        temperature: Sampling temperature of models; 0: the most probable token.
         thinking: Show what models think, where nobody is me.
         play: Settings of the arena.
     """
@@ -60,7 +60,11 @@ def play(
         if role in seats:
             raise ConfigError(f"--seat names the role {role!r} twice; name it once")
         seats[role] = who
-    settings = resolve(overrides=dotted({"play": play}, {"ARENA": ("arena", arena)})).config.play
+    shorthands = {
+        "ARENA": ("arena", arena),
+        "--temperature": ("loop.evaluation_temperature", temperature),
+    }
+    settings = resolve(overrides=dotted({"play": play}, shorthands)).config.play
     return run(
         arena,
         Players(seats=seats, against=against, model=model, api_key=api_key, name=name),

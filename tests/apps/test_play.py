@@ -142,6 +142,15 @@ def test_the_same_seed_gives_the_same_plays_of_bots() -> None:
     assert told[0].count("rewards: ") == told[0].count("(first: random, second: random)") == 3
 
 
+@pytest.mark.parametrize(("given", "code"), [("0", 0), ("0.5", 0), ("-1", 2), ("nan", 2)])
+def test_models_can_play_their_most_probable_moves(
+    given: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bots = ("--seat", "first=random", "--seat", "second=random")
+    assert main(["play", "nim", *bots, "--temperature", given]) == code
+    assert (f"temperature is {float(given)}" in capsys.readouterr().err) == (code == 2)
+
+
 def test_the_first_free_seat_is_the_persons() -> None:
     of = Players(seats={"b": "random"}, against="optimal").of
     assert of("abc", "abc") == {"a": "me", "b": "random", "c": "optimal"}
