@@ -12,6 +12,7 @@ from legos.config.together import check_together
 from legos.credit import RULES, WITHOUT_GROUPS
 from legos.errors import ConfigError, did_you_mean
 from legos.loop.deficits import check_shares
+from legos.records.message import MIN_TEMPERATURE
 
 __all__ = ["MixedArena", "PlayConfig", "check_play"]
 
@@ -83,7 +84,7 @@ class MixedArena(PlayConfig):
 
     share: float = knob(..., unit="share", ge=0, le=1)
     """Share of the trained tokens; those of all arenas add up to 1."""
-    temperature: float | None = knob(None, gt=0, le=10)
+    temperature: float | None = knob(None, ge=MIN_TEMPERATURE, le=10)
     """Sampling temperature in training; none: generation.temperature."""
     max_tokens: int | None = knob(None, unit="tokens", ge=1)
     """Longest completion of one turn; none: generation.max_tokens."""

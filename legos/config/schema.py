@@ -20,6 +20,7 @@ from legos.config.together import EXCLUSIVE, NEEDED, check_together
 from legos.errors import ConfigError
 from legos.loop.deficits import Spill, check_shares
 from legos.records.limits import EngineLimits
+from legos.records.message import MIN_TEMPERATURE
 from legos.records.step import Update
 
 __all__ = [
@@ -117,7 +118,7 @@ class TrainingConfig(ObjectiveSettings):
 class GenerationConfig(Settings):
     """How completions are sampled, and what the engine may use."""
 
-    temperature: float = knob(1.0, gt=0, le=10)
+    temperature: float = knob(1.0, ge=MIN_TEMPERATURE, le=10)
     """Sampling temperature in training."""
     max_tokens: int | None = knob(None, unit="tokens", ge=1)
     """Longest completion of one turn; none: the arena's own limit (in games, the longest move)."""
@@ -210,12 +211,12 @@ class RunConfig(Settings):
     adapter_folder: Path | None = knob(None, loose=True)
     """Folder in which vLLM servers read adapters, which they see under the same path; none: this
     machine's folder for temporary files."""
-    ray: str | None = knob(None, loose=True)
+    ray: str | None = knob(None)
     """Ray cluster that plays and generates: local for one of this machine alone, auto for the one
     that runs on it, or HOST:PORT; none: this process."""
-    players: int = knob(1, ge=0, loose=True)
+    players: int = knob(1, ge=0)
     """Processes of the cluster that play; 0: plays run in this process."""
-    engines: int | None = knob(None, ge=1, loose=True)
+    engines: int | None = knob(None, ge=1)
     """Engines of the cluster; none: one, unless server is given."""
     out: Path | None = knob(None, loose=True)
     """Run folder; none: a new one under runs/."""

@@ -190,6 +190,8 @@ def test_unknown_key_names_file_key_and_the_nearest(
         ("[loop]\ndeterministic = 1\n", "loop.deterministic is 1; expected a valid boolean"),
         ("seed = -1\n", "seed is -1; expected greater than or equal to 0"),
         ("out = 3\n", 'out is 3; expected a path, or "none"'),
+        ("players = true\n", "players is True; expected a valid integer"),
+        ("[generation]\ntemperature = 1e-4\n", "temperature is 0.0001; expected greater than or"),
         ("loop = 3\n", "loop (file {path}) is 3; expected a table"),
     ],
 )
