@@ -4,9 +4,10 @@ import re
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -89,6 +90,12 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+    @field_validator("*")
+    @classmethod
+    def _at_home(cls, value: Any) -> Any:
+        """The folder that ``~`` means: a shell expands it only at the start of a word."""
+        return value.expanduser() if isinstance(value, Path) else value
 
     # Hidden from type checkers, which derive the signature of each group from its fields.
     if not TYPE_CHECKING:

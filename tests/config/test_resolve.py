@@ -155,6 +155,13 @@ def test_play_and_training_take_turns_where_one_device_does_both(
     assert resolved.sources["training.staleness_limit"] == source
 
 
+def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = write(tmp_path, 'adapter_folder = "~/a"\nserver = ["http://a"]\n')
+    config = resolve(files=[path], overrides={"out": Path("~/run")}).config
+    assert (config.adapter_folder, config.out) == (tmp_path / "a", tmp_path / "run")
+
+
 def test_none_can_be_written_where_a_setting_admits_it(tmp_path: Path) -> None:
     config = read_config(write(tmp_path, '[training]\nclip_range = "none"\n'))
     assert config.training.clip_range is None
