@@ -44,10 +44,7 @@ def announcement(
     wanted, layers = config.training.lora_layers, adapter.shape.num_layers
     if wanted > layers and resolved.sources["training.lora_layers"] != "default":
         yield f"training.lora_layers is {wanted}; the model has {layers}, and all get LoRA"
-    for name, needed in config.training.unread.items():
-        if is_chosen(resolved.sources[f"training.{name}"]):
-            zero = f"{needed[0]} is 0" if len(needed) == 1 else f"{' and '.join(needed)} are 0"
-            yield f"training.{name} has no effect while {zero}"
+    yield from _without_effect(resolved)
     if config.training.anchored(model.dtype).anchor != config.training.ratio_anchor:
         yield (
             f"the base computes in {model.dtype}: the ratio is to the trainer's own probabilities, "
@@ -67,6 +64,18 @@ def announcement(
         yield "hint: this Mac runs on battery; connect it to power"
     if hint := blas_hint():
         yield hint
+
+
+def _without_effect(resolved: ResolvedConfig) -> Iterator[str]:
+    """The settings that the user chose and that nothing reads."""
+    config, chosen = resolved.config, {n for n, s in resolved.sources.items() if is_chosen(s)}
+    for name, needed in config.training.unread.items():
+        if f"training.{name}" in chosen:
+            zero = f"{needed[0]} is 0" if len(needed) == 1 else f"{' and '.join(needed)} are 0"
+            yield f"training.{name} has no effect while {zero}"
+    if not any(one.play.opponents for one in config.arenas.values()):
+        for name in sorted(name for name in chosen if name.startswith("league.")):
+            yield f"{name} has no effect without play.opponents"
 
 
 def summary(

@@ -262,11 +262,13 @@ def test_more_lora_layers_than_there_are(
 
 def test_a_setting_that_has_no_effect_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--training.ema-decay", "0.5", "--training.kl-estimator", "k3"]
+    options += ["--league.on-collapse", "stop"]
     assert main(["train", "--out", "run", *FAST, *options]) == 0  # nim advises a kl_coef of 0
     told = capsys.readouterr().out
     assert "training.ema_decay has no effect while ema_kl_coef is 0\n" in told
     assert "training.kl_estimator has no effect while kl_coef and ema_kl_coef are 0\n" in told
-    assert told.count("has no effect") == 2
+    assert "league.on_collapse has no effect without play.opponents\n" in told
+    assert told.count("has no effect") == 3
 
 
 @contextmanager
