@@ -46,10 +46,13 @@ def resolve_run(
     if fork is not None:
         return _forked(files, str(fork), overrides)
     resolved = resolve(files=files, overrides=overrides, recommend=advice)
-    if resolved.config.adapter is not None and resolved.sources["model"] == "default":
-        base = read_adapter(find_adapter(resolved.config.adapter)).base_model
+    adapter = resolved.config.adapter
+    if adapter is not None and resolved.sources["model"] == "default":
+        base = read_adapter(find_adapter(adapter)).base_model
         overrides = {**overrides, "model": base or resolved.config.model}
         resolved = resolve(files=files, overrides=overrides, recommend=advice)
+        sources = {**resolved.sources, "model": f"adapter {adapter}"}
+        resolved = replace(resolved, sources=sources)
     if resolved.config.fork_from is not None:
         raise ConfigError(
             f"fork_from is {resolved.config.fork_from!r} ({resolved.sources['fork_from']}); give "

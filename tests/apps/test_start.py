@@ -8,6 +8,7 @@ import pytest
 from short_runs import NIM
 
 from legos.cli.process import main
+from legos.cli.run_settings import resolve_run
 from legos.run.find import adapter_of
 from legos.run.folder import RunFolder
 from legos.weights.folder import read_adapter
@@ -55,6 +56,11 @@ def test_a_resumed_run_keeps_its_shape_without_the_first_adapter(
     given.rename(tmp_path / "elsewhere")
     assert not main(["train", "--resume", str(out), "--steps", "2"])
     assert read_adapter(adapter_of(RunFolder(out))).shape.rank == 3
+
+
+def test_the_model_of_an_adapter_is_not_said_to_be_of_the_command_line(parent: Path) -> None:
+    resolved = resolve_run([], resume=None, overrides={"adapter": str(parent)})
+    assert (resolved.config.model, resolved.sources["model"]) == ("builtin", f"adapter {parent}")
 
 
 def test_a_shape_beside_the_adapter_is_refused(
