@@ -1,10 +1,12 @@
 """``legos eval``: evaluate an adapter of a run."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from legos.cli.output import Flag, show, show_line, show_table
-from legos.cli.overrides import EvaluationLoop, EvaluationPlay, Key, Several, dotted
+from legos.cli.overrides import EvaluationPlay, Key, Several, dotted
 
 __all__ = ["evaluate"]
 
@@ -15,10 +17,13 @@ def evaluate(
     *,
     adapter: str | None = None,
     against: Several = (),
+    plays: Annotated[int | None, Parameter(("--plays", "--loop.evaluation-plays"))] = None,
+    temperature: Annotated[
+        float | None, Parameter(("--temperature", "--loop.evaluation-temperature"))
+    ] = None,
     api_key: Key = None,
     json: Flag = False,
     play: EvaluationPlay = None,
-    loop: EvaluationLoop = None,
 ) -> None:
     """Evaluate the newest adapter of a run, exactly where the game allows it.
 
@@ -30,12 +35,17 @@ def evaluate(
         against: Who has the other seats, in place of the policy itself: random, optimal, base, a
             RUN, RUN@STEP, an adapter folder, FILE.py:Class, or the address of a server; may be
             repeated. Every seat is evaluated.
+        plays: Number of plays, in arenas that cannot be evaluated exactly.
+        temperature: Sampling temperature of these plays; 0: the most probable token.
         api_key: File with the API key of the servers.
         json: Print one JSON object.
         play: Settings of the arena.
-        loop: Settings of evaluation plays.
     """
-    overrides = dotted({"play": play, "loop": loop}, {})
+    shorthands = {
+        "--plays": ("loop.evaluation_plays", plays),
+        "--temperature": ("loop.evaluation_temperature", temperature),
+    }
+    overrides = dotted({"play": play}, shorthands)
     if against:
         from legos.apps.tournament import evaluate_against
 

@@ -25,7 +25,6 @@ from legos.errors import ConfigError
 __all__ = [
     "Amount",
     "Count",
-    "EvaluationLoop",
     "EvaluationPlay",
     "Files",
     "Generation",
@@ -141,7 +140,7 @@ _EVALUATED = ("options", "illegal", "rules", "restrict_choices", "concurrency")
 # Type checkers cannot follow classes that are made at run time.
 if TYPE_CHECKING:
     Run = Training = Generation = Play = Loop = League = Track = dict[str, Any] | None
-    EvaluationPlay = EvaluationLoop = dict[str, Any] | None
+    EvaluationPlay = dict[str, Any] | None
 else:
     Run = Annotated[
         _typed("", RunConfig, [n for n in knobs() if "." not in n]) | None, Parameter(name="*")
@@ -153,9 +152,6 @@ else:
     Training = _options("training", TrainingConfig, "Optimiser step", 3)
     Track = _options("track", TrackConfig, "Metrics", 4)
     EvaluationPlay = _options("play", PlayConfig, "Playing", 0, *_EVALUATED)
-    EvaluationLoop = _options(
-        "loop", LoopConfig, "Evaluation", 1, "evaluation_plays", "evaluation_temperature"
-    )
 
 
 def dotted(

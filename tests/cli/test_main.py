@@ -314,6 +314,8 @@ def test_eval_prints_json_or_lines(stub: Stub, capsys: pytest.CaptureFixture[str
     ]
     overrides = {"play.options.split": "test", "loop.evaluation_temperature": 0.0}
     assert asked == [("runs/a", {}), ("runs/a@v3", overrides)]
+    assert main(["eval", "runs/a", "--plays", "9", "--temperature", "0.5"]) == 0  # as tournament
+    assert asked[2][1] == {"loop.evaluation_plays": 9, "loop.evaluation_temperature": 0.5}
 
 
 def test_serve_bench_and_arenas_call_their_functions(
