@@ -66,7 +66,6 @@ class Client(Protocol):
             EndpointError: an HTTP endpoint failed after its retries; only this play fails.
             EngineError: the engine or server of the policy has died; the run ends.
         """
-        ...
 
 
 class BatchClient(Client, Protocol):
@@ -82,18 +81,15 @@ class BatchClient(Client, Protocol):
         Raises:
             RequestError: the request cannot be served.
         """
-        ...
 
     def begin(self, prepared: Any, seed: int, done: Callable[[Completion | Exception], Any]) -> int:
         """Start a completion in the running event loop; returns a number for ``cancel``.
 
         ``done`` gets the completion, or the error, later.
         """
-        ...
 
     def cancel(self, number: int) -> None:
         """End a completion; its ``done`` is not called."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,16 +115,13 @@ class Seating(Protocol):
     @property
     def name(self) -> str:
         """The arena's name."""
-        ...
 
     @property
     def roles(self) -> Sequence[str]:
         """The roles in a play."""
-        ...
 
     def seats(self, task: Task) -> Mapping[str, Seat]:
         """The default seat of each role."""
-        ...
 
 
 class Matchmaker(Protocol):
@@ -142,7 +135,6 @@ class Matchmaker(Protocol):
             task: the task to play.
             seed: seed of this play only, and the same in a resumed run.
         """
-        ...
 
     def record(self, episode: Episode) -> None:
         """Record a play whose group has ended; none of an evaluation, and no spawned play."""
@@ -189,30 +181,24 @@ class Engine(Protocol):
         number is delivered exactly once, with its result or the error that stopped it. Before that,
         a request with ``stream`` gets its tokens as they are sampled (``Progress``).
         """
-        ...
 
     def cancel(self, numbers: Sequence[int], deliver: Deliver) -> None:
         """End requests early; each delivers its tokens so far, with finish reason "cancelled"."""
-        ...
 
     def load_adapter(self, adapter: Adapter) -> "Future[AdapterInfo]":
         """Load an adapter under its name; the future returns the adapter that is live then.
 
         The future raises ``AdapterError`` if the adapter does not fit; the previous one then stays.
         """
-        ...
 
     def drop_adapter(self, name: str) -> "Future[None]":
         """Drop a named adapter; the future raises ``AdapterError`` for unknown names."""
-        ...
 
     def versions(self) -> Mapping[str, int]:
         """Live adapters: name -> policy version."""
-        ...
 
     def adapters(self) -> Mapping[str, AdapterInfo]:
         """Live adapters: name -> version and digest."""
-        ...
 
     def stats(self) -> Mapping[str, float]:
         """What the engine counts and holds: counters end in ``_total``, sizes in ``_bytes``.
@@ -220,7 +206,6 @@ class Engine(Protocol):
         Raises:
             EngineError: it is closed, or its thread has died or hangs; the message says why.
         """
-        ...
 
     def score(
         self,
@@ -234,7 +219,6 @@ class Engine(Protocol):
 
         With ``by_token`` each prompt has one continuation, and the result is that of its tokens.
         """
-        ...
 
 
 class Backend(Protocol):
@@ -243,7 +227,6 @@ class Backend(Protocol):
     @property
     def passes(self) -> Count:
         """The passes of the ``forward_backward`` that is computed; asked on any thread."""
-        ...
 
     def forward_backward(
         self,
@@ -265,27 +248,21 @@ class Backend(Protocol):
             policy: name of the policy; each has its own LoRA arrays, optimiser and version.
             stop: asked between two passes; once it returns True, the future raises ``Stopped``.
         """
-        ...
 
     def optim_step(self, update: Update, *, policy: str = POLICY) -> "Future[int]":
         """Apply the gradients of a policy's last ``forward_backward``; returns the new version."""
-        ...
 
     def adapter(self, policy: str = POLICY) -> Adapter:
         """The current adapter of a policy; its arrays never change afterwards."""
-        ...
 
     def take(self, adapter: Adapter, *, policy: str = POLICY) -> "Future[int]":
         """Go on from other weights, as the next version; the optimiser and the EMA start again."""
-        ...
 
     def snapshot(self) -> "Future[Snapshot]":
         """Every policy, its EMA and its optimiser as they are now; later steps do not change it."""
-        ...
 
     def restore(self, folder: Path) -> None:
         """Read what a snapshot wrote; raises ``CheckpointError`` if it does not fit."""
-        ...
 
 
 class Publisher(Protocol):
@@ -293,11 +270,9 @@ class Publisher(Protocol):
 
     async def publish(self, adapter: Adapter) -> AdapterInfo:
         """Return once all engines have loaded the adapter, with the version and digest loaded."""
-        ...
 
     async def drop(self, name: str) -> None:
         """Drop a published adapter from all engines; running requests finish with it."""
-        ...
 
 
 @runtime_checkable
@@ -318,7 +293,6 @@ class CreditAssigner(Protocol):
 
     def assign(self, episodes: Sequence[Episode]) -> Sequence[Mapping[str, Sequence[float]]]:
         """One mapping per episode: trained role -> one advantage per turn of its rollout."""
-        ...
 
     def scope(self, episodes: Sequence[Episode]) -> Sequence[Hashable]:
         """[E] keys: only episodes with equal keys are compared; by default all have the same."""
@@ -343,7 +317,6 @@ class Curriculum(Protocol):
             levels: the arena's levels, easiest first.
             rng: the only source of randomness, so that a resumed run chooses the same levels.
         """
-        ...
 
     def record(self, level: str, successes: Sequence[float]) -> None:
         """Take note of a group's finished plays of a level: of each, its success from 0 to 1."""
@@ -368,7 +341,13 @@ class RewardModel(Protocol):
     def score(
         self, prompts: Sequence[str], completions: Sequence[str], answers: Sequence[Any]
     ) -> Sequence[float]:
-        """[N] rewards of N completions, which are without thinking; ``answers`` are known ones."""
+        """[N] rewards of N completions.
+
+        Args:
+            prompts: [N] what was asked.
+            completions: [N] what was answered, without thinking.
+            answers: [N] the known answers.
+        """
         ...
 
 
@@ -381,7 +360,6 @@ class Tracker(Protocol):
         The metrics of an evaluation (``eval/...``) may come in a later call of their own, also
         after those of later steps. Step 0 has only metrics.
         """
-        ...
 
     def plays(
         self, episodes: Sequence[Episode], *, step: int, evaluation: bool, ratios: Ratios = None
@@ -395,4 +373,3 @@ class Tracker(Protocol):
 
     def close(self) -> None:
         """Write all pending data and close."""
-        ...

@@ -26,11 +26,9 @@ class Pooled(Protocol):
     @property
     def name(self) -> str:
         """Its address, for the log."""
-        ...
 
     async def healthy(self) -> bool:
         """Whether it answers a request that costs nothing, within some seconds."""
-        ...
 
 
 ServerT = TypeVar("ServerT", bound=Pooled)

@@ -32,11 +32,9 @@ class LocalEngine(Engine, Protocol):
 
         Every counted token has been delivered, or will be delivered with its request.
         """
-        ...
 
     def close(self) -> None:
         """Close the engine; every waiting request gets an ``EngineError``."""
-        ...
 
 
 class ModelHandle(Protocol):
@@ -53,12 +51,10 @@ class ModelHandle(Protocol):
     @property
     def tool_format(self) -> ToolFormat:
         """Format in which the model writes tool calls."""
-        ...
 
     @property
     def turns(self) -> Mapping[str, int | None]:
         """Name of each device thread -> number of the call that it runs now; None: it is idle."""
-        ...
 
     def __call__(
         self, input_ids: Sequence[int], *, adapter: Adapter | None = None
@@ -73,7 +69,6 @@ class ModelHandle(Protocol):
         Raises:
             AdapterError: the adapter does not fit.
         """
-        ...
 
     def lora_shape(self, *, rank: int, alpha: float, num_layers: int, head: bool) -> LoraShape:
         """The shape of LoRA on the linear modules of the last layers.
@@ -81,7 +76,6 @@ class ModelHandle(Protocol):
         Raises:
             AdapterError: no module can be adapted.
         """
-        ...
 
     def add_lora(self, shape: LoraShape, *, seed: int = 0) -> None:
         """Add LoRA to the model; its output does not change before the first update.
@@ -90,7 +84,6 @@ class ModelHandle(Protocol):
             ModelError: the model has LoRA already.
             AdapterError: the model has no such modules.
         """
-        ...
 
     def set_adapter(self, adapter: Adapter) -> None:
         """Use an adapter in later calls.
@@ -98,11 +91,9 @@ class ModelHandle(Protocol):
         Raises:
             AdapterError: it does not fit the LoRA that was added.
         """
-        ...
 
     def without_lora(self) -> AbstractContextManager[None]:
         """Within the block, calls use the model without LoRA; training steps keep it."""
-        ...
 
     def base_adapter(self) -> Adapter:
         """An adapter of the model's LoRA that has no effect, as version 0.
@@ -110,7 +101,6 @@ class ModelHandle(Protocol):
         Raises:
             ModelError: the model has no LoRA.
         """
-        ...
 
     def write_fused(self, adapter: Adapter, folder: Path) -> float:
         """Merge an adapter into the model, and write the merged model into an empty folder.
@@ -124,11 +114,9 @@ class ModelHandle(Protocol):
         Raises:
             AdapterError: the adapter does not fit, or the written model gives different results.
         """
-        ...
 
     def make_engine(self, limits: EngineLimits | None = None) -> LocalEngine:
         """Make an engine of this model; without limits it has the defaults."""
-        ...
 
     def make_backend(self, config: BackendConfig | None = None) -> Backend:
         """Make the backend that trains the LoRA of this model; at most one per handle.
@@ -138,11 +126,9 @@ class ModelHandle(Protocol):
             TrainerError: the model cannot be trained.
             AdapterError: the reference does not exist, or does not fit.
         """
-        ...
 
     def close(self) -> None:
         """Release the model; its engines must be closed before."""
-        ...
 
 
 class Device(Protocol):
@@ -171,8 +157,6 @@ class Device(Protocol):
                 training does not fit into memory, or another process has another model.
             TrainerError: another process has ended.
         """
-        ...
 
     def facts(self) -> Mapping[str, str | int | float | bool]:
         """Software versions, and the kind and memory of the hardware."""
-        ...

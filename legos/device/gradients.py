@@ -45,26 +45,20 @@ class DeviceGradients(Protocol):
 
     def array(self, values: Any) -> Any:
         """A float32 copy of an array on the device."""
-        ...
 
     def host(self, arrays: Arrays) -> Arrays:
         """The same arrays as NumPy can read them on any thread, without a copy where possible."""
-        ...
 
     def install(self, arrays: Arrays) -> None:
         """Make the model compute with some LoRA arrays, without a copy."""
-        ...
 
     def of_step(
         self, step: StepSamples, objective: Objective, others: Others, stop: Stop = never
     ) -> StepResult:
         """Loss, sums, values of each token and gradients by name, of the installed arrays."""
-        ...
 
     def computed(self, compute: Callable[[], T]) -> T:
         """Run a computation to its end; after an error of the device, perhaps once more."""
-        ...
 
     def evaluate(self, *arrays: Arrays) -> None:
         """Wait until arrays are computed."""
-        ...

@@ -32,19 +32,15 @@ class Group(Protocol):
 
     def send(self, order: Order) -> None:
         """Send an order of the first process to all others."""
-        ...
 
     def receive(self) -> Order:
         """Wait for the next order of the first process."""
-        ...
 
     def gathered(self, value: Any) -> list[Any]:
         """The values of all processes, in the order of their ranks."""
-        ...
 
     def failed(self, error: Exception) -> Exception:
         """What to raise after a computation, after which the processes no longer agree."""
-        ...
 
 
 class Leader:

@@ -45,7 +45,6 @@ class StepSettings(Protocol):
     @property
     def min_samples_per_step(self) -> int:
         """Of one step without a token budget."""
-        ...
 
     @property
     def tokens_per_step(self) -> int | None:
@@ -60,17 +59,14 @@ class StepSettings(Protocol):
     @property
     def staleness_limit(self) -> int:
         """Of a token, in optimiser steps."""
-        ...
 
     @property
     def loss_normalisation(self) -> LossNormalisation:
         """What counts the same in the loss."""
-        ...
 
     @property
     def skip_threshold(self) -> float:
         """A step that clips a larger share of its tokens is not applied."""
-        ...
 
     def objective(self, step: int, num_steps: int) -> Objective:
         """The objective of a step of a run of ``num_steps``; 0: their number is not known."""
@@ -78,7 +74,6 @@ class StepSettings(Protocol):
 
     def update(self, step: int, num_steps: int) -> Update:
         """How the gradients of that step are applied."""
-        ...
 
 
 class PolicyTrainer:

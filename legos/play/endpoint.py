@@ -44,7 +44,6 @@ class EndpointHost(Protocol):
 
     def open(self, seat: "AgentSeat") -> AbstractAsyncContextManager[Endpoint]:
         """Within the block, requests with the endpoint's key are answered by this seat."""
-        ...
 
     def offered(self, offer: Any) -> AbstractContextManager[None]:
         """Within the block, a program can start the play of an ``ExternalEpisode``.
@@ -52,7 +51,6 @@ class EndpointHost(Protocol):
         Raises:
             ArenaError: no server offers plays.
         """
-        ...
 
 
 def host_of(seat: Seat) -> EndpointHost:

@@ -19,15 +19,12 @@ class GrammarState(Protocol):
     @property
     def closed(self) -> bool:
         """Whether the text is complete and nothing may follow."""
-        ...
 
     def allowed(self) -> NDArray[np.bool_]:
         """[V] True for the token ids that may come next."""
-        ...
 
     def advance(self, token: int) -> None:
         """Advance the state by one token."""
-        ...
 
 
 @runtime_checkable
@@ -36,7 +33,6 @@ class Grammar(Protocol):
 
     def begin(self) -> GrammarState:
         """The state before the first token."""
-        ...
 
 
 class PlainRequest(Draws, frozen=True, kw_only=True, forbid_unknown_fields=True):

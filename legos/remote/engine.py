@@ -47,17 +47,14 @@ class RemoteServer(Pooled, Protocol):
             NotFoundError: the adapter is not live there.
             EndpointError, EngineError: the server does not answer.
         """
-        ...
 
     async def score(
         self, prompts: ScoredRows, *, end_ids: Sequence[int], adapter: str, by_token: bool = False
     ) -> list[list[float]]:
         """Log-probability of each continuation, nats; see ``Engine.score``."""
-        ...
 
     async def aclose(self) -> None:
         """Close the connections."""
-        ...
 
 
 class _List(msgspec.Struct, eq=False):

@@ -39,12 +39,10 @@ class Evaluation(Protocol):
     @property
     def episodes(self) -> Sequence[Episode]:
         """The plays of the newest evaluation; none where it was exact."""
-        ...
 
     @property
     def count(self) -> Count:
         """What one evaluation asks the policy, and how much of the running one is done."""
-        ...
 
     async def metrics(self, *, adapters: Mapping[str, str] | None = None) -> Results:
         """The metrics of one evaluation, as JSON values.
@@ -52,7 +50,6 @@ class Evaluation(Protocol):
         Args:
             adapters: policy -> name of the adapter that is evaluated in its place.
         """
-        ...
 
 
 class Outputs(NamedTuple):

@@ -31,7 +31,6 @@ class Reader(Publisher, Protocol):
 
     async def aclose(self) -> None:
         """Close the connections."""
-        ...
 
 
 class _Server:

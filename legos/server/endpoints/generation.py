@@ -108,11 +108,9 @@ class Reply(Protocol):
 
     def whole(self, completion: Completion) -> Fields:
         """The fields of the complete answer."""
-        ...
 
     def events(self, news: Progress | Completion) -> Iterable[Fields]:
         """The fields of each event for new tokens, or for the end of the answer."""
-        ...
 
 
 def seeded(
