@@ -10,14 +10,12 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from legos.errors import ConfigError
-from legos.loop.evaluation import flat_metrics
+from legos.loop.evaluation import ArenaEvaluation, MixEvaluation, flat_metrics
 from legos.loop.ledger import Ledger
 from legos.protocols import Publisher, Tracker
-from legos.records.count import Count
-from legos.records.episode import Episode
 from legos.records.names import evaluated_name
 from legos.run.background import Background
 from legos.run.folder import RunFolder
@@ -25,31 +23,12 @@ from legos.run.kept import KeptPlays
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
 
-__all__ = ["Evaluation", "Evaluations", "Outputs", "Results"]
+__all__ = ["Evaluations", "Outputs", "Results"]
 
 logger = logging.getLogger(__name__)
 Results = dict[str, Any]
 _OF_PLAYS = ("reward_", "metric_", "success_", "forfeit_share", "illegal_share", "truncation_share")
 """First words of the names of metrics that are absent if no play ended, or logged them."""
-
-
-class Evaluation(Protocol):
-    """Evaluates an adapter that is live in the engines."""
-
-    @property
-    def episodes(self) -> Sequence[Episode]:
-        """The plays of the newest evaluation; none where it was exact."""
-
-    @property
-    def count(self) -> Count:
-        """What one evaluation asks the policy, and how much of the running one is done."""
-
-    async def metrics(self, *, adapters: Mapping[str, str] | None = None) -> Results:
-        """The metrics of one evaluation, as JSON values.
-
-        Args:
-            adapters: policy -> name of the adapter that is evaluated in its place.
-        """
 
 
 class Outputs(NamedTuple):
@@ -73,7 +52,7 @@ class Evaluations:
 
     def __init__(
         self,
-        evaluation: Evaluation,
+        evaluation: ArenaEvaluation | MixEvaluation,
         ledger: Ledger,
         folder: RunFolder,
         *,

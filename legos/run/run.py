@@ -16,7 +16,7 @@ from legos.arena.arena import Arena
 from legos.config.league import LeagueConfig
 from legos.config.schema import LoopConfig
 from legos.errors import EngineError, Stopped
-from legos.loop.evaluation import flat_metrics
+from legos.loop.evaluation import ArenaEvaluation, MixEvaluation, flat_metrics
 from legos.loop.loop import batcher_of, training_loop
 from legos.loop.mix import Mix, mix_of
 from legos.loop.player import PlayGroup
@@ -30,7 +30,7 @@ from legos.records.group import Group
 from legos.remote.publish.engine import reaching
 from legos.run.background import Background
 from legos.run.checkpoint import write_checkpoint
-from legos.run.evaluations import Evaluation, Evaluations, Outputs, Results
+from legos.run.evaluations import Evaluations, Outputs, Results
 from legos.run.folder import RunFolder
 from legos.run.kept import KeptPlays
 from legos.run.league import RunLeague
@@ -62,7 +62,7 @@ class Run:
         settings: LoopConfig,
         *,
         episode_concurrency: int,
-        evaluation: Evaluation,
+        evaluation: ArenaEvaluation | MixEvaluation,
         count_tokens: Callable[[], Awaitable[int]],
         engine_stats: Callable[[], Mapping[str, float]],
         writer: Executor,
