@@ -62,8 +62,6 @@ def serve(
         ConfigError: the server cannot listen at the address, or two adapters have the same name.
         LegosError: the model or an adapter cannot be loaded.
     """
-    if memory_gib is not None and memory_gib <= 0:
-        raise ConfigError(f"--memory-limit-gib is {memory_gib:g}; expected more than 0")
     logging.getLogger("legos.server").setLevel(logging.INFO)
     named = _read(adapters)
     limits = GenerationConfig(max_batch=options.max_running).limits(memory_gib)

@@ -37,6 +37,7 @@ __all__ = [
     "Several",
     "Track",
     "Training",
+    "Whole",
     "dotted",
     "literal",
     "shares",
@@ -45,6 +46,9 @@ __all__ = [
 
 Count = Annotated[int, Parameter(validator=validators.Number(gte=1))]
 """A number of plays, or of other things, of which there must be one."""
+
+Whole = Annotated[int, Parameter(validator=validators.Number(gte=0))]
+"""A number of things, of which there may be none."""
 
 
 def _check_finite(_: Any, value: float | None) -> None:

@@ -1,7 +1,7 @@
 """``legos serve``: serve a model and its adapters over HTTP."""
 
 from legos.cli.output import Flag, show
-from legos.cli.overrides import Amount, Count, Key, Limit, Several
+from legos.cli.overrides import Amount, Count, Key, Limit, Several, Whole
 
 __all__ = ["serve"]
 
@@ -14,8 +14,8 @@ def serve(
     port: int = 8000,
     api_key: Key = None,
     max_batch: Count = 256,
-    memory_limit_gib: Amount | None = None,
-    max_queue: int = 1024,
+    memory_limit_gib: Limit | None = None,
+    max_queue: Whole = 1024,
     timeout_s: Limit = 600.0,
     max_body_mb: Limit = 4.0,
     max_adapters: Count = 64,

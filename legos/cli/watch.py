@@ -1,11 +1,9 @@
 """``legos watch``: look at plays of a run."""
 
 import sys
-from typing import Annotated
-
-from cyclopts import Parameter, validators
 
 from legos.cli.output import Flag, show_line
+from legos.cli.overrides import Whole
 
 __all__ = ["watch"]
 
@@ -15,7 +13,7 @@ def watch(
     /,
     *,
     episode: int | None = None,
-    last: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 3,
+    last: Whole = 3,
     thinking: Flag = False,
 ) -> None:
     """Show the plays of a run as it writes them, or replay one.

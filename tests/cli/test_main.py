@@ -196,7 +196,8 @@ def test_a_runs_settings_leave_another_arena_its_own(trained: Trained, tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["serve", "--memory-limit-gib", "-1"], "--memory-limit-gib is -1; expected more than 0"),
+        (["serve", "--memory-limit-gib", "-1"], "for --memory-limit-gib. Must be > 0"),
+        (["serve", "--max-queue", "-1"], "for --max-queue. Must be >= 0"),
         (["train", "--training.rank", "3"], "Did you mean --training.lora-rank?"),
         (["train", "--loop.keep-awake", "no", "--seed", "1"], "leave 'no' out"),
         (["train", "--out", "run\udcff"], "argument 'run\\udcff' is not text in UTF-8"),
