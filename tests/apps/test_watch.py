@@ -17,10 +17,8 @@ from legos.apps.transcript import ending
 from legos.apps.watch import replay, watch
 from legos.arena.cursor import plays_from
 from legos.cli.process import main
-from legos.config.resolve import resolve
 from legos.errors import CheckpointError
 from legos.fakes import ScriptedClient
-from legos.games.bots import RandomBot
 from legos.play.step import play_all
 from legos.records.episode import Episode, Rollout, Task, Turn
 from legos.records.message import Completion, Message, Sampling, ToolCall
@@ -225,15 +223,6 @@ def test_a_damaged_line_is_named(run: RunFolder) -> None:
         file.write("nonsense\n" + json.dumps({"step": 3}))
     with pytest.raises(CheckpointError, match="line 2 is no play: JSONDecodeError"):
         watch(str(run.path), last=1, thinking=False, say=print)
-
-
-def game_run(folder: RunFolder, arena: str) -> list[dict[str, Any]]:
-    """A run with plays of random bots; returns them as they are stored."""
-    folder.config.write_text(resolve(overrides={"arena": arena}).toml())
-    made = make_arena(arena, RandomBot(), seed=7)
-    episodes = asyncio.run(play_all(made, plays_from(made, 7, 4), asyncio.Semaphore(4)))
-    folder.add_episodes(1, episodes)
-    return [json.loads(line) for line in folder.episodes.read_text().splitlines()]
 
 
 def test_turns_have_the_times_of_question_and_answer(run: RunFolder) -> None:
