@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from legos.arena.game import Game
 from legos.errors import ArenaError
-from legos.games.graph import DecisionPoint, FloatArray, write_out
+from legos.games.graph import FloatArray, write_out
 from legos.games.solve import (
     SAME,
     completed,
@@ -27,7 +27,6 @@ from legos.games.solve import (
 )
 
 __all__ = [
-    "DecisionPoint",
     "GameReport",
     "GameTree",
     "Outcome",

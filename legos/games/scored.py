@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from legos.arena.arena import Arena, GameArena
 from legos.errors import ArenaError, GameSizeError
-from legos.games.exact import DecisionPoint, GameTree, Policy
+from legos.games.exact import GameTree, Policy
+from legos.games.graph import DecisionPoint
 from legos.protocols import Scorer
 from legos.records.message import Message
 

@@ -6,14 +6,14 @@ from typing import Any
 from legos.errors import TrainerError
 from legos.losses.corrections import correct
 from legos.losses.kl import KlEstimator, loss_kl
-from legos.losses.metrics import SUMS, token_sums
+from legos.losses.metrics import token_sums
 from legos.losses.objective import Objective
 from legos.losses.policy import LOSSES, ChosenTokens, linear
 from legos.losses.positions import Positions, entropy, exact_kl, position_logprobs
 from legos.losses.ratio import detach, log_ratio
 from legos.records.batch import Batch
 
-__all__ = ["SUMS", "BatchArrays", "Terms", "policy_loss", "token_loss", "token_terms"]
+__all__ = ["BatchArrays", "Terms", "policy_loss", "token_loss", "token_terms"]
 
 Terms = Mapping[str, Any]
 """Name -> [S, A] values of the chosen tokens; ``token_loss`` lists them."""

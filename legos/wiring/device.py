@@ -81,7 +81,8 @@ def tried_architectures(names: Sequence[str] = ()) -> Iterator[dict[str, str]]:
         ModelError: there is no architecture of a name.
     """
     mlx_device()
-    from legos.mlx.checks.architectures import architectures, try_architecture
+    from legos.mlx.checks.architectures import try_architecture
+    from legos.mlx.checks.small_models import architectures
 
     known = architectures()
     for name in names:

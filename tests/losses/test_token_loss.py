@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from legos.losses.metrics import SUMS
 from legos.losses.objective import Objective
-from legos.losses.total import SUMS, token_loss
+from legos.losses.total import token_loss
 
 Floats = NDArray[np.float64]
 RATIO = np.array([[2.0, 0.5, 1.0, 0.25]])

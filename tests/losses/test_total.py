@@ -14,9 +14,10 @@ from total_loss import total_loss
 
 from legos.fakes import make_sample
 from legos.losses import policy as losses
+from legos.losses.metrics import SUMS
 from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import KlEstimator, Objective
-from legos.losses.total import SUMS, BatchArrays
+from legos.losses.total import BatchArrays
 from legos.records.batch import Batch
 
 Floats = NDArray[np.float64]

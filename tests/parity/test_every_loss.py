@@ -12,10 +12,11 @@ from random_samples import float64, random_samples
 from total_loss import total_loss
 
 from legos.losses.kl import loss_kl
+from legos.losses.metrics import SUMS
 from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
 from legos.losses.positions import Positions, position_logprobs
-from legos.losses.total import SUMS, BatchArrays
+from legos.losses.total import BatchArrays
 from legos.records.batch import Batch
 from legos.records.sample import Sample
 

@@ -9,7 +9,7 @@ from contextlib import redirect_stdout
 from io import StringIO
 
 from legos.errors import LegosError
-from legos.mlx.checks.small_models import architectures, small_model
+from legos.mlx.checks.small_models import small_model
 from legos.mlx.generate.capabilities import probe
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.model.forward import WAY_OUT, CausalModel
@@ -18,11 +18,11 @@ from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.train.step_gradients import StepGradients
 from legos.records.step import BackendConfig
 
-__all__ = ["architectures", "try_architecture"]
+__all__ = ["try_architecture"]
 
 
 def try_architecture(name: str) -> dict[str, str]:
-    """Serve and train a small random model of one of ``architectures``, which takes a second.
+    """Serve and train a small random model of an architecture, which takes a second.
 
     Returns:
         ``architecture``, its name; ``trains``, ``checkpointing`` (of gradients) and ``serves``:

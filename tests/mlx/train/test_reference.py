@@ -21,9 +21,10 @@ from total_loss import total_loss
 from legos.device.backend import LoraBackend
 from legos.errors import AdapterError, CheckpointError
 from legos.fakes import make_sample
+from legos.losses.metrics import SUMS
 from legos.losses.normalisation import normalisation_weights
 from legos.losses.objective import Objective
-from legos.losses.total import SUMS, BatchArrays
+from legos.losses.total import BatchArrays
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, other_lora, set_lora_arrays
 from legos.mlx.train import step_gradients
