@@ -7,7 +7,7 @@ from concurrent.futures import Executor, Future
 from contextlib import closing
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from accounts import checked_ledger
@@ -188,7 +188,7 @@ class World:
             self.trainer,
             LoopConfig(step_concurrency=players, **{**usual, **settings}),
             episode_concurrency=8,
-            evaluation=self.evaluation,
+            evaluation=cast("Any", self.evaluation),
             count_tokens=self.count,
             engine_stats=stats,
             play=play,

@@ -11,7 +11,7 @@ import random
 import shutil
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from unittest.mock import patch
 
 from accounts import balanced_ledger
@@ -86,7 +86,7 @@ class Session:
                 plays_kept=0.5,
             ),
             episode_concurrency=4,
-            evaluation=self.evaluation,
+            evaluation=cast("Any", self.evaluation),
             count_tokens=self.count,
             engine_stats=dict,
             writer=SlowWriter(nature),
