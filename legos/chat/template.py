@@ -15,6 +15,8 @@ __all__ = ["ChatTemplate"]
 Chat = Sequence[Mapping[str, Any]]
 _RULES = "qzxj"  # a text that no template writes by itself
 _PROBE: Chat = ({"role": "system", "content": _RULES}, {"role": "user", "content": "?"})
+_FUNCTION = {"name": _RULES, "description": "?", "parameters": {"type": "object", "properties": {}}}
+_TOOLS = [{"type": "function", "function": _FUNCTION}]
 
 
 class ChatTemplate:
@@ -22,7 +24,6 @@ class ChatTemplate:
 
     Attributes:
         exists: whether the tokenizer has a template; without one, each message is a line.
-        knows_tools: whether the template takes tools; without, the system message has them.
         knows_thinking: whether it knows thinking tags.
         knows_effort: whether it reads the variable ``reasoning_effort``.
     """
@@ -32,9 +33,16 @@ class ChatTemplate:
         self._neutral = neutral
         template = str(tokenizer.chat_template or "")
         self.exists = bool(template)
-        self.knows_tools = "tools" in template
         self.knows_thinking = "<think>" in template
         self.knows_effort = "reasoning_effort" in template
+
+    @cached_property
+    def knows_tools(self) -> bool:
+        """Whether the template writes tools; one that does not has them in the system message."""
+        try:
+            return _RULES in self._written(_PROBE[1:], {"tools": _TOOLS})
+        except ModelError:
+            return False
 
     @cached_property
     def merges_system(self) -> bool:

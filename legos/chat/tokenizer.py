@@ -74,7 +74,7 @@ class ChatTokenizer:
     Attributes:
         vocab_size: number of tokens, added ones included.
         end_ids: the token ids that end a completion, in ascending order.
-        knows_tools: whether the chat template takes tools.
+        knows_tools: whether the chat template writes tools.
         knows_thinking: whether the chat template knows thinking tags.
         knows_effort: whether it reads the variable ``reasoning_effort``.
     """

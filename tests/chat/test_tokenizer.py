@@ -155,6 +155,25 @@ def test_system_messages_that_a_template_cannot_say_begin_the_next_question(
     assert "Sum." in tokenizer.decode(tokenizer.render([chat[4]], [tool]))
 
 
+IGNORED_TOOLS = {
+    "of a message": "{% if 'tools' in m %}{{ m['tools'] }}{% endif %}",  # as Phi-4-mini's
+    "of another name": "{% if loop.first and xml_tools %}{{ xml_tools }}{% endif %}",  # SmolLM3's
+}
+
+
+@pytest.mark.parametrize("reads", IGNORED_TOOLS.values(), ids=IGNORED_TOOLS)
+def test_tools_that_a_template_does_not_write_are_in_the_system_message(
+    reads: str, tmp_path: Path
+) -> None:
+    template = "{% for m in messages %}" + LINES + reads + "{% endfor %}"
+    tokenizer = load_tokenizer(copy_with(tmp_path, chat_template=template))
+    assert not tokenizer.knows_tools
+    tool = {"type": "function", "function": {"name": "add", "description": "Sum."}}
+    prompt = tokenizer.decode(tokenizer.render([Message("user", "Q")], [tool]))
+    assert prompt.startswith("system: You may call")
+    assert "Sum." in prompt
+
+
 TURNS = (  # as Gemma's
     "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('roles must alternate') }}{% endif %}" + LINES + "{% endfor %}"

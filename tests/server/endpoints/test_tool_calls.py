@@ -17,7 +17,7 @@ BEGIN = (
     "{%- for message in messages %}{{- '<|user|>' if message.role == 'user' else '<|assistant|>' }}"
     "{{- message.content }}{%- for call in message.tool_calls or [] %}{{- call.function.name }}"
 )
-END = "{%- endfor %}{{- '<|end|>' }}{%- endfor %}{{- '<|assistant|>' }}{%- if tools %}{%- endif %}"
+END = "{%- endfor %}{{- '<|end|>' }}{%- endfor %}{{- tools or '' }}{{- '<|assistant|>' }}"
 TEMPLATES = {
     "plain": "",
     "iterates": "{%- for k, v in call.function.arguments.items() %}{{- k + '=' ~ v }}{%- endfor %}",
