@@ -11,9 +11,11 @@ __all__ = ["MARKS", "without_channels"]
 
 MARKS = ("<think>", "</think>", "<|start|>", "<|channel|>", "<|message|>")
 """Special tokens that stay in the text of a completion."""
-_HEADER = re.compile(r"(?:<\|start\|>[^<]*)?<\|channel\|>\s*(\w*)[^<]*<\|message\|>")
+_HEADER = re.compile(r"(?:<\|start\|>[^<]*|\A ?to=[^<]*)?<\|channel\|>\s*(\w*)[^<]*<\|message\|>")
 _CALLED = re.compile(r"to=functions\.([\w.-]+)")
-_UNFINISHED = re.compile(r"<\|(?:start|channel)\|>(?:(?!<\|message\|>).)*\Z", re.DOTALL)
+_UNFINISHED = re.compile(
+    r"(?:\A ?to(?:=[^<]*)?)?(?:<\|(?:start|channel)\|>(?:(?!<\|message\|>).)*)?\Z", re.DOTALL
+)
 
 
 def without_channels(text: str) -> str:

@@ -119,8 +119,15 @@ class ChatTokenizer:
         become ``<think>`` and ``</think>``, also Harmony's channels. The text of more tokens begins
         with that of fewer, up to a character whose bytes are not all there yet.
         """
-        if controls or self._pieces.keys().isdisjoint(ids):
-            return self._plain(ids, controls=controls)
+        if controls:
+            return self._plain(ids, controls=True)
+        text = self._spelled(ids)
+        return without_channels(text) if self._channels else text
+
+    def _spelled(self, ids: Sequence[int]) -> str:
+        """The text of token ids, the names of special tokens around thinking included."""
+        if self._pieces.keys().isdisjoint(ids):
+            return self._plain(ids, controls=False)
         text = ""
         kept = [token for token in ids if token in self._pieces or token not in self._special_ids]
         for number, (own, run) in enumerate(groupby(kept, key=self._pieces.__contains__)):
@@ -134,7 +141,7 @@ class ChatTokenizer:
             else:  # some decoders drop a space at the beginning
                 guard, guard_text = self._guard
                 text += self._plain([guard, *run], controls=False)[len(guard_text) :]
-        return without_channels(text) if self._channels else text
+        return text
 
     def token_text(self, token: int) -> str:
         """The text of a token within a text, also that of a special token."""

@@ -148,26 +148,30 @@ def test_channels_become_thinking(said: Sequence[str], text: str, thinking: str)
     assert "".join(stream.push((token,)) for token in ids) == tokenizer.decode(ids)
 
 
+TO_FIRST = (CALLED[0], "<|channel|>", "commentary", CALLED[1], "<|message|>")
+
+
 @pytest.mark.parametrize(
-    "header",
+    ("header", "before"),
     [
-        ("assistant", "<|channel|>", "commentary", *CALLED, "<|message|>"),
-        ("assistant", CALLED[0], "<|channel|>", "commentary", CALLED[1], "<|message|>"),
+        ((*ANALYSIS, "<|channel|>", "commentary", *CALLED, "<|message|>"), "<think>a b</think>"),
+        ((*ANALYSIS, *TO_FIRST), "<think>a b</think>"),
+        (TO_FIRST, ""),  # the prompt ends with "<|start|>assistant"
     ],
 )
-def test_a_channel_to_a_function_is_a_call(header: Sequence[str]) -> None:
+def test_a_channel_to_a_function_is_a_call(header: Sequence[str], before: str) -> None:
     library = sentencepiece("<s>", "</s>", "<pad>", *HARMONY)
     tokenizer = ChatTokenizer(library, end_ids=[1])
     arguments = tokenizer.encode('{"a": 4}')
     vocabulary = library.get_vocab()
-    ids = (*(vocabulary[part] for part in (*ANALYSIS[:-1], *header)), *arguments)
+    ids = (*(vocabulary[part] for part in header), *arguments)
     stream = TextStream(tokenizer.decode)
     text = "".join(stream.push((token,)) for token in ids)
     assert text == tokenizer.decode(ids)
     form = also_known("<|start|>assistant to=functions.x<|channel|>commentary json<|message|>")
     assert form is not None
     content, (call,) = read_reply(text, [], form) or ("", ())
-    assert content == "<think>a b</think>"
+    assert content == before
     assert (call.name, json.loads(call.arguments)) == ("take", {"a": 4})
 
 
