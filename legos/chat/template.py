@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from legos.chat.fields import Neutraliser
+from legos.chat.reply import split_thinking
 from legos.chat.tools import plain_messages
 from legos.errors import ModelError
 
@@ -35,6 +36,7 @@ class ChatTemplate:
         self.exists = bool(template)
         self.knows_thinking = "<think>" in template
         self.knows_effort = "reasoning_effort" in template
+        self._takes_thinking = "message.thinking" in template
 
     @cached_property
     def knows_tools(self) -> bool:
@@ -93,6 +95,8 @@ class ChatTemplate:
         if not self.exists:
             lines = [f"{message['role']}: {message['content']}\n" for message in chat]
             return "".join(lines) + ("assistant:" if asks else "")
+        if self._takes_thinking:
+            chat = [_thinking_apart(message) for message in chat]
         if any(message["role"] == "system" for message in chat) and self.merges_system:
             chat = _without_system(chat)
         if any(a["role"] == b["role"] == "user" for a, b in pairwise(chat)) and self.merges_users:
@@ -109,6 +113,17 @@ class ChatTemplate:
             raise ModelError(
                 f"the model's chat template refuses messages of roles {roles}: {error}"
             ) from error
+
+
+def _thinking_apart(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same message with its thinking as gpt-oss's template takes it: beside calls, no text."""
+    tagged, answer = split_thinking(message["content"] or "")
+    thought = message.get("reasoning_content") or tagged
+    if message["role"] != "assistant" or not thought:
+        return message
+    if message.get("tool_calls"):
+        thought, answer = f"{thought}\n\n{answer}".strip(), ""
+    return {**message, "content": answer, "thinking": thought}
 
 
 def _without_system(chat: Chat) -> Chat:

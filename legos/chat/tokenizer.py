@@ -92,6 +92,7 @@ class ChatTokenizer:
         }
         self._pieces = _pieces(tokenizer, self._controls)
         self._channels = b"<|channel|>" in self._pieces.values()
+        self._framed = self._channels or "<|START_RESPONSE|>" in self._controls
         self._remember = lru_cache(maxsize=_REMEMBERED_PROMPTS)(self._render)
         self._remember_after = lru_cache(maxsize=_REMEMBERED_PROMPTS)(self._after)
         self.vocab_size: int = len(tokenizer)
@@ -290,8 +291,9 @@ class ChatTokenizer:
     ) -> tuple[int, ...]:
         """The tokens with which a model says an assistant's message, the end of its turn included.
 
-        A text is said as it stands, tool calls and thinking as the chat template writes them. Where
-        the prompt ends with an opening <think>, the answer closes it first.
+        A text is said as it stands; tool calls, thinking, and a text between marks of its own
+        (gpt-oss, Command) as the chat template writes them. Where the prompt ends with an opening
+        <think>, the answer closes it first.
 
         Args:
             messages: the prompt, as ``render_chat`` takes it.
@@ -302,7 +304,7 @@ class ChatTokenizer:
             ModelError: the chat template does not write the message after this prompt.
         """
         thinking = answer.get("reasoning_content")
-        if not (thinking or (answer.get("tool_calls") and self.knows_tools)):
+        if not (thinking or self._framed or (answer.get("tool_calls") and self.knows_tools)):
             text = plain_messages([answer], ())[0]["content"]
             if self.knows_thinking and self._template.text(messages, tools).rstrip().endswith(OPEN):
                 thinks = CLOSE in text  # and the prompt has the tag before it

@@ -175,6 +175,37 @@ def test_a_channel_to_a_function_is_a_call(header: Sequence[str], before: str) -
     assert (call.name, json.loads(call.arguments)) == ("take", {"a": 4})
 
 
+CHANNELS = (  # as gpt-oss's
+    "{{- tools or '' }}"
+    "{%- for message in messages %}{%- if message.role == 'assistant' %}{{- '<|start|>assistant' }}"
+    "{%- if message.thinking %}{{- '<|channel|>analysis<|message|>' + message.thinking + '<|end|>'"
+    "+ '<|start|>assistant' }}{%- endif %}{{- '<|channel|>final<|message|>' + message.content }}"
+    "{{- '<|return|>' }}{%- else %}{{- '<|start|>user<|message|>' + message.content + '<|end|>' }}"
+    "{%- endif %}{%- endfor %}{{- '<|start|>assistant' if add_generation_prompt }}"
+)
+
+
+@pytest.mark.parametrize("thinking", ["", "a b"])
+def test_an_answer_to_imitate_is_in_its_channel(thinking: str) -> None:
+    library = sentencepiece("<s>", "</s>", "<pad>", *HARMONY)
+    library.chat_template = CHANNELS
+    tokenizer = ChatTokenizer(library, end_ids=[1, 7])
+    answer = {"role": "assistant", "content": "[4]", "reasoning_content": thinking or None}
+    ids = tokenizer.answer_ids([{"role": "user", "content": "a"}], answer)
+    assert ids[-1] == 7  # <|return|>
+    assert split_thinking(tokenizer.decode(ids)) == (thinking, "[4]")
+
+
+def test_thinking_before_a_call_stays_in_its_channel() -> None:
+    library = sentencepiece("<s>", "</s>", "<pad>", *HARMONY)
+    library.chat_template = CHANNELS
+    tokenizer = ChatTokenizer(library, end_ids=[1, 7])
+    for fields in ({"content": "<think>a</think>b"}, {"content": "b", "reasoning_content": "a"}):
+        called = {"role": "assistant", "tool_calls": [{"function": {"name": "take"}}], **fields}
+        prompt = tokenizer.decode(tokenizer.render_chat([called]))
+        assert split_thinking(prompt) == ("a\n\nb", "")
+
+
 def test_a_prompt_without_a_template_does_not_end_with_the_end(tmp_path: Path) -> None:
     from tokenizers.processors import TemplateProcessing
 
