@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from legos.chat.channels import with_tags
 from legos.chat.parts import CLOSE, OPEN, ReplyParser, join_parts
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat, with_ids
@@ -27,12 +28,13 @@ def reply_decoder(
 ) -> Callable[[Sequence[int]], str]:
     """Decodes a reply so that the marks around tool calls are in its text.
 
-    Marks that are control tokens appear only in text decoded with control tokens.
+    Marks that are control tokens appear only in text decoded with control tokens, which may be the
+    marks around thinking too.
     """
     if form is None or not tokenizer.is_control(form.start):
         return tokenizer.decode
     ends = tokenizer.end_ids
-    return lambda ids: tokenizer.decode([t for t in ids if t not in ends], controls=True)
+    return lambda ids: with_tags(tokenizer.decode([t for t in ids if t not in ends], controls=True))
 
 
 def read_reply(

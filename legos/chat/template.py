@@ -6,7 +6,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+from legos.chat.channels import TAGS
 from legos.chat.fields import Neutraliser
+from legos.chat.parts import OPEN
 from legos.chat.reply import split_thinking
 from legos.chat.tools import plain_messages
 from legos.errors import ModelError
@@ -25,7 +27,7 @@ class ChatTemplate:
 
     Attributes:
         exists: whether the tokenizer has a template; without one, each message is a line.
-        knows_thinking: whether it knows thinking tags.
+        knows_thinking: whether it knows marks of thinking.
         knows_effort: whether it reads the variable ``reasoning_effort``.
     """
 
@@ -34,7 +36,7 @@ class ChatTemplate:
         self._neutral = neutral
         template = str(tokenizer.chat_template or "")
         self.exists = bool(template)
-        self.knows_thinking = "<think>" in template
+        self.knows_thinking = any(mark in template for mark in (OPEN, *TAGS))
         self.knows_effort = "reasoning_effort" in template
         self._takes_thinking = "message.thinking" in template
 

@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from legos.chat.channels import MARKS, without_channels
+from legos.chat.channels import MARKS, TAGS, with_tags, without_channels
 from legos.chat.continuation import ANSWERS, after_answer, extended, probes
 from legos.chat.fields import Neutraliser, message_fields
 from legos.chat.parts import CLOSE, OPEN
@@ -91,6 +91,7 @@ class ChatTokenizer:
             token for token, added in tokenizer.added_tokens_decoder.items() if added.special
         }
         self._pieces = _pieces(tokenizer, self._controls)
+        self._tagged = not TAGS.keys().isdisjoint(tokenizer.get_vocab())
         self._channels = b"<|channel|>" in self._pieces.values()
         self._framed = self._channels or "<|START_RESPONSE|>" in self._controls
         self._remember = lru_cache(maxsize=_REMEMBERED_PROMPTS)(self._render)
@@ -116,13 +117,15 @@ class ChatTokenizer:
     def decode(self, ids: Sequence[int], *, controls: bool = False) -> str:
         """Return the text of token ids.
 
-        Special tokens give no text unless `controls` is True, except those around thinking: they
-        become ``<think>`` and ``</think>``, also Harmony's channels. The text of more tokens begins
-        with that of fewer, up to a character whose bytes are not all there yet.
+        Special tokens give no text unless `controls` is True, except those around thinking, which
+        become ``<think>`` and ``</think>`` in every family. The text of more tokens begins with
+        that of fewer, up to a character whose bytes are not all there yet.
         """
         if controls:
             return self._plain(ids, controls=True)
         text = self._spelled(ids)
+        if self._tagged:
+            text = with_tags(text)
         return without_channels(text) if self._channels else text
 
     def _spelled(self, ids: Sequence[int]) -> str:
@@ -174,7 +177,7 @@ class ChatTokenizer:
         """Whether a prompt ends with an opening <think>, so that the answer begins as thinking."""
         if not self.knows_thinking:
             return False
-        return self.decode(prompt_ids[-_TAIL:], controls=True).rstrip().endswith("<think>")
+        return self.decode(prompt_ids[-_TAIL:]).rstrip().endswith(OPEN)
 
     def definition(self) -> str:
         """Return the tokenizer's vocabulary, merges and rules as the text of a tokenizer.json."""

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from legos.chat.calls import read_reply
+from legos.chat.calls import read_reply, reply_decoder
 from legos.chat.incremental import TextStream
+from legos.chat.parts import ReplyParser, join_parts
 from legos.chat.reply import split_thinking
 from legos.chat.stops import cut_at_stop, stop_test
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
-from legos.chat.tools import also_known
+from legos.chat.tools import ToolFormat, also_known
 from legos.errors import ModelError
 
 SPECIAL = ("<s>", "</s>", "<pad>", "<think>", "</think>")
@@ -173,6 +174,36 @@ def test_a_channel_to_a_function_is_a_call(header: Sequence[str], before: str) -
     content, (call,) = read_reply(text, [], form) or ("", ())
     assert content == before
     assert (call.name, json.loads(call.arguments)) == ("take", {"a": 4})
+
+
+FAMILIES = {
+    "mistral": ("[THINK]", "[/THINK]", "[TOOL_CALLS]"),
+    "gemma 4": ("<|channel>", "<channel|>", "<|tool_call>"),
+    "command": ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_ACTION|>"),
+}
+
+
+@pytest.mark.parametrize("marks", FAMILIES.values(), ids=FAMILIES)
+def test_the_marks_of_every_family_become_thinking(marks: tuple[str, str, str]) -> None:
+    library = sentencepiece("<s>", "</s>", "<pad>", *marks, "<|START_TEXT|>")
+    library.chat_template = f"{marks[0]}{marks[1]}{marks[2]}"
+    tokenizer = ChatTokenizer(library, end_ids=[1])
+    opened = "thought\n" if "channel" in marks[0] else ""
+    thought = tokenizer.encode(f"{marks[0]}{opened}a b{marks[1]}")
+    assert not tokenizer.opens_thinking(thought)
+    assert tokenizer.opens_thinking(tokenizer.encode(f"a{marks[0]}"))
+    said = tokenizer.encode("<|START_TEXT|>[4]")
+    called = tokenizer.encode(f'{marks[2]}{{"name": "take", "arguments": {{}}}}')
+    form = ToolFormat(start=marks[2], end="", parse=lambda text, _: json.loads(text))
+    for ids, num_calls in ((thought + said, 0), (thought + called, 1)):
+        stream = TextStream(tokenizer.decode)
+        text = tokenizer.decode(ids)
+        assert "".join(stream.push((token,)) for token in ids) == text
+        assert num_calls or split_thinking(text) == ("a b", "[4]")
+        parser = ReplyParser(form=form)
+        text = reply_decoder(tokenizer, form)((*ids, 1))
+        answer, thinking, calls = join_parts([*parser.push(text), *parser.finish()])
+        assert (answer, thinking, len(calls)) == ("" if num_calls else "[4]", "a b", num_calls)
 
 
 CHANNELS = (  # as gpt-oss's
