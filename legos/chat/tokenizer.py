@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from itertools import groupby
 from pathlib import Path
@@ -18,7 +18,7 @@ from legos.chat.tools import plain_messages
 from legos.errors import ModelError
 from legos.records.message import Continuation, Message
 
-__all__ = ["ChatTokenizer", "load_tokenizer"]
+__all__ = ["ChatTokenizer", "load_tokenizer", "read_tokenizer"]
 
 logger = logging.getLogger(__name__)
 _TAIL = 8  # number of last prompt tokens that are searched for an opening <think>
@@ -33,7 +33,7 @@ def load_tokenizer(folder: Path) -> "ChatTokenizer":
         ModelError: the folder, a file in it or its contents cannot be used.
     """
     try:
-        tokenizer = _read(folder)
+        tokenizer = read_tokenizer(folder)
     except Exception as error:  # the library raises whatever its parsers do
         raise ModelError(f"cannot read the tokenizer in {folder}: {error}") from error
     if not getattr(tokenizer, "is_fast", False):
@@ -46,14 +46,27 @@ def load_tokenizer(folder: Path) -> "ChatTokenizer":
     return made
 
 
-def _read(folder: Path) -> Any:
-    """The library's tokenizer; a config.json that the library rejects is left out."""
+def read_tokenizer(folder: Path, from_pretrained: Callable[..., Any] | None = None) -> Any:
+    """The library's tokenizer; a config.json that the library rejects is left out.
+
+    Args:
+        folder: the model's folder, no code of which is run.
+        from_pretrained: loads it in place of the library's function; takes the same options.
+
+    Raises:
+        Exception: the library's own, where it cannot be read.
+    """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing
     from transformers import AutoTokenizer, PretrainedConfig  # slow to import
 
     auto: Any = AutoTokenizer
     # Left out, `trust_remote_code` asks the user whether code of the folder shall run.
-    load = partial(auto.from_pretrained, folder, local_files_only=True, trust_remote_code=False)
+    load = partial(
+        from_pretrained or auto.from_pretrained,
+        folder,
+        local_files_only=True,
+        trust_remote_code=False,
+    )
     try:
         return load()
     except Exception as error:

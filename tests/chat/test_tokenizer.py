@@ -22,6 +22,7 @@ from vocabulary import ASSISTANT, BOS, END, PAD, TOKENS, USER, token_id
 from legos.builtin import builtin_path
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.errors import ModelError
+from legos.mlx.model.tools import tool_format
 from legos.records.message import Completion, Continuation, Message
 
 TOKENIZER = load_tokenizer(builtin_path())
@@ -283,7 +284,7 @@ def test_a_long_text_on_one_thread_stops_no_other() -> None:
 
 
 def test_a_tokenizer_in_python_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("legos.chat.tokenizer._read", lambda _: SimpleNamespace(is_fast=False))
+    monkeypatch.setattr("legos.chat.tokenizer.read_tokenizer", lambda _: SimpleNamespace(is_fast=False))
     with pytest.raises(ModelError, match=r"runs in Python.* with a tokenizer\.json"):
         load_tokenizer(builtin_path())
 
@@ -354,7 +355,8 @@ def test_no_code_of_the_folder_is_run_whatever_is_answered(
     (tmp_path / "own.py").write_text(f"open({str(ran)!r}, 'w')\n")
     asked: list[object] = []
     monkeypatch.setattr("builtins.input", lambda *text: asked.append(text) or "y")
-    with suppress(ModelError):  # where the code would be needed
+    with suppress(ModelError, ValueError):  # where the code would be needed
         load_tokenizer(tmp_path)
+        assert tool_format(tmp_path) is None
     assert not asked
     assert not ran.exists()

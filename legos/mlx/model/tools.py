@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from mlx_lm.tokenizer_utils import load
 
+from legos.chat.tokenizer import read_tokenizer
 from legos.chat.tools import ToolFormat, also_known
 
 __all__ = ["tool_format"]
@@ -16,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 def tool_format(folder: Path) -> ToolFormat | None:
     """The format of a model whose chat template has tools; None: JSON in tags, or not known."""
-    tokenizer: Any = load(folder, {"local_files_only": True})
+    tokenizer = read_tokenizer(folder, lambda place, **options: load(place, options))
     if not tokenizer.has_tool_calling or tokenizer.tool_parser is None:
         template = str(tokenizer.chat_template)
         found = also_known(template)
