@@ -50,6 +50,10 @@ def _named_call(text: str, _: Sequence[JsonObject]) -> Any:
     return {"name": name, "arguments": json.JSONDecoder().raw_decode(arguments.lstrip())[0]}
 
 
+def _listed_calls(text: str, _: Sequence[JsonObject]) -> Any:
+    return json.JSONDecoder().raw_decode(text.lstrip())[0]
+
+
 PLAIN_TOOLS = ToolFormat(start="<tool_call>", end="</tool_call>", parse=_json_call)
 """For models whose chat template has no tools: JSON between two tags, as the prompt says."""
 JSON_TOOLS = ToolFormat(start='{"', end="", parse=_first_call)
@@ -57,11 +61,17 @@ JSON_TOOLS = ToolFormat(start='{"', end="", parse=_first_call)
 HARMONY_TOOLS = ToolFormat(start="<tool_call>", end="", parse=_named_call)
 """gpt-oss: a channel to a function, which the tokenizer decodes to the tag, name and line break."""
 
+_LISTS = {"<|START_ACTION|>": "<|END_ACTION|>", "<|tool_call|>": ""}
+"""Command, Granite 3: the text before a JSON list of calls -> the text after it."""
+
 
 def also_known(template: str) -> ToolFormat | None:
     """The format of a chat template with tools that mlx-lm has no parser for, or None."""
     if "<|channel|>" in template:
         return HARMONY_TOOLS
+    for start, end in _LISTS.items():
+        if start in template:
+            return ToolFormat(start=start, end=end, parse=_listed_calls)
     return JSON_TOOLS if '"parameters": dictionary' in template else None
 
 
@@ -135,7 +145,8 @@ def called(item: Any) -> ToolCall | None:
     if not isinstance(item, Mapping):
         return None
     fields = cast("Mapping[str, Any]", item)
-    name, arguments = fields.get("name"), fields.get("arguments", fields.get("parameters", {}))
+    name = fields.get("name", fields.get("tool_name"))
+    arguments = fields.get("arguments", fields.get("parameters", {}))
     if not isinstance(name, str):
         return None
     return ToolCall(name, arguments_text(arguments))

@@ -237,6 +237,22 @@ def test_thinking_before_a_call_stays_in_its_channel() -> None:
         assert split_thinking(prompt) == ("a\n\nb", "")
 
 
+LISTS = {
+    "granite": '<|tool_call|>[{"name": "take", "arguments": {"a": 4}}]',
+    "granite, one": '<|tool_call|> {"name": "take", "arguments": {"a": 4}}<|tool_call|>',
+    "command": '<|START_ACTION|>[\n  {"tool_call_id": "0", "tool_name": "take", "parameters": '
+    '{"a": 4}}\n]<|END_ACTION|>',
+}
+
+
+@pytest.mark.parametrize("said", LISTS.values(), ids=LISTS)
+def test_lists_of_calls_after_a_mark_are_read(said: str) -> None:
+    form = also_known(f"Write {said.partition('|>')[0]}|> before calls.")
+    assert form is not None
+    content, (call,) = read_reply(f"So. {said}", [], form) or ("", ())
+    assert (content, call.name, json.loads(call.arguments)) == ("So.", "take", {"a": 4})
+
+
 def test_a_prompt_without_a_template_does_not_end_with_the_end(tmp_path: Path) -> None:
     from tokenizers.processors import TemplateProcessing
 

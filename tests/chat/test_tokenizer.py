@@ -284,7 +284,9 @@ def test_a_long_text_on_one_thread_stops_no_other() -> None:
 
 
 def test_a_tokenizer_in_python_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("legos.chat.tokenizer.read_tokenizer", lambda _: SimpleNamespace(is_fast=False))
+    monkeypatch.setattr(
+        "legos.chat.tokenizer.read_tokenizer", lambda _: SimpleNamespace(is_fast=False)
+    )
     with pytest.raises(ModelError, match=r"runs in Python.* with a tokenizer\.json"):
         load_tokenizer(builtin_path())
 
