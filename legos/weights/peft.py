@@ -4,6 +4,9 @@
           <module>.lora_b [r, out]             base_model.model.<module>.lora_B.weight [out, r]
     MoE   X.switch_mlp.M.lora_a [E, r, in]     base_model.model.X.experts.e.M.lora_A.weight [r, in]
           X.switch_mlp.M.lora_b [E, out, r]    base_model.model.X.experts.e.M.lora_B.weight [out, r]
+    in a model of text and images:
+          language_model.model.X               base_model.model.model.language_model.X
+          language_model.lm_head               base_model.model.lm_head
 
     y = W x + scale * B A x, with scale = lora_alpha / r, or lora_alpha / sqrt(r) with rsLoRA
 
@@ -35,6 +38,8 @@ _TENSOR = re.compile(
 )
 _EXPERT = re.compile(r"(?P<block>.+)\.experts\.(?P<number>[0-9]{1,6})\.(?P<projection>\w+)")
 _SWITCH = re.compile(r"(?P<block>.+)\.switch_mlp\.(?P<projection>\w+)")
+_OURS, _THEIRS = "language_model.model.", "model.language_model."  # wrapped text models
+_HEAD = "language_model.lm_head"
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # names in block_sparse_moe
 _TO_MIXTRAL = {ours: theirs for theirs, ours in _MIXTRAL.items()}
 
@@ -55,7 +60,10 @@ def to_peft(adapter: Adapter, *, base_model: str = "") -> tuple[dict[str, Floats
         array = np.asarray(adapter.arrays[name], np.float32)
         module, letter = name.rsplit(".lora_", 1)
         parts = {module: array.T} if array.ndim == 2 else _experts(module, array)
-        for part, matrix in parts.items():
+        for own, matrix in parts.items():
+            part = "lm_head" if own == _HEAD else own
+            if own.startswith(_OURS):
+                part = _THEIRS + own.removeprefix(_OURS)
             modules.add(part)
             tensors[f"{_PREFIX}{part}.lora_{letter.upper()}.weight"] = np.ascontiguousarray(matrix)
     shape = adapter.shape
@@ -92,9 +100,14 @@ def from_peft(
     read = PeftConfig.read(config)
     scale = read.scale
     pairs: dict[str, dict[str, Floats]] = {}
+    wrapped = any(_THEIRS in key for key in tensors)
     for key in sorted(tensors):
         theirs, part = _module_and_part(key)
         module = f"model.{theirs}" if theirs.startswith("layers.") else theirs
+        if module.startswith(_THEIRS):
+            module = _OURS + module.removeprefix(_THEIRS)
+        elif wrapped and module == "lm_head":
+            module = _HEAD
         pair = pairs.setdefault(module, {})
         if part in pair:
             raise AdapterError(f"tensor {key} gives lora_{part} of {module} a second time")

@@ -105,6 +105,19 @@ def test_other_spellings_mean_the_same(rename: Any) -> None:
     assert from_peft(renamed, config, name="x", version=3).digest == expected.digest
 
 
+def test_the_text_model_of_a_wrapped_one_has_the_names_of_transformers() -> None:
+    modules = {"model.layers.2.mlp.up_proj": "language_model.layers.2.mlp.up_proj"}
+    modules = {f"language_model.{ours}": f"model.{theirs}" for ours, theirs in modules.items()}
+    modules["language_model.lm_head"] = "lm_head"
+    sizes = {f"{m}.lora_{x}": size for m in modules for x, size in (("a", (5, 3)), ("b", (3, 6)))}
+    adapter = adapter_of(sizes)
+    tensors, config = to_peft(adapter)
+    assert config["target_modules"] == sorted(modules.values())
+    for ours, theirs in modules.items():
+        np.testing.assert_allclose(peft_delta(tensors, config, theirs), delta(adapter, ours))
+    assert from_peft(tensors, config, name="policy", version=7).digest == adapter.digest
+
+
 @pytest.mark.parametrize("scale", [2.0, 0.1])  # 0.1 * 3 / 3 is not 0.1
 def test_a_folder_comes_back_the_same(tmp_path: Path, scale: float) -> None:
     adapter = dense(scale=scale)
