@@ -106,11 +106,11 @@ def test_other_spellings_mean_the_same(rename: Any) -> None:
 
 
 def test_the_text_model_of_a_wrapped_one_has_the_names_of_transformers() -> None:
-    modules = {"model.layers.2.mlp.up_proj": "language_model.layers.2.mlp.up_proj"}
-    modules = {f"language_model.{ours}": f"model.{theirs}" for ours, theirs in modules.items()}
+    layer = "layers.2.mlp.up_proj"
+    modules = {f"language_model.model.{layer}": f"model.language_model.{layer}"}
     modules["language_model.lm_head"] = "lm_head"
-    sizes = {f"{m}.lora_{x}": size for m in modules for x, size in (("a", (5, 3)), ("b", (3, 6)))}
-    adapter = adapter_of(sizes)
+    pair: dict[str, tuple[int, ...]] = {"a": (5, 3), "b": (3, 6)}
+    adapter = adapter_of({f"{m}.lora_{x}": pair[x] for m in modules for x in pair})
     tensors, config = to_peft(adapter)
     assert config["target_modules"] == sorted(modules.values())
     for ours, theirs in modules.items():
