@@ -1,7 +1,7 @@
 """The client of an engine in this process: messages to completions."""
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from functools import cache, lru_cache, partial
@@ -95,6 +95,7 @@ class EngineClient:
         self._next = 0
         self._outbox: list[tuple[int, Request]] = []
         self._waiting: dict[int, asyncio.Future[Generated] | Callback] = {}
+        self._results: deque[tuple[int, Result]] = deque()  # delivered and not passed on yet
         self._news: dict[int, ProgressQueue] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._receive = self._deliver  # one object: the engine compares receivers
@@ -297,7 +298,7 @@ class EngineClient:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop, self._outbox, self._waiting, self._news = loop, [], {}, {}
-            self._adapters = {}
+            self._adapters, self._results = {}, deque()
         if not self._outbox:
             loop.call_soon(self._gather if self._use_threads else self._flush)
         self._next += 1
@@ -334,21 +335,20 @@ class EngineClient:
             if waited:
                 self.engine.submit(waited, self._receive)
         except Exception as error:  # raised where the request was made
-            self._resolve([(number, error) for number, _ in waited])
+            self._deliver([(number, error) for number, _ in waited])
 
     def _deliver(self, results: Sequence[tuple[int, Result]]) -> None:
         """Receive results on the engine's thread."""
         if self._loop is not None:
+            self._results += results
             with suppress(RuntimeError):  # the loop is closed, so no request waits
-                self._loop.call_soon_threadsafe(self._resolve, results)
+                self._loop.call_soon_threadsafe(self._resolve)
 
-    def _resolve(self, results: Sequence[tuple[int, Result]]) -> None:
+    def _resolve(self) -> None:
         """Pass results on; after long ones, the loop does other work before it passes on more."""
         tokens = 0
-        for index, (number, result) in enumerate(results):
-            if tokens > _RESOLVED:
-                self._deliver(results[index:])
-                break
+        while self._results:
+            number, result = self._results.popleft()
             if isinstance(result, Progress):
                 if number in self._news:
                     self._news[number].put(result)
@@ -364,6 +364,9 @@ class EngineClient:
                 continue
             answer.set_result(result)
             tokens += len(result.token_ids)
+            if tokens > _RESOLVED:
+                self._deliver(())
+                break
 
     def prompt_ids(self, prompt: Prompt, sampling: Sampling) -> tuple[int, ...]:
         """The token ids of a prompt."""

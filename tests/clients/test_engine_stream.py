@@ -22,7 +22,7 @@ from legos.clients.engine import EngineClient
 from legos.clients.progress_queue import MOST_PARTS
 from legos.errors import RequestError
 from legos.records.message import Completion, Filters, Message, Sampling
-from legos.records.request import Progress
+from legos.records.request import Generated, Progress
 
 WORDS = load_tokenizer(builtin_path())
 
@@ -70,6 +70,35 @@ def test_a_reader_far_behind_gets_the_rest_at_the_end(tokenizer: ChatTokenizer) 
         told = [x for part in parts for x in getattr(part, field)]
         assert tuple(told) == getattr(whole, field)
         assert len(told) == 2000
+
+
+def test_tokens_delivered_while_long_answers_are_passed_on_keep_their_order(
+    tokenizer: ChatTokenizer,
+) -> None:
+    """The answers of one step may be so long that the loop passes on its last results later."""
+
+    async def ask() -> list[Progress | Completion]:
+        engine = FakeEngine(hold=True)
+        client = EngineClient(engine, tokenizer)
+        long = asyncio.create_task(client.complete([1], Sampling(max_tokens=20_000)))
+        streamed = asyncio.create_task(collect(client, [2], Sampling(max_tokens=3)))
+        for _ in range(3):  # both are submitted
+            await asyncio.sleep(0)
+        (first, *_), (second, *_) = engine.held
+
+        def sampled(kind: type[Any], ids: Sequence[int]) -> Any:
+            size = len(ids)
+            return kind(token_ids=tuple(ids), logprobs=(-1.0,) * size, versions=(0,) * size)
+
+        ended = sampled(Generated, [9] * 20_000)
+        client._deliver([(first, ended), (second, sampled(Progress, [5]))])
+        client._deliver([(second, sampled(Progress, [6]))])
+        client._deliver([(second, sampled(Generated, [5, 6, 7]))])
+        await long
+        return await streamed
+
+    *parts, _ = asyncio.run(ask())
+    assert [token for part in parts for token in part.token_ids] == [5, 6, 7]
 
 
 def test_a_slow_consumer_gets_several_tokens_at_once(tokenizer: ChatTokenizer) -> None:
