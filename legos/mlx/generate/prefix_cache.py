@@ -46,8 +46,9 @@ class PrefixCache:
         num_bytes: bytes of all entries.
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self, max_bytes: int, *, token_bytes: int = 0) -> None:
+        """Start empty; ``token_bytes``: the least that each token of a row takes."""
+        self._max_bytes, self._token_bytes = max_bytes, token_bytes
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
         self._places: dict[int, dict[Key, None]] = {}  # hash -> entries found there
         self._whole: dict[int, int] = {}  # length -> number of entries that cannot be trimmed
@@ -58,8 +59,9 @@ class PrefixCache:
         return len(self._entries)
 
     def wants(self, epoch: int, tokens: Tokens) -> bool:
-        """Whether ``add`` should be called: the tokens are long enough and have no entry yet."""
-        return self._max_bytes > 0 and len(tokens) >= BLOCK and (epoch, tokens) not in self._entries
+        """Whether ``add`` should be called: the tokens have no entry yet, and are worth one."""
+        fits = 0 < self._max_bytes >= len(tokens) * self._token_bytes
+        return fits and len(tokens) >= BLOCK and (epoch, tokens) not in self._entries
 
     def wants_answer(self, epoch: int, tokens: Tokens) -> bool:
         """``wants`` for a prompt and its answer.

@@ -93,7 +93,7 @@ class Scheduler:
         self.sampler = Sampler(num_vocabulary, xp=mx if limits.decode_ahead == "on" else None)
         self._ahead = limits.decode_ahead != "off" and self.sampler.on_device
         self._unread: LaunchedStep | None = None  # the last step, if it is not read yet
-        self._prefixes = PrefixCache(prefix_bytes)
+        self._prefixes = PrefixCache(prefix_bytes, token_bytes=capabilities.sizes.token_bytes)
         self.budget = KeyValueBudget(cache_bytes, capabilities)
         self._cache_bytes = AdaptiveLimit(cache_bytes, recovery=RECOVERY)
         cache = BatchCache(model, max_slots=max_rows, space_of=self.budget.space_of)

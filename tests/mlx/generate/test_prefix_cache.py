@@ -4,10 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from mlx_lm.models.cache import KVCache
 from msgspec.structs import replace
 
 from legos.mlx.generate import prefix_cache
 from legos.mlx.generate.prefix_cache import PrefixCache
+from legos.mlx.generate.slot_cache import SlotCache
 from legos.records.request import Request
 
 LONG = tuple(5 + (7 * n) % 90 for n in range(100))
@@ -199,6 +201,26 @@ def test_the_budget_of_bytes_holds_and_the_oldest_go(room: Callable[..., Any]) -
     assert computed(one) == before + 1
     one.ask([Request(prompt_ids=(0, *LONG), max_tokens=2, seed=1)])
     assert computed(one) == before + 1 + 101
+
+
+def test_a_row_that_is_larger_than_the_whole_cache_is_not_copied(
+    room: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token_bytes = room("llama").engine.capabilities.sizes.token_bytes
+    lengths: list[int] = []
+    extract = SlotCache.extract
+
+    def extracted(cache: SlotCache, row: int) -> KVCache:
+        found = extract(cache, row)
+        lengths.append(found.offset)
+        return found
+
+    monkeypatch.setattr(SlotCache, "extract", extracted)
+    one = room("llama", prefix_bytes=101 * token_bytes)
+    one.ask([Request(prompt_ids=LONG, max_tokens=20)])  # the answer ends beyond it
+    one.ask([Request(prompt_ids=(*LONG, *LONG[:20]), max_tokens=2)])
+    assert set(lengths) == {len(LONG)}
+    assert one.engine.stats()["prefix_entries"] == 1
 
 
 def test_few_answers_are_copied_where_no_prompt_continues_them(
