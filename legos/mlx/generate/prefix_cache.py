@@ -2,8 +2,8 @@
 
 An entry belongs to one epoch of weights (``LiveAdapter.epoch``) and is used with those weights
 only. An entry that can be trimmed serves every prompt that shares a prefix with it, and is found by
-its blocks of tokens. An entry that cannot be trimmed (state-space layers, a sliding window that has
-moved on) serves only prompts that continue all of its tokens, and is found by all of them.
+each of its blocks of tokens. An entry that cannot be trimmed (state-space layers, a sliding window
+that has moved on) serves only prompts that continue all of its tokens, and is found by the last.
 """
 
 import copy
@@ -12,11 +12,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 from mlx_lm.models.cache import CacheList, can_trim_prompt_cache, trim_prompt_cache
-from numpy.typing import NDArray
 
-from legos.records.batch import num_common
+from legos.mlx.generate.shared_prefix import num_shared
 
 __all__ = ["BLOCK", "PrefixCache", "copied", "trimmed"]
 
@@ -32,11 +30,12 @@ class _Entry:
     def __init__(self, key: Key, cache: list[Any], answer: int) -> None:
         self.key = key
         self.answer = answer  # number of tokens before the answer
-        self.tokens: NDArray[np.int64] = np.array(key[1])
+        self.tokens = key[1]
         self.cache = cache
         self.num_bytes = sum(int(layer.nbytes) for layer in cache)
         self.trimmable: bool = can_trim_prompt_cache(cache)
-        self.places = list(_blocks(*key)) if self.trimmable else [hash(key)]
+        blocks = list(_blocks(*key))
+        self.places = blocks if self.trimmable else blocks[-1:]
 
 
 class PrefixCache:
@@ -50,8 +49,8 @@ class PrefixCache:
         """Start empty; ``token_bytes``: the least that each token of a row takes."""
         self._max_bytes, self._token_bytes = max_bytes, token_bytes
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
-        self._places: dict[int, dict[Key, None]] = {}  # hash -> entries found there
-        self._whole: dict[int, int] = {}  # length -> number of entries that cannot be trimmed
+        self._places: dict[int, dict[Key, None]] = {}  # hash -> entries that can be trimmed
+        self._whole: dict[int, dict[Key, None]] = {}  # hash -> entries that cannot be trimmed
         self._answers = 0  # since a prompt last continued one
         self.num_bytes = 0
 
@@ -90,13 +89,11 @@ class PrefixCache:
             return
         if entry.trimmable:
             shorter = self._nearest(epoch, tokens)
-            if shorter and num_common(shorter.tokens, entry.tokens) == len(shorter.tokens):
+            if shorter and shorter.tokens == tokens[: len(shorter.tokens)]:
                 self._remove(shorter)
-        else:
-            self._whole[len(tokens)] = self._whole.get(len(tokens), 0) + 1
         self._entries[entry.key] = entry
         for place in entry.places:
-            self._places.setdefault(place, {})[entry.key] = None
+            self._found_by(entry).setdefault(place, {})[entry.key] = None
         self.num_bytes += entry.num_bytes
         while self.num_bytes > self._max_bytes:
             self._remove(next(iter(self._entries.values())))
@@ -111,7 +108,7 @@ class PrefixCache:
         found: tuple[int, _Entry] | None = None
         near = self._nearest(epoch, tokens)
         if near is not None:
-            found = num_common(near.tokens, np.array(tokens[:-1])), near
+            found = num_shared([near.tokens, tokens[:-1]]), near
         whole = self._longest_whole(epoch, tokens)
         if whole is not None and (found is None or len(whole.tokens) > found[0]):
             found = len(whole.tokens), whole
@@ -140,25 +137,26 @@ class PrefixCache:
 
     def _longest_whole(self, epoch: int, tokens: Tokens) -> _Entry | None:
         """The longest entry that cannot be trimmed and whose tokens the prompt continues."""
-        for length in sorted(self._whole, reverse=True):
-            entry = self._entries.get((epoch, tokens[:length])) if length < len(tokens) else None
-            if entry is not None and not entry.trimmable:
-                return entry
-        return None
+        found: Tokens = ()
+        for number, place in enumerate(_blocks(epoch, tokens) if self._whole else (), 1):
+            start = number * BLOCK  # the rest is compared first: many may share all of their blocks
+            for _, whole in self._whole.get(place, ()):
+                size = len(whole)
+                if len(found) < size < len(tokens) and whole[start:] == tokens[start:size]:
+                    found = whole if whole == tokens[:size] else found
+        return self._entries[epoch, found] if found else None
 
     def _remove(self, entry: _Entry) -> None:
         del self._entries[entry.key]
         self.num_bytes -= entry.num_bytes
+        places = self._found_by(entry)
         for place in entry.places:
-            here = self._places[place]
-            del here[entry.key]
-            if not here:
-                del self._places[place]
-        if not entry.trimmable:
-            length = len(entry.tokens)
-            self._whole[length] -= 1
-            if not self._whole[length]:
-                del self._whole[length]
+            del places[place][entry.key]
+            if not places[place]:
+                del places[place]
+
+    def _found_by(self, entry: _Entry) -> dict[int, dict[Key, None]]:
+        return self._places if entry.trimmable else self._whole
 
 
 def copied(cache: Sequence[Any]) -> list[Any]:

@@ -5,7 +5,6 @@ copied into one: each layer joins it to the keys and values of the rows only whi
 """
 
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Any
 
 import mlx.core as mx
@@ -22,8 +21,8 @@ MIN_SAVED = 256  # tokens that computing a prefix once must save
 def num_shared(rows: Sequence[tuple[int, ...]]) -> int:
     """Number of tokens with which all rows begin."""
     first, last = min(rows), max(rows)  # what these two begin with, all rows do
-    pairs = zip(first, last, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    pairs = enumerate(zip(first, last, strict=False))
+    return next((number for number, (one, other) in pairs if one != other), len(first))
 
 
 def computed_prefix(forward: CausalModel, ids: Sequence[int]) -> list[KVCache]:

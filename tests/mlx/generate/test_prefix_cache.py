@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import ArraysCache, KVCache
 from msgspec.structs import replace
 
 from legos.mlx.generate import prefix_cache
@@ -221,6 +222,35 @@ def test_a_row_that_is_larger_than_the_whole_cache_is_not_copied(
     one.ask([Request(prompt_ids=(*LONG, *LONG[:20]), max_tokens=2)])
     assert set(lengths) == {len(LONG)}
     assert one.engine.stats()["prefix_entries"] == 1
+
+
+def test_a_row_that_cannot_be_trimmed_is_found_by_prompts_that_continue_it() -> None:
+    state: Any = ArraysCache(1)
+    state[0] = mx.zeros(10)  # 40 bytes
+    prefixes = PrefixCache(6 * 40)
+    ends = {
+        64: LONG[:64],
+        70: LONG[:70],
+        71: (*LONG[:70], 3),
+        72: (*LONG[:70], 4, 4),
+        99: LONG[:99],
+    }
+    for tokens in ends.values():
+        prefixes.add(0, tokens, [state])
+
+    def found(tokens: tuple[int, ...], epoch: int = 0) -> int | None:
+        hit = prefixes.find(epoch, tokens)
+        return None if hit is None else hit[1]
+
+    for length, tokens in ends.items():
+        assert found((*tokens, 1)) == length
+    assert found(LONG[:99]) == 70  # its own last token is to be computed
+    assert found((*LONG[:69], 1, 1)) == 64
+    assert found(LONG[:64]) is None
+    assert found(LONG, epoch=1) is None
+    prefixes.keep_only([1])
+    assert (len(prefixes), prefixes.num_bytes, found(LONG)) == (0, 0, None)
+    assert prefixes._whole == {}
 
 
 def test_few_answers_are_copied_where_no_prompt_continues_them(
