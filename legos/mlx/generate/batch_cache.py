@@ -27,20 +27,10 @@ import mlx.nn as nn
 from mlx_lm.models.cache import CacheList, KVCache, make_prompt_cache
 
 from legos.mlx.generate.shared_attention import attend_to_prefixes
-from legos.mlx.generate.slot_cache import Pass, Shared, SlotCache, Space
+from legos.mlx.generate.slot_cache import Pass, Shared, SlotCache, Space, expected, growth
 from legos.mlx.model.cache_parts import parts
 
-__all__ = ["EXPECTED", "MOST_EXPECTED", "BatchCache", "BlockCache", "growth"]
-
-GROWTH, MOST_GROWTH = 16, 64
-"""Tokens of space beyond what a row holds: a multiple of the first, up to the second."""
-EXPECTED = 4  # a row is expected to use one in so many of the tokens that it may still get
-MOST_EXPECTED = 2048  # tokens: the most that a row is expected to use
-
-
-def growth(tokens: int) -> int:
-    """For how many more tokens a slot must have space where so many still come."""
-    return min(-(-tokens // GROWTH) * GROWTH, MOST_GROWTH)
+__all__ = ["BatchCache", "BlockCache"]
 
 
 @dataclass(eq=False, slots=True)
@@ -287,7 +277,7 @@ class BatchCache:
         if slots > most_slots:
             most_slots = max(slots, min(2 * most_slots, self._max_slots))
         if tokens > most:
-            most = min(tokens + coming, 2 * (tokens + min(coming // EXPECTED, MOST_EXPECTED)))
+            most = min(tokens + coming, 2 * (tokens + expected(coming)))
         if self._space_of is not None and most > self._space_of(most_slots):
             most_slots = slots
             most = max(tokens + growth(coming), min(most, self._space_of(slots)))

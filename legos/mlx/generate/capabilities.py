@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from legos.errors import ModelError
-from legos.mlx.generate.batch_cache import growth
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.generate.serving_check import check_serving
+from legos.mlx.generate.slot_cache import growth
 from legos.mlx.model.faults import raise_fault
 from legos.mlx.model.forecast import Sizes, cache_leaves
 from legos.mlx.model.forward import WAY_OUT, CausalModel, architecture

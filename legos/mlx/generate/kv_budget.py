@@ -3,9 +3,9 @@
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from legos.mlx.generate.batch_cache import EXPECTED, MOST_EXPECTED
 from legos.mlx.generate.capabilities import Capabilities
 from legos.mlx.generate.sequences import SequenceState
+from legos.mlx.generate.slot_cache import expected
 
 __all__ = ["KeyValueBudget"]
 
@@ -19,13 +19,12 @@ class _Prefix:
 class KeyValueBudget:
     """Bytes of keys and values of the requests being decoded.
 
-    Most answers are shorter than they may be, so a request that starts counts as its tokens and a
-    quarter of those that may still come, at most ``MOST_EXPECTED``: a chat without a limit may fill
-    the whole context. Where the rows outgrow the limit all the same, the youngest requests must
-    wait and be computed again (``excess``). The slots of a batch have space for its longest row, so
-    each row counts as much as the longest. A prefix that several requests continue counts once, and
-    they only as what comes after it. While nothing is reserved, the next request is admitted
-    whatever its size.
+    Most answers are shorter than they may be, and a chat without a limit may fill the context. So a
+    request that starts counts as its tokens and the ``expected`` ones of those that may still come.
+    Where the rows outgrow the limit all the same, the youngest requests must wait and be computed
+    again (``excess``). The slots of a batch have space for its longest row, so each row counts as
+    much as the longest. A prefix that several requests continue counts once, and they only as what
+    comes after it. While nothing is reserved, the next request is admitted whatever its size.
     """
 
     limit: int  # bytes that may be reserved in all
@@ -65,7 +64,7 @@ class KeyValueBudget:
         if prefix is not None:
             now -= prefix.tokens
             self._prefix_of[sequence] = prefix
-        self._takers[sequence] = now + min(-(-sequence.remaining // EXPECTED), MOST_EXPECTED)
+        self._takers[sequence] = now + expected(sequence.remaining)
         if len(self._takers) > 1 and self.taken > self.limit:
             self.give_back(sequence)
             self._max_new = before

@@ -22,10 +22,24 @@ import numpy as np
 from mlx_lm.models.cache import KVCache
 from numpy.typing import NDArray
 
-__all__ = ["Pass", "Shared", "SlotCache", "Space"]
+__all__ = ["Pass", "Shared", "SlotCache", "Space", "expected", "growth"]
 
 Mask = mx.array | str | None
 NEVER = 1 << 30  # a position that no token attends to
+GROWTH, MOST_GROWTH = 16, 64
+"""Tokens of space beyond what a row holds: a multiple of the first, up to the second."""
+EXPECTED, MOST_EXPECTED = 4, 2048
+"""A row is expected to use one in so many of the tokens that it may get, up to the second."""
+
+
+def growth(tokens: int) -> int:
+    """For how many more tokens a slot must have space where so many still come."""
+    return min(-(-tokens // GROWTH) * GROWTH, MOST_GROWTH)
+
+
+def expected(tokens: int) -> int:
+    """How many more tokens a row is expected to use where it may get so many."""
+    return min(tokens // EXPECTED, MOST_EXPECTED)
 
 
 class Shared:
