@@ -82,6 +82,7 @@ class PrefillQueue:
     _last: Sequences = field(default_factory=dict[Key, list[SequenceState]])
     _longer: Sequences = field(default_factory=dict[Key, list[SequenceState]])
     _underway: _Underway | None = None
+    _yields: bool = False  # whether shorter rows may go before its next chunk
 
     def __len__(self) -> int:
         # Other threads ask for it too; list() copies a dict's values in one piece.
@@ -209,38 +210,49 @@ class PrefillQueue:
     def prefilled(self, room: int, max_tokens: int) -> Block | None:
         """Compute one chunk of the block in progress, or of a new one; None until it is finished.
 
+        Every second time, rows that one chunk computes go before a block that needs several, so
+        that no short prompt waits for a long one.
+
         Args:
             room: number of rows that may start.
             max_tokens: maximum number of padded tokens of the forward pass.
         """
-        if self._underway is None:
-            self._underway = self._next_block(room, max_tokens)
-        block = self._underway
+        long, self._yields = self._underway, not self._yields
+        short = None
+        if long is not None and self._yields:
+            reserved = sum(self._room_of(one) for one in long.waiting.values() if one)
+            short = self._next_block(room - reserved, max_tokens, at_once=True)
+        block = short or long or self._next_block(room, max_tokens)
         if block is None:
             return None
         with self.slots.rows([live.slot for live in block.lives]):
-            if not block.prefill.advance(max_tokens):
-                return None
+            while not block.prefill.advance(max_tokens):
+                if block is not short:
+                    self._underway = block
+                    return None
             logits = block.prefill.logits()
-        self._underway = None
+        self._underway = long if block is short else None
         return _block(block.waiting, block.lives, logits, block.prefill.block)
 
-    def _next_block(self, room: int, max_tokens: int) -> _Underway | None:
+    def _next_block(self, room: int, max_tokens: int, *, at_once: bool = False) -> _Underway | None:
         """Start a block of the oldest row and others of about its length, all in one pass.
 
-        A row that is longer is computed alone, in several passes. Rows that become prefixes, and
-        others, are in different blocks.
+        A row that is longer is computed alone, in several passes, or not now if ``at_once``. Rows
+        that become prefixes, and others, are in different blocks.
         """
         admitted = self._admitted(room)
-        if not admitted:
-            return None
-        shared = self._shares(admitted[0])
         found = {
             key: self.prefixes.find(key[0].epoch, key[1]) or (list[Any], 0) for key in admitted
         }
-        alike = [key for key in admitted if self._shares(key) == shared]
-        blocks = row_blocks(alike, max_tokens, length=lambda key: len(key[1]) - found[key][1])
-        keys = next(block for block in blocks if admitted[0] in block)
+        left = {key: len(key[1]) - length for key, (_, length) in found.items()}
+        able = [key for key in admitted if not at_once or left[key] <= max_tokens]
+        if not able:
+            self._put_off(admitted, ())
+            return None
+        shared = self._shares(able[0])
+        alike = [key for key in able if self._shares(key) == shared]
+        blocks = row_blocks(alike, max_tokens, length=left.__getitem__)
+        keys = next(block for block in blocks if able[0] in block)
         self._put_off(admitted, keys)
         waiting: Sequences = {}
         for key in keys:
@@ -273,12 +285,16 @@ class PrefillQueue:
         """
         keys: list[Key] = []
         for key, sequences in islice(self._longer.items(), most):
-            room -= min(_num_forks(sequences), self.most_forks)
+            room -= self._room_of(sequences)
             shared = len(key[1]) if self._shares(key) else 0
             if room < 0 or not self.budget.take(sequences[0], shared=shared):
                 break
             keys.append(key)
         return keys
+
+    def _room_of(self, sequences: Sequence[SequenceState]) -> int:
+        """For how many forks of a row there must be room before it starts."""
+        return min(_num_forks(sequences), self.most_forks)
 
     def _shares(self, key: Key) -> bool:
         """Whether the forks of a row will continue it as a prefix."""

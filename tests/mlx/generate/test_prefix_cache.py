@@ -177,6 +177,28 @@ def test_nor_does_it_wait_for_a_long_prompt_of_which_one_token_is_asked(
     assert computed(one) == before + 2
 
 
+def test_a_short_prompt_does_not_wait_for_a_long_one(room: Callable[..., Any]) -> None:
+    """And the long one comes in while short ones keep coming."""
+    one = room("llama", chunk_tokens=10, prefill_tokens=10)
+    long = Request(prompt_ids=LONG, max_tokens=3, seed=1)
+    short = {n: Request(prompt_ids=(n, 5, 6), max_tokens=3, seed=n) for n in range(1, 31)}
+    one.submit({0: long})
+    one.tick(2)
+    for number in range(1, 31):
+        one.submit({number: short[number]})
+        one.tick()
+        if number == 6:
+            assert 0 not in one.answers
+            assert {1, 2} <= set(one.answers)
+    assert 0 in one.answers
+    one.finish()
+    alone = room("llama", prefix_bytes=0)
+    for number, request in {0: long, **short}.items():
+        (expected,) = alone.ask([request])
+        assert one.answer(number).token_ids == expected.token_ids
+        assert one.answer(number).logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+
+
 def test_what_a_swap_makes_useless_is_freed(room: Callable[..., Any]) -> None:
     one = room("llama")
     one.ask([Request(prompt_ids=(n, *LONG), max_tokens=2) for n in range(30)])
