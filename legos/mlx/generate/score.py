@@ -7,11 +7,11 @@ several scores take turns. A score uses the weights that it started with until i
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any
+from itertools import islice, pairwise
 
 import mlx.core as mx
 import numpy as np
@@ -38,7 +38,9 @@ __all__ = ["Score", "ScoreQueue"]
 LOGITS = 1 << 23  # logits of one slice of the output head: 32 MiB in float32
 MIN_POSITIONS = 64  # positions of a slice; with fewer, reading the head's weights dominates
 Ids = tuple[int, ...]
-Last = tuple[list[float], Ids]
+Found = list[float]
+"""Log-probabilities of the tokens of one answer."""
+Last = tuple[Found, Ids]
 """Where the log-probabilities of an answer go, and the tokens that its last one may be."""
 
 
@@ -49,30 +51,23 @@ class _Row:
     ids: Ids
     start: int  # number of tokens of the prompt
     lasts: list[Last]
-    found: list[float] = field(default_factory=list[float])  # of the tokens after the prompt
-    cache: list[Any] | None = None  # of a row that is computed chunk by chunk
     done: int = 0  # number of tokens computed
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def following(self, column: int) -> list[Ids]:
-        """The tokens that are scored after a column: the row's next one, or those of ``lasts``."""
+    def following(self, column: int) -> list[tuple[list[Found], Ids]]:
+        """What is scored after a column, the row's next token or ``lasts``: for which answers."""
         if column + 1 < self.start:
             return []
         if column + 1 < len(self.ids):
-            return [self.ids[column + 1 : column + 2]]
-        return [tokens for _, tokens in self.lasts]
-
-    def end(self, found: list[float]) -> None:
-        """Give the answers their log-probabilities; those of the last tokens have come."""
-        for (scored, _), last in zip(self.lasts, found, strict=True):
-            scored += [*self.found, last]
+            return [([found for found, _ in self.lasts], self.ids[column + 1 : column + 2])]
+        return [([found], tokens) for found, tokens in self.lasts]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Score:
-    """One request for scores: the rows still to compute, and what was found so far."""
+    """One request for scores, and what was found so far."""
 
     prompts: Sequence[tuple[Ids, Sequence[Ids]]]  # each prompt and its continuations, token ids
     end_ids: Ids
@@ -84,48 +79,35 @@ class Score:
     future: Future[list[list[float]]] = field(default_factory=Future[list[list[float]]])
     """Receives the log-probabilities; cancelling it ends the score."""
     live: LiveAdapter = field(init=False)  # its weights, set when the scheduler accepts it
-    _unplanned: Iterator[_Row] = field(init=False)
-    _rows: list[_Row] = field(default_factory=list[_Row])  # planned ones
-    _found: dict[tuple[Ids, tuple[Ids, ...]], list[list[float]]] = field(default_factory=dict)
-    """Planned prompt and answers -> log-probabilities of the tokens of each answer."""
-    _long: _Row | None = None  # a row that is longer than a block
+    steps: Generator[None, int] = field(init=False)  # what ``begin`` returns, which has begun
+    _found: dict[tuple[Ids, tuple[Ids, ...]], list[Found]] = field(default_factory=dict)
+    """Planned prompt and answers -> log-probabilities of each answer."""
 
-    def __post_init__(self) -> None:
-        """Compute nothing yet."""
-        self._unplanned = self._plan()
+    def begin(self, forward: CausalModel) -> Generator[None, int]:
+        """Compute some rows at a time; after the last one, set the future's result.
 
-    def advance(self, forward: CausalModel, max_tokens: int) -> None:
-        """Compute some rows; after the last one, set the future's result.
-
-        Args:
-            forward: the model.
-            max_tokens: maximum number of padded tokens of the forward pass.
-
-        Raises:
-            RequestError: a prompt, a continuation or the end-of-text ids cannot be scored.
+        The generator is sent the maximum number of padded tokens of each forward pass. It raises
+        ``RequestError`` where a prompt, a continuation or the end-of-text ids cannot be scored.
         """
-        if self._long is None:
-            room = max_tokens - sum(map(len, self._rows))
-            while room > 0 and (row := next(self._unplanned, None)) is not None:
-                self._rows.append(row)
+        max_tokens = yield
+        plan = self._plan()
+        rows = [*islice(plan, 1)]
+        while rows:
+            room = max_tokens - sum(map(len, rows))
+            while room > 0 and (row := next(plan, None)) is not None:
+                rows.append(row)
                 room -= len(row)
-            block = next(row_blocks(self._rows, max_tokens, length=len), [])
-            self._rows = [row for row in self._rows if row not in block]
-            if block and len(block[-1]) > max_tokens:
-                self._long = block[0]
-                self._long.cache = make_prompt_cache(forward.model)
-            elif block:
+            block = next(row_blocks(rows, max_tokens, length=len))
+            rows = [row for row in rows if row not in block]
+            if len(block[-1]) <= max_tokens:
                 self._compute(forward, block)
-        if self._long is not None:
-            self._go_on(self._long, forward, max_tokens)
-        if not self._rows and self._long is None:
-            row = next(self._unplanned, None)
-            if row is not None:
-                self._rows.append(row)
-                return
-            found = [self._found[prompt, tuple(answers)] for prompt, answers in self.prompts]
-            sums = [one[0] if self.by_token else [*map(sum, one)] for one in found]
-            answer(self.future, sums)
+            else:
+                yield from self._in_chunks(forward, block[0], max_tokens)
+            rows = rows or [*islice(plan, 1)]
+            if rows:
+                max_tokens = yield
+        found = [self._found[prompt, tuple(answers)] for prompt, answers in self.prompts]
+        answer(self.future, [one[0] if self.by_token else [*map(sum, one)] for one in found])
 
     def _compute(self, forward: CausalModel, block: Sequence[_Row]) -> None:
         """Compute a block; what all its rows begin with, such as the rules of a game, once."""
@@ -138,14 +120,17 @@ class Score:
         rests = [row.ids[row.done :] for row in block]
         self._take(forward, forward.trunk(mx.array(pad_rows(rests)), cache=cache), block)
 
-    def _go_on(self, long: _Row, forward: CausalModel, max_tokens: int) -> None:
-        """Compute the next chunk of a long row."""
-        piece = long.ids[long.done : long.done + max_tokens]
-        hidden = forward.trunk(mx.array([piece]), cache=long.cache)
-        mx.eval([layer.state for layer in long.cache or ()])
-        self._take(forward, hidden, [long])
-        if long.done >= len(long):
-            self._long = None
+    def _in_chunks(self, forward: CausalModel, row: _Row, max_tokens: int) -> Generator[None, int]:
+        """Compute a row that is longer than a block, one chunk at a time."""
+        cache = make_prompt_cache(forward.model)
+        while True:
+            piece = row.ids[row.done : row.done + max_tokens]
+            hidden = forward.trunk(mx.array([piece]), cache=cache)
+            mx.eval([layer.state for layer in cache])
+            self._take(forward, hidden, [row])
+            if row.done >= len(row):
+                return
+            max_tokens = yield
 
     def _plan(self) -> Iterator[_Row]:
         """Check each different prompt with its answers, and yield its rows.
@@ -170,7 +155,7 @@ class Score:
             self._check((*prompt, *max(answers, key=len, default=())))
             ordered = sorted(set(answers))  # one comes right before those that it is a prefix of
             begun = {a for a, b in pairwise(ordered) if b[: len(a)] == a}
-            found: dict[Ids, list[float]] = {tokens: [] for tokens in ordered}
+            found: dict[Ids, Found] = {tokens: [] for tokens in ordered}
             rows: dict[Ids, list[Last]] = {}  # tokens to compute -> the answers that have them
             for tokens in ordered:
                 self._check(tokens or prompt)
@@ -191,30 +176,27 @@ class Score:
         """Take the log-probabilities of the next tokens from hidden states, slice by slice."""
         size = max(MIN_POSITIONS, LOGITS // forward.num_logits)
         places = [
-            (number, row, row.done + column, column)
+            (number, column, following)
             for number, row in enumerate(rows)
             for column in range(min(hidden.shape[1], len(row) - row.done))
-            if row.done + column + 1 >= row.start
+            if (following := row.following(row.done + column))
         ]
         for first in range(0, len(places), size):
             part = places[first : first + size]
-            following = [row.following(at) for _, row, at, _ in part]
-            numbers, columns = (np.array([one[axis] for one in part], np.int32) for axis in (0, 3))
+            numbers, columns = (np.array([one[axis] for one in part], np.int32) for axis in (0, 1))
             logits = forward.head(hidden[mx.array(numbers), mx.array(columns)]).astype(mx.float32)
             logprobs = logits - mx.logsumexp(logits, axis=1, keepdims=True)
-            each = [(at, ids) for at, found in enumerate(following) for ids in found]
-            positions = np.array([at for at, ids in each for _ in ids], np.int32)
-            tokens = np.array([token for _, ids in each for token in ids], np.int32)
+            each = [(at, *one) for at, (_, _, following) in enumerate(part) for one in following]
+            positions = np.array([at for at, _, ids in each for _ in ids], np.int32)
+            tokens = np.array([token for _, _, ids in each for token in ids], np.int32)
             read = np.array(logprobs[mx.array(positions), mx.array(tokens)])
             if not np.isfinite(read).all():
                 raise EngineError(NOT_NUMBERS)
             values = iter(read)
-            for (_, row, at, _), found in zip(part, following, strict=True):
-                new = [float(np.logaddexp.reduce([next(values) for _ in ids])) for ids in found]
-                if at + 1 < len(row):
-                    row.found += new
-                else:
-                    row.end(new)
+            for _, answers, ids in each:
+                value = float(np.logaddexp.reduce([next(values) for _ in ids]))
+                for found in answers:
+                    found.append(value)
         for row in rows:
             row.done += min(hidden.shape[1], len(row) - row.done)
 
@@ -237,6 +219,8 @@ class ScoreQueue:
 
     def add(self, score: Score) -> None:
         """Add a score; its ``live`` weights must be set."""
+        score.steps = score.begin(self._forward)
+        next(score.steps)
         self._scores.append(score)
 
     def advance(self, max_tokens: int) -> None:
@@ -248,8 +232,8 @@ class ScoreQueue:
         score = self._scores[0]
         try:
             # One slot works for any number of rows.
-            with faults_raised(), self._slots.rows([score.live.slot]):
-                score.advance(self._forward, max_tokens)
+            with faults_raised(), self._slots.rows([score.live.slot]), suppress(StopIteration):
+                score.steps.send(max_tokens)
         except Exception as error:
             answer(score.future, error)
         self._scores.popleft()
