@@ -8,8 +8,6 @@ from shlex import quote
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["Requirement", "adding", "own_version", "requirement"]
-
 NAME = "legos-rl"  # of the distribution; another project has the name of the package
 
 

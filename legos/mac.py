@@ -14,8 +14,6 @@ from importlib.metadata import PackageNotFoundError, distribution
 
 from legos.errors import ModelError
 
-__all__ = ["awake", "check_mac", "mac_facts", "on_battery"]
-
 logger = logging.getLogger(__name__)
 OLDEST = 14  # major version of macOS for which MLX has wheels
 TOOL_S = 10.0  # seconds after which a tool counts as failed

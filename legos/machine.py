@@ -13,17 +13,6 @@ from threadpoolctl import threadpool_limits
 
 from legos.errors import ModelError
 
-__all__ = [
-    "blas",
-    "blas_environment",
-    "blas_hint",
-    "files_allowed",
-    "load_blas",
-    "quiet_collector",
-    "share_cores",
-    "wanted_device",
-]
-
 DESCRIPTORS = 10_240  # file descriptors that the process may open; the maximum on macOS
 BLAS = {
     "OpenBLAS": ("libopenblasp.so.0", "libopenblas.so.0"),  # Fedora's with threads comes first

@@ -25,25 +25,6 @@ from legos.records.sample import Sample
 from legos.records.step import PassResult, Stop, Update, never
 from legos.weights.adapter import Adapter, AdapterInfo
 
-__all__ = [
-    "Backend",
-    "BatchClient",
-    "Client",
-    "CreditAssigner",
-    "Curriculum",
-    "Deliver",
-    "Engine",
-    "Matchmaker",
-    "Publisher",
-    "Ratios",
-    "RewardModel",
-    "Scorer",
-    "Seat",
-    "Seating",
-    "Snapshot",
-    "Tracker",
-]
-
 Deliver = Callable[[Sequence[tuple[int, Result]]], None]
 Snapshot = Callable[[Path], object]
 """Writes the state of a backend into an existing folder; any thread may call it."""

@@ -16,8 +16,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-__all__ = ["LoopWatch", "Stall", "Watchdog", "read_stalls", "waiting_frames"]
-
 logger = logging.getLogger(__name__)
 
 CHECK_S = 0.25  # between two checks

@@ -6,8 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, TypeVar
 
-__all__ = ["expire", "on_own_thread", "run_to_end"]
-
 T = TypeVar("T")
 
 

@@ -16,13 +16,6 @@ from legos.wiring.engines import TokenEngine
 from legos.wiring.model import apply_lora, launched, load_model
 from legos.wiring.serving import base_of, put_on
 
-__all__ = [
-    "Loaded",
-    "loaded",
-    "report_loading",
-    "resume_command",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:

@@ -20,8 +20,6 @@ from legos.records.episode import Episode, Task
 from legos.records.message import Message
 from legos.wiring.arena import make_arena
 
-__all__ = ["By", "write_answers"]
-
 By = Literal["oracle", "example"]
 """Right answers, or answers that have the right form and any content."""
 

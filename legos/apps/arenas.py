@@ -12,8 +12,6 @@ from legos.config.schema import PlayConfig
 from legos.fakes import ScriptedClient
 from legos.wiring.arena import make_arena
 
-__all__ = ["check_by_name", "checked", "described", "list_arenas"]
-
 
 def list_arenas() -> Mapping[str, Mapping[str, Any]]:
     """Name -> ``about`` (first line of the docstring) and ``reference`` (name -> number)."""

@@ -17,8 +17,6 @@ from legos.weights.adapter import model_name
 from legos.wiring.device import find_device
 from legos.wiring.model import model_place
 
-__all__ = ["bench"]
-
 WIDTH = 33  # of the names
 
 

@@ -22,8 +22,6 @@ from legos.records.names import BASE, POLICY
 from legos.track.output import OutputConsole
 from legos.wiring.named import named_adapter
 
-__all__ = ["Chat", "chat"]
-
 HELP = "/reset starts a new conversation, /adapter NAME asks another adapter, /quit ends the chat"
 GAMES = (
     "a line that ends with the moves of a game is answered with one of them, such as\n  "

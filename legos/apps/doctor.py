@@ -18,8 +18,6 @@ from legos.machine import blas, blas_hint
 from legos.run.folder import RUNS
 from legos.wiring.device import find_device, tried_architectures
 
-__all__ = ["SMALL", "Report", "examine", "try_architectures"]
-
 SMALL = "small"  # a model with random weights
 ASKED = """
 legos is tested without a Mac, so these lines show what its tests cannot. Please send all of them,

@@ -20,8 +20,6 @@ from legos.wiring.named import adapters_beside, named_adapter
 from legos.wiring.options import check_options
 from legos.wiring.serving import put_on
 
-__all__ = ["OF_PLAYS", "PLAYS", "evaluate_run", "reported"]
-
 T = TypeVar("T")
 
 PLAYS = "loop.evaluation_plays"

@@ -17,8 +17,6 @@ from legos.weights.folder import is_adapter_folder, read_adapter, write_adapter
 from legos.weights.peft import write_peft
 from legos.wiring.model import load_model
 
-__all__ = ["export"]
-
 
 def export(run: str, *, to: Path, form: ExportFormat = "peft") -> Mapping[str, Any]:
     """Write an adapter of a run and its model card into a new folder; after an error there is none.

@@ -32,8 +32,6 @@ from legos.server.problems import Problem, invalid
 from legos.weights.adapter import model_name
 from legos.wiring.arena import make_arena
 
-__all__ = ["SETTINGS", "Imitation", "model_of", "num_steps"]
-
 Fields = Mapping[str, Any]
 Messages = list[dict[str, Any]]
 SETTINGS: Mapping[str, object] = {

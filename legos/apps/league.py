@@ -10,8 +10,6 @@ from legos.run.find import find_run
 from legos.run.leagues import stored_leagues
 from legos.run.metrics import MetricTail
 
-__all__ = ["ask_for_snapshot", "league"]
-
 
 def league(run: str) -> dict[str, Any]:
     """Arena -> the figures of its league, from the newest checkpoint of a run.

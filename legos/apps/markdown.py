@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["four_digits", "table_head", "table_line"]
-
 
 def four_digits(value: float) -> str:
     """A number with four significant digits; from 10,000 on, all digits before the point."""

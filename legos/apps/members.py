@@ -20,8 +20,6 @@ from legos.weights.adapter import Adapter
 from legos.wiring.named import frozen_adapters
 from legos.wiring.serving import base_of, put_on
 
-__all__ = ["adapters_of", "cast_of", "free_seats", "lasting_names", "model_of"]
-
 
 def adapters_of(
     members: Sequence[str], policies: Sequence[str] = (POLICY,)

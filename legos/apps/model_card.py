@@ -23,8 +23,6 @@ from legos.run.metrics import MetricTable
 from legos.run.reader import RunReader, RunSettings
 from legos.weights.adapter import Adapter
 
-__all__ = ["ExportFormat", "model_card"]
-
 ExportFormat = Literal["mlx", "peft", "fused"]
 _LIBRARIES: dict[ExportFormat, str] = {"mlx": "mlx", "peft": "peft", "fused": "transformers"}
 _USES: dict[ExportFormat, str] = {

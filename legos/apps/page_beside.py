@@ -8,8 +8,6 @@ from pathlib import Path
 
 from legos.remote.guardian import guarded
 
-__all__ = ["page_beside"]
-
 
 @contextmanager
 def page_beside(folder: Path) -> Generator[None]:

@@ -17,8 +17,6 @@ from legos.records.message import (
 )
 from legos.records.names import POLICY
 
-__all__ = ["LEFT", "Person", "Terminal"]
-
 LEFT = "the person at the terminal has left"
 
 

@@ -28,8 +28,6 @@ from legos.run.episodes import stored_episode
 from legos.run.people import PersonalPlay
 from legos.wiring.arena import make_arena
 
-__all__ = ["Players", "play"]
-
 ME = "me"
 FAILED = 1
 

@@ -26,8 +26,6 @@ from legos.track.many import ManyTrackers
 from legos.track.trackio import start_trackio
 from legos.track.wandb import kill_service, start_wandb
 
-__all__ = ["shown_while", "trackers"]
-
 LOOK_S = 1.0  # between two looks at what the run does
 EXAMPLE_S = 60.0  # least time between two answers that are shown
 _TOKENS = "tokens_generated_total"

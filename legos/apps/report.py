@@ -12,8 +12,6 @@ from legos.page.report_file import Plotly, report_html
 from legos.page.report_images import write_images
 from legos.page.shown import ShownRuns
 
-__all__ = ["report"]
-
 
 def report(
     runs: Sequence[str],

@@ -13,8 +13,6 @@ from legos.run.checkpoint import checkpoints
 from legos.run.folder import RunFolder
 from legos.stalls import LoopWatch, Watchdog
 
-__all__ = ["end_process", "restart", "watched"]
-
 logger = logging.getLogger(__name__)
 MAX_RESTARTS = 3  # in a row
 RESTARTS = "LEGOS_RESTARTS"  # environment variable: restarts in a row so far

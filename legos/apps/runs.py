@@ -17,8 +17,6 @@ from legos.run.key_figures import key_figures
 from legos.run.metrics import newest_metrics
 from legos.run.reader import RunReader
 
-__all__ = ["describe_run", "in_brief", "list_runs"]
-
 
 def list_runs(parent: Path = RUNS) -> dict[str, dict[str, Any]]:
     """Name of each run in a folder -> its state, arena, model, step and newest metrics."""

@@ -19,13 +19,6 @@ from legos.run.folder import CONFIG, RUNS, RunFolder
 from legos.weights.adapter import Adapter
 from legos.wiring.named import frozen_adapters, named_adapter
 
-__all__ = [
-    "check_opponents_exist",
-    "load_seated",
-    "run_of",
-    "warn_of_other_arena",
-]
-
 logger = logging.getLogger(__name__)
 PLAYS = 16  # plays of an arena whose seats are looked at
 

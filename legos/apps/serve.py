@@ -27,8 +27,6 @@ from legos.weights.adapter import Adapter, checked_name
 from legos.wiring.http import app_of
 from legos.wiring.named import named_adapter
 
-__all__ = ["end_if_stuck", "serve"]
-
 STUCK_S = 300.0  # a step or a load of an adapter that takes longer hangs
 
 

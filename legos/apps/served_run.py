@@ -10,8 +10,6 @@ from legos.server.options import ServerOptions
 from legos.wiring.http import app_of
 from legos.wiring.trainer import Trainer
 
-__all__ = ["ServedRun"]
-
 DRAIN_S = 0.5  # time that HTTP requests get when the run ends
 
 

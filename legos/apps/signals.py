@@ -18,8 +18,6 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-__all__ = ["StopSignals"]
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SHOW_CURSOR = "\x1b[?25h"
 _ONE_S = 1.0  # signals of one kind, or with SIGHUP, within this time count as one

@@ -13,8 +13,6 @@ from legos.errors import ConfigError, did_you_mean
 from legos.files.atomic import write_file
 from legos.installed import NAME, requirement
 
-__all__ = ["write_project", "write_starter"]
-
 _TEMPLATES = resources.files("legos.apps") / "templates"
 
 

@@ -20,8 +20,6 @@ from legos.run.folder import RunFolder
 from legos.run.run import Run
 from legos.wiring.trainer import Trainer
 
-__all__ = ["announcement", "comparison", "summary"]
-
 _OTHER_GAME = {"nim": "kuhn", "kuhn": "nim"}
 
 

@@ -33,8 +33,6 @@ from legos.run.find import adapter_of, find_run, split_place
 from legos.run.people import personal_plays
 from legos.wiring.arena import make_arena
 
-__all__ = ["evaluate_against", "figures", "meet", "tournament"]
-
 logger = logging.getLogger(__name__)
 ALL = "all"
 NUM_PLAYS = 100

@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from legos.apps.served_run import ServedRun
     from legos.remote.ray.players import Players
 
-__all__ = ["check", "train"]
-
 _NEEDS_CHANGE = (*FAILS_AGAIN, TrainerError)
 _CHANGE = "change what the message names, then "
 _AT_ONCE = "; a second signal (Ctrl-C) ends the run at once, without a checkpoint of the last steps"

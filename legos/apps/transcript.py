@@ -9,8 +9,6 @@ from legos.chat.reply import split_thinking
 from legos.records.episode import Episode
 from legos.run.episodes import StoredEpisode, StoredSeat, StoredTurn, in_order
 
-__all__ = ["answer_of", "ending", "example", "heading", "turns_of", "visible"]
-
 _WHO = {"user": "told"}  # a message before the question
 _CONTROL = re.compile(  # all but the tabulator and the line feed, and changes of direction
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"

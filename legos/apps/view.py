@@ -18,8 +18,6 @@ from legos.records.limits import EngineLimits
 from legos.server.listen import bind, listening
 from legos.server.options import ServerOptions
 
-__all__ = ["view"]
-
 
 def view(
     runs: Sequence[str],

@@ -9,8 +9,6 @@ from legos.run.episodes import numbered_episode
 from legos.run.find import find_run
 from legos.run.play_files import NewPlays
 
-__all__ = ["replay", "watch"]
-
 LOOK_S = 0.5  # seconds between two looks at a file that another process writes
 
 

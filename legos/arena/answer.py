@@ -9,8 +9,6 @@ from legos.chat.reply import parse_move, split_thinking
 from legos.errors import text_of
 from legos.records.message import Completion, ToolCall
 
-__all__ = ["UNREADABLE", "Reply", "read_answer"]
-
 UNREADABLE = (
     ValueError,
     LookupError,

@@ -34,8 +34,6 @@ from legos.records.message import Sampling
 from legos.records.numbers import shown
 from legos.records.seeds import mix
 
-__all__ = ["Arena", "GameArena"]
-
 logger = logging.getLogger(__name__)
 
 FORM = "The legal moves stand after 'Moves:'. Answer with one of them and nothing else."

@@ -15,17 +15,6 @@ from legos.records.message import Message
 from legos.records.numbers import MAX_REWARD, brief, checked_reward, number, reward_range, shown
 from legos.weights.adapter import checked_name
 
-__all__ = [
-    "check_attributes",
-    "check_names",
-    "check_same_adapters",
-    "check_text",
-    "checked_choices",
-    "checked_rewards",
-    "checked_seats",
-    "checked_tasks",
-]
-
 ILLEGAL = get_args(IllegalMove)
 UTILITIES = get_args(Utility)
 METHODS = ("tasks(self, rng)", "held_out(self, rng)", "seats(self, task)", "play(self, t)")

@@ -10,15 +10,6 @@ from legos.protocols import Curriculum
 from legos.records.episode import Episode
 from legos.records.numbers import number, shown
 
-__all__ = [
-    "CURRICULA",
-    "Climb",
-    "CurriculumName",
-    "Uniform",
-    "record_levels",
-    "success_rates",
-]
-
 CurriculumName = Literal["climb", "uniform"]
 HORIZON = 64  # plays over which the EMA of a level's success forgets
 

@@ -25,8 +25,6 @@ from legos.records.numbers import shown
 from legos.records.seeds import mix
 from legos.records.task_ids import check_task_ids
 
-__all__ = ["Split", "TaskCursor", "held_out_or_own", "plays_from", "tasks_from"]
-
 Split = Literal["round", "id"]
 """What is played as one group: a whole round, or its tasks with one id."""
 

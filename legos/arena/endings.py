@@ -1,7 +1,5 @@
 """Exceptions that a play raises to end early: a draw, a void play, a forfeit."""
 
-__all__ = ["Draw", "Forfeit", "Void"]
-
 
 class Draw(Exception):  # noqa: N818 - an ending of a play, not an error
     """Raise it to end a play with reward 0 for every role."""

@@ -7,8 +7,6 @@ from typing import Any, Literal
 
 from legos.errors import ArenaError
 
-__all__ = ["Game", "State", "Utility", "movers", "position", "split_position"]
-
 State = Any
 """A position: any hashable value; equal values are one position."""
 

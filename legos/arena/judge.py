@@ -9,8 +9,6 @@ from msgspec import Struct
 
 from legos.arena.answer import Reply
 
-__all__ = ["JudgeTally", "Verdict", "comparison", "verdict_of"]
-
 _CHOICE = re.compile(r"\[(A|B|tie)\]", re.IGNORECASE)
 _SCORES = {"A": 1.0, "B": 0.0, "TIE": 0.5}
 

@@ -6,8 +6,6 @@ from dataclasses import replace
 from legos.protocols import Matchmaker, Seat, Seating
 from legos.records.episode import Task
 
-__all__ = ["ArenaSeats", "SeatOverride", "renamed"]
-
 
 class ArenaSeats(Matchmaker):
     """Uses the seats of the arena, by default the policy in every seat."""

@@ -10,8 +10,6 @@ from legos.protocols import Curriculum
 from legos.records.episode import Episode, Task
 from legos.records.names import POLICY
 
-__all__ = ["IllegalMove", "Playable", "Rewards"]
-
 IllegalMove = Literal["forfeit", "retry", "random"]
 Rewards = Mapping[str, float] | Mapping[str, Mapping[str, float]]
 """Role -> reward, or role -> name of a part -> its value (``reward_weights``)."""

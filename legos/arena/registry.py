@@ -17,16 +17,6 @@ from legos.builtin import BUILTIN, is_builtin
 from legos.errors import ArenaError, ConfigError, LegosError, did_you_mean, with_story
 from legos.installed import adding
 
-__all__ = [
-    "advice",
-    "find_arena",
-    "installed_arena",
-    "is_arena_file",
-    "known_arenas",
-    "load_module",
-    "made_of",
-]
-
 GROUP = "legos.arenas"
 """Entry-point group: a package that lists its arenas here can be named without its module."""
 

@@ -6,8 +6,6 @@ from typing import Any, cast
 from legos.errors import ArenaError, did_you_mean
 from legos.records.numbers import checked_reward
 
-__all__ = ["Parts", "weighted"]
-
 Parts = dict[str, dict[str, float]]
 """Role -> name of a part -> its value, before the weight."""
 

@@ -16,8 +16,6 @@ from legos.installed import adding
 from legos.records.episode import Task
 from legos.records.numbers import shown
 
-__all__ = ["hold_out", "read_tasks"]
-
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in the text of an object that does not write its own
 
 

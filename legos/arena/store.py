@@ -8,8 +8,6 @@ from typing import Any
 from legos.errors import ArenaError
 from legos.records.numbers import brief
 
-__all__ = ["Store", "Stores"]
-
 
 class Store(MutableMapping[str, Any]):
     """Key -> JSON value, oldest first; a key that is set again becomes the newest.

@@ -15,8 +15,6 @@ from legos.weights.adapter import Adapter
 from legos.wiring.device import Row, device_checks
 from legos.wiring.model import apply_lora, load_model
 
-__all__ = ["EngineBench"]
-
 
 class EngineBench:
     """One engine of a model, alone in the process."""

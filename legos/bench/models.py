@@ -13,8 +13,6 @@ from safetensors.numpy import (
 
 from legos.builtin import builtin_path
 
-__all__ = ["HEAD", "MODELS", "write_bench_model"]
-
 HEAD = 64  # width of an attention head
 MODELS = {"5m": (256, 6, 704, 358), "40m": (448, 5, 1216, 32768)}
 """Name -> hidden size, layers, width of the SwiGLU, vocabulary; the name is the approximate number

@@ -21,8 +21,6 @@ from legos.weights.folder import read_adapter, write_adapter
 from legos.wiring.device import Row, Split, device_checks
 from legos.wiring.model import load_model
 
-__all__ = ["Line", "measure"]
-
 STREAMS = (1, 8, 32)
 PROMPT, ANSWER, GROUP = 128, 32, 8  # tokens, tokens, answers to one prompt in the optimiser step
 PARTS = 2 * len(STREAMS) + 3  # measurements that share the time

@@ -13,8 +13,6 @@ from legos.records.step import BackendConfig, Update
 from legos.wiring.device import Split
 from legos.wiring.model import apply_lora
 
-__all__ = ["Cost", "StepBench"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from statistics import median
 from typing import TypeVar
 
-__all__ = ["in_turn", "medians", "seconds_of"]
-
 T = TypeVar("T")
 
 

@@ -9,8 +9,6 @@ from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat, with_ids
 from legos.records.message import Sampling, ToolCall
 
-__all__ = ["begins_thinking", "read_reply", "reply_decoder"]
-
 
 def begins_thinking(
     tokenizer: ChatTokenizer, prompt_ids: Sequence[int], sampling: Sampling

@@ -9,8 +9,6 @@ import re
 
 from legos.chat.parts import CLOSE, OPEN
 
-__all__ = ["MARKS", "TAGS", "with_tags", "without_channels"]
-
 TAGS = {
     **{"[THINK]": OPEN, "[/THINK]": CLOSE},  # Mistral
     **{"<|channel>": OPEN, "<channel|>": CLOSE},  # Gemma 4, which writes "thought" after the first

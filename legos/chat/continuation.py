@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 from legos.records.message import Completion, Message
 
-__all__ = ["ANSWERS", "after_answer", "extended", "probes"]
-
 ANSWERS = ("a", "b")  # no tokenizer merges a letter with a line break or a control token
 
 

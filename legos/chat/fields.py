@@ -11,8 +11,6 @@ from legos.chat.parts import CLOSE, OPEN
 from legos.chat.tools import arguments_of
 from legos.records.message import Message
 
-__all__ = ["Neutraliser", "message_fields"]
-
 
 class Neutraliser:
     """Breaks the names of control tokens in texts by a space.

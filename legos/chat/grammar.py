@@ -13,8 +13,6 @@ from legos.chat.tokenizer import ChatTokenizer
 from legos.errors import RequestError
 from legos.records.request import Grammar
 
-__all__ = ["json_grammar"]
-
 WHITESPACE = (
     r"[ \n\t]{0,16}"  # between two JSON tokens; without a limit a model may write blanks forever
 )

@@ -4,8 +4,6 @@ from collections.abc import Callable, Sequence
 
 from legos.chat.stops import cut_at_stop
 
-__all__ = ["TextStream", "held_back"]
-
 _BROKEN = "\ufffd"  # what a decoder says of bytes that are no character, or not yet
 _MAX_BYTES = 4  # of one character
 

@@ -6,8 +6,6 @@ from legos.chat.tokenizer import ChatTokenizer
 from legos.errors import RequestError
 from legos.records.message import Prompt, messages_or_ids
 
-__all__ = ["PER_TOKEN", "check_length", "exceeds", "is_long"]
-
 _LONG = 1 << 20  # characters of a prompt, which would block the event loop for a second
 PER_TOKEN = 6  # characters for each token of the context; most texts have fewer
 _CUT = 8  # tokens that a text may have more where it is cut than in its place

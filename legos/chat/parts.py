@@ -7,8 +7,6 @@ from legos.chat.incremental import held_back
 from legos.chat.tools import ToolFormat, parse_calls
 from legos.records.message import ToolCall
 
-__all__ = ["CLOSE", "OPEN", "Part", "ReplyParser", "join_parts"]
-
 Part = tuple[Literal["text", "thinking"], str] | tuple[Literal["tool"], tuple[ToolCall, ...]]
 """A piece of the text or of the thinking, or tool calls."""
 

@@ -3,8 +3,6 @@
 import re
 from collections.abc import Sequence
 
-__all__ = ["parse_move", "split_thinking"]
-
 _TAG = re.compile(r"<(/?)think>")
 
 

@@ -5,8 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, cast
 
-__all__ = ["CALL_MARK", "call_schema", "closed", "or_call"]
-
 CALL_MARK = "x-legos-call"  # key of a schema: the text with which a tool call begins
 Schema = dict[str, Any]
 _NAMED = {"properties", "patternProperties", "$defs", "definitions"}  # schemas by name

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Sequence
 from functools import cache
 
-__all__ = ["cut_at_stop", "stop_test"]
-
 _SPARE_TOKENS = 4  # a window may begin inside a character, and a first space may be swallowed
 
 

@@ -13,8 +13,6 @@ from legos.chat.reply import split_thinking
 from legos.chat.tools import plain_messages
 from legos.errors import ModelError
 
-__all__ = ["ChatTemplate"]
-
 Chat = Sequence[Mapping[str, Any]]
 _RULES = "qzxj"  # a text that no template writes by itself
 _PROBE: Chat = ({"role": "system", "content": _RULES}, {"role": "user", "content": "?"})

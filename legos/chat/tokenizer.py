@@ -18,8 +18,6 @@ from legos.chat.tools import plain_messages
 from legos.errors import ModelError
 from legos.records.message import Continuation, Message
 
-__all__ = ["ChatTokenizer", "load_tokenizer", "read_tokenizer"]
-
 logger = logging.getLogger(__name__)
 _TAIL = 8  # number of last prompt tokens that are searched for an opening <think>
 _REMEMBERED_PROMPTS = 2048

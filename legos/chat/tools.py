@@ -9,18 +9,6 @@ from msgspec import Struct
 
 from legos.records.message import ToolCall
 
-__all__ = [
-    "PLAIN_TOOLS",
-    "ToolFormat",
-    "also_known",
-    "arguments_of",
-    "arguments_text",
-    "called",
-    "parse_calls",
-    "plain_messages",
-    "with_ids",
-]
-
 logger = logging.getLogger(__name__)
 JsonObject = Mapping[str, Any]
 

@@ -31,8 +31,6 @@ from legos.games.exact import GameTree
 from legos.records.episode import Episode, Task, Turn
 from legos.records.task_ids import same_data
 
-__all__ = ["Finding", "check_arena"]
-
 SAME_SUM = 1e-9  # tolerance of sums of rewards
 NOT_PLAYED = (
     "not checked (rewards, repeatable, roles, secrets, idle player, time): a program plays "

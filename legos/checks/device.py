@@ -20,8 +20,6 @@ from legos.weights.adapter import Adapter
 from legos.wiring.device import device_checks
 from legos.wiring.model import apply_lora, load_model
 
-__all__ = ["CHECKS", "Check", "SelfTest", "run_checks"]
-
 Answers = Sequence[tuple[Request, Generated]]
 
 PROMPTS, GROUP = 2, 8  # prompts, and completions of each

@@ -32,8 +32,6 @@ from legos.games.exact import (
 )
 from legos.records.episode import Task
 
-__all__ = ["game_findings", "payoffs_of", "tree_of"]
-
 LONGEST = 10_000  # moves of a sampled play after which it is left
 
 

@@ -27,23 +27,6 @@ from legos.records.names import POLICY
 from legos.records.seeds import mix
 from legos.timeouts import run_to_end
 
-__all__ = [
-    "CLOSE",
-    "Finding",
-    "Played",
-    "Player",
-    "earned",
-    "failure",
-    "finding",
-    "planned_plays",
-    "played",
-    "random_player",
-    "reference_of",
-    "returns",
-    "slack",
-    "with_thinking",
-]
-
 CLOSE = 1e-3  # tolerance of reference numbers, which are given with few digits
 FAR = 4.5  # standard errors between a player's mean reward and its expected value
 

@@ -10,8 +10,6 @@ from legos.credit.means import with_children
 from legos.errors import user_code
 from legos.records.episode import Episode, Turn
 
-__all__ = ["prompt_findings"]
-
 _MARK = re.compile(r"\b(?:said|thought)-[0-9a-f]{16}\b")  # what random players say and think
 THOUGHT = "thought"
 NO_THINKING = "not checked: the game writes the prompts, or only choices can be said"

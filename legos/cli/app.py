@@ -21,8 +21,6 @@ from legos.cli.output import results_alone
 from legos.errors import ConfigError, LegosError
 from legos.installed import own_version
 
-__all__ = ["make_app", "run"]
-
 OK, REFUSED = 0, 2
 _DEBUG, _JSON = "--debug", "--json"
 _MORE = f"{EVERYTHING} lists every setting."

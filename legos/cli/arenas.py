@@ -10,8 +10,6 @@ from legos.cli.output import Flag, show
 from legos.cli.overrides import Count, EvaluationPlay, dotted
 from legos.config.resolve import resolve
 
-__all__ = ["arenas"]
-
 FAILED = 1
 arenas = App(name="arenas", help="List the arenas that are known by name, check or begin one.")
 

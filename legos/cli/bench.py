@@ -2,8 +2,6 @@
 
 from legos.cli.output import Flag, show
 
-__all__ = ["bench"]
-
 
 def bench(*, model: str | None = None, seconds: float = 60.0, json: Flag = False) -> None:
     """Measure how fast a model is on this machine, beside mlx-lm alone: a table to post.

@@ -3,8 +3,6 @@
 from legos.cli.overrides import Key
 from legos.records.names import POLICY
 
-__all__ = ["chat"]
-
 
 def chat(
     *,

@@ -3,8 +3,6 @@
 from legos.cli.output import Flag, show
 from legos.errors import ConfigError
 
-__all__ = ["doctor"]
-
 
 def doctor(
     *architectures: str,

@@ -8,8 +8,6 @@ from cyclopts import Parameter
 from legos.cli.output import Flag, show, show_line, show_table
 from legos.cli.overrides import EvaluationPlay, Key, Several, dotted
 
-__all__ = ["evaluate"]
-
 
 def evaluate(
     run: str,

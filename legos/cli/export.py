@@ -5,8 +5,6 @@ from typing import Literal
 
 from legos.cli.output import Flag, show
 
-__all__ = ["export"]
-
 
 def export(
     run: str, /, *, to: Path, format: Literal["mlx", "peft", "fused"] = "peft", json: Flag = False

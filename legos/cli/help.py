@@ -7,8 +7,6 @@ from cyclopts.help import DefaultFormatter, HelpPanel
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
 
-__all__ = ["EVERYTHING", "USUAL", "BriefHelp"]
-
 EVERYTHING = "--help-all"
 _USUAL = """
     model arena steps out seed config resume serve dry-run

@@ -8,8 +8,6 @@ from legos.cli.run_settings import resolve_run
 from legos.cli.train import start
 from legos.config.resolve import resolve
 
-__all__ = ["imitate"]
-
 
 def imitate(
     data: str,

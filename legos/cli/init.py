@@ -5,8 +5,6 @@ from pathlib import Path
 
 from legos.cli.output import show
 
-__all__ = ["init"]
-
 
 def init(name: str, /, *, preset: str = "builtin", to: Path | None = None) -> None:
     """Write a project: an arena, its test, settings and a README.

@@ -7,8 +7,6 @@ from legos.apps.markdown import four_digits
 from legos.cli.output import Flag, show, show_line, show_table
 from legos.cli.ratings import interval, show_cycle, show_members
 
-__all__ = ["league"]
-
 
 def league(run: str, *, snapshot: Flag = False, json: Flag = False) -> None:
     """Show who plays against the policy of a run, and who of them is stronger.

@@ -17,8 +17,6 @@ from rich.table import Table
 from legos.apps.markdown import four_digits
 from legos.track.output import OutputConsole
 
-__all__ = ["Flag", "results_alone", "show", "show_line", "show_table"]
-
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 """An option without a value, off unless it is on the command line."""
 

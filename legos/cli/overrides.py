@@ -22,28 +22,6 @@ from legos.config.schema import (
 from legos.config.setting import Settings, limits
 from legos.errors import ConfigError
 
-__all__ = [
-    "Amount",
-    "Count",
-    "EvaluationPlay",
-    "Files",
-    "Generation",
-    "Key",
-    "League",
-    "Limit",
-    "Loop",
-    "Play",
-    "Run",
-    "Several",
-    "Track",
-    "Training",
-    "Whole",
-    "dotted",
-    "literal",
-    "shares",
-]
-
-
 Count = Annotated[int, Parameter(validator=validators.Number(gte=1))]
 """A number of plays, or of other things, of which there must be one."""
 

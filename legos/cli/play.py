@@ -5,8 +5,6 @@ from legos.cli.overrides import Count, EvaluationPlay, Key, Several, dotted
 from legos.config.resolve import resolve
 from legos.errors import ConfigError
 
-__all__ = ["play"]
-
 
 def play(
     arena: str,

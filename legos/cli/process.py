@@ -8,8 +8,6 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
 
-__all__ = ["main"]
-
 INTERRUPTED, TERMINATED, PIPE_CLOSED = 130, 143, 141
 LAST_CALL_S = 3.0  # for device calls in flight once a command was interrupted
 

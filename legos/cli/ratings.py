@@ -5,8 +5,6 @@ from typing import Any
 
 from legos.cli.output import show_line, show_table
 
-__all__ = ["interval", "show_cycle", "show_members"]
-
 
 def interval(rated: Mapping[str, Any]) -> str:
     """The interval of a rating."""

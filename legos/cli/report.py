@@ -5,8 +5,6 @@ from typing import Literal
 
 from legos.cli.output import Flag, show
 
-__all__ = ["report"]
-
 
 def report(
     *run: str,

@@ -12,8 +12,6 @@ from legos.run.find import checkpoint_of, find_adapter, find_run, split_place
 from legos.run.folder import RunFolder
 from legos.weights.folder import read_adapter
 
-__all__ = ["resolve_run"]
-
 _LORA = tuple(name for name in knobs() if name.startswith("training.lora_"))
 _SHARED = ("model", "arena", "adapter", *_LORA)
 _KEPT = (*_SHARED, "seed")

@@ -6,8 +6,6 @@ from cyclopts import App
 
 from legos.cli.output import Flag, show, show_table
 
-__all__ = ["runs"]
-
 runs = App(name="runs", help="List runs, or show one.")
 
 

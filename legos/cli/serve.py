@@ -3,8 +3,6 @@
 from legos.cli.output import Flag, show
 from legos.cli.overrides import Amount, Count, Key, Limit, Several, Whole
 
-__all__ = ["serve"]
-
 
 def serve(
     *,

@@ -7,8 +7,6 @@ from legos.cli.output import Flag, show, show_line
 from legos.cli.overrides import Count, EvaluationPlay, Key, dotted
 from legos.cli.ratings import interval, show_cycle, show_members
 
-__all__ = ["tournament"]
-
 
 def tournament(
     *members: str,

@@ -26,8 +26,6 @@ from legos.cli.run_settings import resolve_run
 from legos.config.resolve import ResolvedConfig, settings_of
 from legos.errors import ArenaError, CheckpointError
 
-__all__ = ["start", "train"]
-
 
 def train(
     *,

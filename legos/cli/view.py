@@ -3,8 +3,6 @@
 from legos.cli.output import Flag, show
 from legos.cli.overrides import Key
 
-__all__ = ["view"]
-
 
 def view(
     *run: str,

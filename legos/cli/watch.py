@@ -5,8 +5,6 @@ import sys
 from legos.cli.output import Flag, show_line
 from legos.cli.overrides import Whole
 
-__all__ = ["watch"]
-
 
 def watch(
     run: str,

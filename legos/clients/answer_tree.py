@@ -10,8 +10,6 @@ import numpy as np
 from legos.records.choices import ChoiceNode, choice_tree
 from legos.records.message import ScoredRows
 
-__all__ = ["AnswerTrees", "restricted_scores"]
-
 _Row = tuple[int, ...]
 _Step = tuple[tuple[_Row, _Row], Sequence[int]]
 """The tokens up to a node and its legal ones; the tokens that may follow."""

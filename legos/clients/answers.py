@@ -21,8 +21,6 @@ from legos.records.message import (
 )
 from legos.records.names import adapter_name
 
-__all__ = ["check_version", "completion_of", "dialect_of", "listed_models"]
-
 _REASONS: Mapping[str | None, FinishReason] = {
     "length": "length",
     "cancelled": "cancelled",

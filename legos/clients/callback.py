@@ -6,8 +6,6 @@ from typing import Any
 from legos.records.message import Completion
 from legos.records.request import Generated
 
-__all__ = ["Callback"]
-
 
 class Callback:
     """The receiver of one answer that calls a function, where a future would wake a coroutine."""

@@ -10,8 +10,6 @@ from legos.chat.tokenizer import ChatTokenizer
 from legos.records.choices import ChoiceNode, choice_tree, tree_bytes
 from legos.records.request import Grammar
 
-__all__ = ["Constraints", "Shared"]
-
 SMALL = 256  # characters of choices, whose tree is made at once
 TREES = 1 << 26  # bytes of trees that are kept
 GRAMMARS = 32  # number of grammars that are kept

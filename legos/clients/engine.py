@@ -38,8 +38,6 @@ from legos.records.message import (
 from legos.records.names import POLICY, adapter_name
 from legos.records.request import Generated, Grammar, PlainRequest, Progress, Request, Result
 
-__all__ = ["EngineClient"]
-
 _SHORT = 32  # tokens; longer completions rarely repeat, and caching them takes memory
 _GATHERED = 64  # requests
 _QUIET_S = 0.001  # time without another request after which a burst is complete

@@ -3,8 +3,6 @@
 from legos.clients.transport import Transport, server_root
 from legos.errors import EndpointError, RequestError
 
-__all__ = ["healthy"]
-
 ANSWER_S = 5.0  # maximum time of an answer
 
 

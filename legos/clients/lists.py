@@ -8,8 +8,6 @@ from typing import Generic, TypeVar
 from legos.clients.transport import TOO_SLOW
 from legos.errors import RequestError
 
-__all__ = ["LISTED", "LISTED_TOKENS", "RequestLists"]
-
 LISTED = 64  # requests of one list
 LISTED_TOKENS = 64  # a request for more tokens travels alone
 

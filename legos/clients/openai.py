@@ -17,8 +17,6 @@ from legos.errors import AdapterError, NotFoundError, RequestError
 from legos.records.message import Completion, Prompt, Sampling
 from legos.records.names import BASE, POLICY
 
-__all__ = ["OpenAIClient"]
-
 logger = logging.getLogger(__name__)
 
 

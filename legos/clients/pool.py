@@ -11,8 +11,6 @@ from typing import Generic, Protocol, TypeVar
 from legos.errors import EndpointError, EngineError, NotFoundError, RequestError
 from legos.timeouts import expire
 
-__all__ = ["Pooled", "ServerPool", "all_done"]
-
 logger = logging.getLogger(__name__)
 
 STAY = 1.25  # how busy the server of a conversation may be, in loads of the least busy one

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-__all__ = ["PrefixAffinity"]
-
 BLOCK = 32  # tokens; beginnings are compared in steps of so many
 MOST_BLOCKS = 1 << 16  # that are remembered, the newest
 

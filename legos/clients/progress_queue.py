@@ -5,8 +5,6 @@ from collections.abc import AsyncGenerator
 
 from legos.records.request import Generated, Progress
 
-__all__ = ["ProgressQueue"]
-
 MOST_PARTS = 256  # that wait for the reader; also tokens of a part of the rest
 
 

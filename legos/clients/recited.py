@@ -11,8 +11,6 @@ from legos.errors import RequestError
 from legos.records.message import Completion, Prompt, Sampling
 from legos.records.names import BASE, POLICY
 
-__all__ = ["RecitedClient"]
-
 
 @dataclass(frozen=True, slots=True)
 class RecitedClient:

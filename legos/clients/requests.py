@@ -13,8 +13,6 @@ from legos.chat.tools import arguments_text
 from legos.errors import RequestError
 from legos.records.message import Continuation, Filters, Prompt, Sampling, messages_or_ids
 
-__all__ = ["FILTERS", "Dialect", "Target", "request_of", "split_adapter"]
-
 Dialect = Literal["legos", "vllm", "openai"]
 LARGEST_SEED = (1 << 63) - 1  # for servers other than ours
 _OF_ALL = ("top_p", "presence_penalty", "frequency_penalty")  # filters that every server knows

@@ -9,8 +9,6 @@ import msgspec
 
 from legos.errors import EndpointError, NotFoundError, RequestError
 
-__all__ = ["UNREADABLE", "decoded", "refusal", "retry_after"]
-
 T = TypeVar("T")
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for the bytes of a stranger: of another form, no UTF-8, or nested deeply."""

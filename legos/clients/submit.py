@@ -6,8 +6,6 @@ from concurrent.futures import Future
 from legos.protocols import Engine
 from legos.records.request import Generated, Progress, Request, Result
 
-__all__ = ["submit_all"]
-
 
 def submit_all(
     engine: Engine, requests: Sequence[Request], *, on_progress: Callable[[], object] | None = None

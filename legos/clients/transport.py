@@ -18,15 +18,6 @@ from legos.machine import files_allowed
 from legos.records.names import MODEL_HEADER
 from legos.timeouts import expire
 
-__all__ = [
-    "LOOPBACK",
-    "TOO_SLOW",
-    "Transport",
-    "api_root",
-    "server_name",
-    "server_root",
-]
-
 T = TypeVar("T")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 TOO_SLOW = (httpx.ReadTimeout, TimeoutError)  # no byte came in time, or not the last one

@@ -15,8 +15,6 @@ from legos.clients.responses import UNREADABLE
 from legos.errors import EndpointError, RequestError
 from legos.records.request import Generated, PlainRequest, Request
 
-__all__ = ["MSGPACK", "RequestBatch", "batch_of", "read_answers"]
-
 MSGPACK = "application/msgpack"
 
 

@@ -13,8 +13,6 @@ from legos.errors import ConfigError, EndpointError, EngineError
 from legos.records.message import Completion, Prompt, Sampling
 from legos.records.names import POLICY
 
-__all__ = ["Workers"]
-
 T = TypeVar("T")
 
 

@@ -8,8 +8,6 @@ from typing import cast
 from legos.config.resolve import is_chosen
 from legos.config.toml import toml_value
 
-__all__ = ["train_command"]
-
 _OPTIONS = "play.options."
 
 

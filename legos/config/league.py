@@ -4,8 +4,6 @@ from typing import Literal
 
 from legos.config.setting import Settings, knob
 
-__all__ = ["LeagueConfig"]
-
 
 class LeagueConfig(Settings):
     """Earlier versions of the policy as opponents, and what happens when it forgets."""

@@ -5,8 +5,6 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["LearningRates", "learning_rates"]
-
 FULL = 5e-5  # rate of full fine-tuning at hidden size 2000
 LORA = 10.0  # rate of LoRA / rate of full fine-tuning, at any rank
 EXPONENTS = {"qwen": 0.0775, "llama": 0.781}  # exponent by which the rate falls with hidden size

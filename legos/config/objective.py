@@ -15,8 +15,6 @@ from legos.losses.kl import KlEstimator
 from legos.losses.objective import Anchor, Objective
 from legos.losses.policy import LOSSES, PolicyLoss
 
-__all__ = ["ObjectiveSettings"]
-
 # Setting -> coefficients; the setting has an effect only where one of them is above 0.
 _READ_WITH: Mapping[str, tuple[str, ...]] = {
     "kl_estimator": ("kl_coef", "ema_kl_coef"),

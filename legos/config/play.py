@@ -14,8 +14,6 @@ from legos.errors import ConfigError, did_you_mean
 from legos.loop.deficits import check_shares
 from legos.records.message import MIN_TEMPERATURE
 
-__all__ = ["MixedArena", "PlayConfig", "check_play"]
-
 _EXCLUSIVE = (("matchmaker", "opponents", "the matchmaker decides who meets whom"),)
 _NEEDED = (("opponents_end", "opponents", "give the shares at the start too, such as self=1"),)
 

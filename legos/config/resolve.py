@@ -23,16 +23,6 @@ from legos.config.setting import BadSetting, Settings, SettingsError, admits_non
 from legos.config.toml import read_sources, split_name, uncommented, write_toml
 from legos.errors import ConfigError, did_you_mean
 
-__all__ = [
-    "Recommend",
-    "ResolvedConfig",
-    "is_chosen",
-    "knobs",
-    "read_config",
-    "resolve",
-    "settings_of",
-]
-
 Recommend = Callable[[str, str], Mapping[str, object]]
 """(arena name, model name) -> dotted setting -> value that the arena recommends."""
 

@@ -23,16 +23,6 @@ from legos.records.limits import EngineLimits
 from legos.records.message import MIN_TEMPERATURE
 from legos.records.step import Update
 
-__all__ = [
-    "GenerationConfig",
-    "LoopConfig",
-    "PlayConfig",
-    "RunConfig",
-    "TrackConfig",
-    "TrainingConfig",
-]
-
-
 UNKNOWN_SIZE = 1e-4  # learning rate where the model's configuration names no hidden size
 
 

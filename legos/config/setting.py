@@ -13,8 +13,6 @@ from pydantic_core import ErrorDetails
 
 from legos.errors import ConfigError, did_you_mean
 
-__all__ = ["BadSetting", "Settings", "SettingsError", "admits_none", "expected", "knob", "limits"]
-
 _IN_TOML = {  # error of pydantic -> what a person writes in TOML, or on the command line
     **dict.fromkeys(("tuple_type", "list_type"), 'expected a list, such as ["a", "b"]'),
     "path_type": "expected a path",

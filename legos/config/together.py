@@ -7,8 +7,6 @@ from typing import Any, cast
 
 from legos.errors import ConfigError
 
-__all__ = ["EXCLUSIVE", "NEEDED", "Pair", "check_together"]
-
 Pair = tuple[str, str, str]
 """Two settings by their dotted names; and why they exclude each other, or what to do about the
 second, without which the first has no meaning."""

@@ -9,8 +9,6 @@ from typing import cast
 
 from legos.errors import ConfigError
 
-__all__ = ["read_sources", "split_name", "toml_value", "uncommented", "write_toml"]
-
 _NOT_CHOSEN = "#: "
 _HEADER = f"""\
 # Lines that begin with "{_NOT_CHOSEN}" are defaults, recommendations, or belong to this run alone.

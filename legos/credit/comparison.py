@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 
 from legos.protocols import CreditAssigner
 
-__all__ = ["Comparison", "Floats", "Return", "Rule"]
-
 Floats = NDArray[np.float64]
 Rule = Callable[[Floats], Floats]
 """[G] returns of one group -> [G] advantages, for G >= 2."""

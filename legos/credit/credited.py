@@ -16,8 +16,6 @@ from legos.records.names import adapter_name
 from legos.records.sample import Sample
 from legos.records.task_ids import check_task_ids
 
-__all__ = ["with_samples"]
-
 logger = logging.getLogger(__name__)
 
 

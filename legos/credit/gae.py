@@ -10,8 +10,6 @@ from legos.credit.returns import Advantages, checked_share, part_of, returns_to_
 from legos.protocols import CreditAssigner
 from legos.records.episode import Episode, Rollout
 
-__all__ = ["GAECredit"]
-
 Key = tuple[str, str, str]
 """Arena, part of the seat, and digest of the prompt's token ids."""
 

@@ -9,17 +9,6 @@ from legos.credit.returns import Advantages, per_turn, task_key, trained
 from legos.errors import RecordError
 from legos.records.episode import Episode
 
-__all__ = [
-    "DEVIATION_FLOOR",
-    "DrGRPOCredit",
-    "GRPOCredit",
-    "GroupCredit",
-    "RLOOCredit",
-    "group_centered",
-    "group_standardised",
-    "leave_one_out",
-]
-
 DEVIATION_FLOOR = 1e-6
 
 

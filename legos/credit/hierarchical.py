@@ -10,8 +10,6 @@ from collections.abc import Hashable, Sequence
 from legos.credit.group import GroupCredit, group_centered
 from legos.records.episode import Episode
 
-__all__ = ["HierarchicalCredit"]
-
 
 class HierarchicalCredit(GroupCredit):
     """A_i = r_i - mean(r) over the plays of one task, role and parent, without division."""

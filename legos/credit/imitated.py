@@ -6,8 +6,6 @@ from legos.credit.returns import Advantages, trained
 from legos.protocols import CreditAssigner
 from legos.records.episode import Episode
 
-__all__ = ["ImitationCredit"]
-
 
 class ImitationCredit(CreditAssigner):
     """A = 1 for every turn, so that the policy gradient is that of the log-likelihood."""

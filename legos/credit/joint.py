@@ -9,8 +9,6 @@ from legos.credit.returns import Advantages, per_turn, trained
 from legos.records.episode import Episode
 from legos.records.names import adapter_name
 
-__all__ = ["JointCredit"]
-
 
 class JointCredit(Comparison):
     """Compares the team's reward with the task's other plays of the same players in all roles.

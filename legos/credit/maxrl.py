@@ -6,8 +6,6 @@ from legos.credit.comparison import Floats
 from legos.credit.group import GroupCredit, group_centered
 from legos.errors import RecordError
 
-__all__ = ["MaxRLCredit", "over_mean"]
-
 
 def over_mean(rewards: Floats) -> Floats:
     """Advantage in units of the group's mean: A_i = (r_i - mean(r)) / mean(r).

@@ -8,8 +8,6 @@ from typing import Any
 from legos.records.episode import Episode
 from legos.records.group import Group
 
-__all__ = ["RESERVED", "evaluation_metrics", "merged_metrics", "step_metrics", "with_children"]
-
 _COUNTS = """
     episodes failed timed_out endpoint_failed void turns token_breaks forfeit illegal
     judge_first judge_agreement judge_right judge_unclear

@@ -7,8 +7,6 @@ from legos.records.message import Completion
 from legos.records.names import POLICY
 from legos.records.sample import Sample
 
-__all__ = ["conversations", "samples_of_rollout"]
-
 
 def samples_of_rollout(
     rollout: Rollout, advantages: Sequence[float], *, group: str, name: str = ""

@@ -11,8 +11,6 @@ from legos.errors import ConfigError
 from legos.protocols import CreditAssigner
 from legos.records.episode import Episode
 
-__all__ = ["OverlongPenalty", "overlong_penalty"]
-
 
 def overlong_penalty(length: int, *, limit: int, margin: int) -> float:
     """0 up to limit - margin tokens, then linear down to -1 at the limit, and -1 beyond it.

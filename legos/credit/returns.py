@@ -6,16 +6,6 @@ from legos.errors import ConfigError
 from legos.records.episode import Episode, Rollout
 from legos.records.names import adapter_name
 
-__all__ = [
-    "Advantages",
-    "checked_share",
-    "part_of",
-    "per_turn",
-    "returns_to_go",
-    "task_key",
-    "trained",
-]
-
 Advantages = Mapping[str, Sequence[float]]
 
 

@@ -7,8 +7,6 @@ from legos.credit.returns import Advantages, checked_share, part_of, per_turn, t
 from legos.protocols import CreditAssigner
 from legos.records.episode import Episode
 
-__all__ = ["RAECredit"]
-
 
 class RAECredit(CreditAssigner):
     """Role-conditioned advantage estimation: A = r - b, then b <- decay * b + (1 - decay) * r.

@@ -10,8 +10,6 @@ from legos.credit.group import group_centered
 from legos.credit.returns import Advantages, checked_share, returns_to_go, task_key, trained
 from legos.records.episode import Episode, Rollout
 
-__all__ = ["TurnComparison", "TurnCredit"]
-
 Key = Callable[[Episode, Rollout, int], Hashable]
 
 

@@ -6,8 +6,6 @@ from legos.credit.returns import part_of
 from legos.credit.turns import TurnComparison
 from legos.records.episode import Episode, Rollout
 
-__all__ = ["SameViewCredit"]
-
 
 def SameViewCredit(*, discount: float = 1.0) -> TurnComparison:  # noqa: N802 - see TurnCredit
     """Compare turns of one arena and role whose prompt tokens are equal, across tasks and plays.

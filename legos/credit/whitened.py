@@ -9,8 +9,6 @@ from legos.credit.group import DEVIATION_FLOOR, group_centered
 from legos.credit.returns import Advantages, checked_share, returns_to_go, task_key, trained
 from legos.records.episode import Episode
 
-__all__ = ["ReinforcePPCredit", "whiten"]
-
 
 def whiten(values: Floats, weights: Floats) -> Floats:
     """(x - mean) / (standard deviation + 1e-6), where each value counts ``weights`` times.

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["make_update"]
-
 EPSILON = 1e-8  # added to the root of the second moment
 
 

@@ -1,7 +1,5 @@
 """A limit that is halved after a fault of the device, and doubled again after a while without."""
 
-__all__ = ["AdaptiveLimit"]
-
 
 class AdaptiveLimit:
     """A limit on what is computed at once.

@@ -43,8 +43,6 @@ from legos.weights.reference import (
     write_reference,
 )
 
-__all__ = ["LoraBackend"]
-
 logger = logging.getLogger(__name__)
 MOST_WEIGHT = 2.0**-5
 """The largest weight of a token in a pass. In float16 its gradient is rounded less than in

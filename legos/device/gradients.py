@@ -13,8 +13,6 @@ from legos.records.packing import StepSamples
 from legos.records.step import Stop, never
 from legos.weights.reference import Lora
 
-__all__ = ["Arrays", "DeviceGradients", "Others", "StepResult"]
-
 T = TypeVar("T")
 Arrays = Mapping[str, Any]
 """Name of a LoRA array -> the array, on the device."""

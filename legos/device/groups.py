@@ -21,8 +21,6 @@ from legos.losses.total import BatchArrays, policy_loss
 from legos.records.batch import make_batch
 from legos.records.packing import StepSamples, per_sample
 
-__all__ = ["of_groups"]
-
 
 def of_groups(
     device: DeviceGradients,

@@ -16,8 +16,6 @@ from legos.losses.objective import Objective
 from legos.records.packing import StepSamples
 from legos.weights.base import fingerprint_of
 
-__all__ = ["Group", "Leader", "check_same", "follow"]
-
 T = TypeVar("T")
 END = "end"
 Order = tuple[Any, ...]

@@ -20,16 +20,6 @@ from typing import Any, TypeVar
 
 from legos.errors import EngineError
 
-__all__ = [
-    "CLOSE_S",
-    "InlineWorker",
-    "ThreadWorker",
-    "Worker",
-    "answer",
-    "closed_after_error",
-    "taken",
-]
-
 T = TypeVar("T")
 Tick = Callable[[], bool]
 Call = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]

@@ -20,8 +20,6 @@ from legos.records.message import (
 )
 from legos.records.names import POLICY
 
-__all__ = ["Asked", "ScriptedClient"]
-
 END = 0  # the token that ends every scripted answer
 LOGPROB = -1.0  # log-probability of every token, nats
 

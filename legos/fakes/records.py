@@ -9,8 +9,6 @@ import numpy as np
 from legos.records.sample import Sample
 from legos.weights.adapter import Adapter
 
-__all__ = ["make_sample", "random_adapter"]
-
 
 def make_sample(
     token_ids: Sequence[int] = (1, 2, 3),

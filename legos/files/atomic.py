@@ -13,8 +13,6 @@ from safetensors import SafetensorError
 
 from legos.errors import CheckpointError, LegosError
 
-__all__ = ["check_writable", "clear_unfinished", "refusals_named", "write_file", "write_folder"]
-
 _REFUSALS = (OSError, RuntimeError, SafetensorError)  # MLX and safetensors raise their own errors
 _NO_FLUSH = (errno.EINVAL, errno.ENOTSUP, errno.ENOTTY)  # the volume cannot flush this
 _ALLOW = "let this user write there, or choose another --out"

@@ -12,15 +12,6 @@ from typing import Any, NamedTuple, cast
 from legos.errors import CheckpointError
 from legos.files.atomic import refusals_named, write_file
 
-__all__ = [
-    "NewLines",
-    "append_whole",
-    "has_evaluation_alone",
-    "has_step_lines",
-    "parse_line",
-    "rewind_lines",
-]
-
 logger = logging.getLogger(__name__)
 _REMEMBERED = 64  # bytes before the new lines, which tell whether the file is still the same
 

@@ -8,8 +8,6 @@ from legos.games.exact import Policy
 from legos.records.message import Completion, Prompt, Sampling, messages_or_ids
 from legos.records.names import POLICY
 
-__all__ = ["OptimalBot", "RandomBot", "optimal_move"]
-
 
 class RandomBot:
     """Takes every choice equally often; the seed of the request decides."""

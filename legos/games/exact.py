@@ -26,20 +26,6 @@ from legos.games.solve import (
     reach,
 )
 
-__all__ = [
-    "GameReport",
-    "GameTree",
-    "Outcome",
-    "Policy",
-    "evaluate",
-    "expected_payoffs",
-    "exploitability",
-    "optimal_move_rate",
-    "optimal_policy",
-    "outcome_shares",
-    "uniform_policy",
-]
-
 Policy = Mapping[tuple[str, str], Mapping[str, float]]
 """(role, view) -> move -> probability; a legal move that is not listed has probability 0."""
 

@@ -22,8 +22,6 @@ from legos.errors import ArenaError, GameSizeError, LegosError, story_of
 from legos.games.layers import IntArray, layered, node_on_cycle
 from legos.records.numbers import shown
 
-__all__ = ["DecisionPoint", "FloatArray", "GameGraph", "write_out"]
-
 FloatArray = NDArray[np.float64]
 DUEL = 2  # roles of a duel
 PAIR = 2  # a state and its probability

@@ -3,8 +3,6 @@
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["IntArray", "layered", "node_on_cycle"]
-
 IntArray = NDArray[np.intp]
 
 

@@ -11,8 +11,6 @@ from legos.games.graph import DecisionPoint
 from legos.protocols import Scorer
 from legos.records.message import Message
 
-__all__ = ["enumerated", "legal_shares", "scored_policy"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -24,8 +24,6 @@ from legos.errors import ArenaError
 from legos.games.graph import FloatArray, GameGraph
 from legos.games.solve import normalised
 
-__all__ = ["equilibrium"]
-
 SLACK = 1e-9
 """Part of the largest payoff that the guarantee may lose in the choice between optimal plans."""
 

@@ -12,18 +12,6 @@ from numpy.typing import NDArray
 from legos.games.graph import FloatArray, GameGraph
 from legos.games.layers import IntArray
 
-__all__ = [
-    "best_response",
-    "completed",
-    "expected",
-    "joint_optimum",
-    "minimax",
-    "move_values",
-    "nash_conv_of",
-    "normalised",
-    "reach",
-]
-
 SAME = 1e-9
 """Payoffs that differ by less are equal: rounding, not a better move."""
 

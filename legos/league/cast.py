@@ -18,18 +18,6 @@ from legos.records.episode import Task
 from legos.records.names import BASE, POLICY
 from legos.records.numbers import shown
 
-__all__ = [
-    "BOTS",
-    "OPTIMAL",
-    "PERSON",
-    "RANDOM",
-    "URLS",
-    "Cast",
-    "is_adapter",
-    "is_own_bot",
-    "only_plays",
-]
-
 RANDOM, OPTIMAL = "random", "optimal"
 BOTS = (RANDOM, OPTIMAL)
 PERSON = "person:"  # and a name

@@ -11,16 +11,6 @@ from legos.league.pool import Pool, Snapshot
 from legos.league.ratings import Rating, pool_ratings, ratings
 from legos.losses.alarms import Alarm, Rule, alarms
 
-__all__ = [
-    "Standing",
-    "forgotten",
-    "guard_alarms",
-    "guard_prefixes",
-    "guard_rules",
-    "metric_prefix",
-    "standing",
-]
-
 SURE = 1.96  # standard errors between a score and 1/2
 FALLEN = 0.995  # level of the interval of a fall, whose best snapshot is the best of several
 ENOUGH = 50.0  # plays from which shares of them say something

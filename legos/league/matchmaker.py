@@ -18,8 +18,6 @@ from legos.protocols import Matchmaker, Seat, Seating
 from legos.records.episode import Episode, Rollout, Task, mean_of
 from legos.records.seeds import mix, uniforms
 
-__all__ = ["DRAWS", "EXPLOITER", "EXPLOITERS", "LeagueSeats", "with_adapters"]
-
 SELF, EXPLOITER, EXPLOITERS = "self", "exploiter", "exploiters"
 BY_SCORE = ("hard", "even", "matched")
 DRAWS = (SELF, "past", "recent", *BY_SCORE, EXPLOITER, EXPLOITERS)

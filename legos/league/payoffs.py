@@ -14,8 +14,6 @@ from legos.games.exact import GameTree, Policy
 from legos.games.graph import FloatArray
 from legos.games.solve import SAME, reach
 
-__all__ = ["Account", "PayoffTable", "Tally", "exact_payoffs", "result"]
-
 NUM_SUMS = 6  # fields of a tally
 
 

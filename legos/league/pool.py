@@ -10,8 +10,6 @@ from msgspec import Struct, structs
 from legos.records.names import adapter_name
 from legos.weights.adapter import Adapter
 
-__all__ = ["Pool", "Snapshot"]
-
 
 class Snapshot(Struct, frozen=True, kw_only=True):
     """The adapter of a policy after one step, which training no longer changes."""

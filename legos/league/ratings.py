@@ -17,16 +17,6 @@ from legos.games.graph import FloatArray
 from legos.league.payoffs import PayoffTable
 from legos.league.pool import Pool, Snapshot
 
-__all__ = [
-    "Rating",
-    "cyclic_share",
-    "nash_mixture",
-    "pool_ratings",
-    "predicted_scores",
-    "ratings",
-    "strongest_cycle",
-]
-
 ELO = 400 / math.log(10)
 """Elo points of one unit of log odds."""
 

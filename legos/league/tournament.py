@@ -22,15 +22,6 @@ from legos.records.count import Count
 from legos.records.episode import Episode, Task
 from legos.records.seeds import mix
 
-__all__ = [
-    "Meeting",
-    "Results",
-    "all_pairs",
-    "exact_results",
-    "mean_interval",
-    "played_results",
-]
-
 PAIR = 2  # roles of an arena in which every play counts for both members
 Meeting = tuple[str, str]
 """Two members that meet; a member may meet itself."""

@@ -9,8 +9,6 @@ from legos.credit.means import with_children
 from legos.losses.alarms import PAGE, Alarm, alarms
 from legos.records.group import Group
 
-__all__ = ["AlarmLog"]
-
 logger = logging.getLogger(__name__)
 EQUAL_STEPS = 10  # with equal rewards, until it is reported
 NEAR = 0.02  # distance of a metric of an evaluation from its optimum that counts as none

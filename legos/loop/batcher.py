@@ -42,8 +42,6 @@ from legos.play.step import warn_of
 from legos.records.count import Count
 from legos.records.group import Group
 
-__all__ = ["Batcher"]
-
 PATIENCE = 8.0
 
 

@@ -19,8 +19,6 @@ from legos.loop.trainer import References
 from legos.records.group import Group
 from legos.records.sample import Sample
 
-__all__ = ["Buffer"]
-
 logger = logging.getLogger(__name__)
 
 REMEMBERED = 5  # steps; the samples per task are averaged over the tasks of this many steps

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from legos.credit.means import RESERVED, merged_metrics
 from legos.records.group import Group
 
-__all__ = ["play_metrics"]
-
 _SQUARE = "reward_square_mean"
 _COMMON = frozenset({"reward_mean", "reward_std", "credit/singletons"}) | {
     f"arena/{name}" for name in RESERVED

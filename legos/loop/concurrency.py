@@ -14,8 +14,6 @@ Little 1961.
 import math
 from collections.abc import Callable, Mapping
 
-__all__ = ["ConcurrencyLimit", "EngineStats"]
-
 EngineStats = Callable[[], Mapping[str, float]]
 """Returns what the engine counts; see ``Engine.stats``."""
 

@@ -14,8 +14,6 @@ from typing import Literal
 
 from legos.errors import ConfigError
 
-__all__ = ["TOKENS_PER_STEP", "Deficits", "Spill", "check_shares"]
-
 TOKENS_PER_STEP = 2048  # default for a step of several arenas, in chosen tokens
 Spill = Literal["block", "borrow"]
 """When an arena has too few tokens for a step: wait for it, or fill the step from the others."""

@@ -19,8 +19,6 @@ from legos.protocols import Scorer
 from legos.records.count import Count
 from legos.records.episode import Episode
 
-__all__ = ["ArenaEvaluation", "MixEvaluation", "flat_metrics"]
-
 logger = logging.getLogger(__name__)
 SEED = 0x5EED  # evaluations use other plays than training
 UNDEFINED = [field.name for field in fields(GameReport) if field.name != "arena"]

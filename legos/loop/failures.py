@@ -9,8 +9,6 @@ from legos.play.step import failures
 from legos.records.episode import Episode
 from legos.records.group import Group
 
-__all__ = ["FailureWindow"]
-
 MANY = 0.5  # share of plays with an illegal answer above which these explain the lack of samples
 WINDOW = 10  # steps; failures are counted over the tasks of this many steps
 MAX_FAILED_SHARE = 0.9  # a larger share of failed plays in this window ends the run

@@ -7,8 +7,6 @@ from typing import Any
 from legos.errors import TrainerError
 from legos.losses.metrics import SKIPPED
 
-__all__ = ["Ledger"]
-
 
 class Ledger:
     """Counts tokens since the start of the run.

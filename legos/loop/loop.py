@@ -32,8 +32,6 @@ from legos.records.group import Group
 from legos.remote.publish.engine import reaching
 from legos.track.console import ConsoleTracker
 
-__all__ = ["AfterStep", "batcher_of", "synchronous_training_loop", "training_loop"]
-
 AfterStep = Callable[[Metrics, Sequence[Group]], Awaitable[None]]
 
 

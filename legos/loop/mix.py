@@ -7,8 +7,6 @@ from legos.arena.arena import Arena
 from legos.errors import ConfigError
 from legos.loop.deficits import check_shares
 
-__all__ = ["Mix", "mix_of"]
-
 
 class Mix:
     """One or several arenas that are trained together.

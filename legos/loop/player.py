@@ -22,8 +22,6 @@ from legos.play.step import finish_group, play_each, required_credit
 from legos.records.episode import Episode, Task
 from legos.records.group import Group
 
-__all__ = ["PlayGroup", "Player"]
-
 PlayGroup = Callable[[PlayContext, Arena, Sequence[tuple[Task, int]]], Awaitable[list[Episode]]]
 """Plays the tasks of a group, each with the seed of its play, as ``play_each`` does."""
 

@@ -10,8 +10,6 @@ from msgspec.structs import replace
 from legos.records.group import Group
 from legos.records.sample import Sample
 
-__all__ = ["KEEP_ALL", "Selection", "without"]
-
 Tokens = tuple[int, ...]
 ZERO = 1e-9
 

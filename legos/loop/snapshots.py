@@ -11,8 +11,6 @@ from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.protocols import Publisher
 from legos.weights.adapter import Adapter
 
-__all__ = ["LEAD", "Snapshots"]
-
 COUNTS = ("tokens", "rollouts")  # of a step, by arena
 LEAD = 2  # steps from the start of a play elsewhere to its training, besides its staleness
 

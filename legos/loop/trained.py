@@ -20,8 +20,6 @@ from legos.records.group import Group
 from legos.records.sample import Sample
 from legos.records.step import PassResult
 
-__all__ = ["PolicyPass", "TrainedTurn", "TrainedTurns", "importance_ratios", "trained_turns"]
-
 Floats = NDArray[np.float32]
 
 

@@ -31,8 +31,6 @@ from legos.records.sample import Sample
 from legos.records.step import PassResult, Stop, Update, never
 from legos.weights.adapter import Adapter, AdapterInfo
 
-__all__ = ["PolicyTrainer", "References", "StepSettings"]
-
 logger = logging.getLogger(__name__)
 Metrics = dict[str, float | int | None]
 References = Callable[[Sequence[Sample]], "Future[list[Sample]]"]

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-__all__ = ["LEGAL", "PAGE", "RULES", "Alarm", "Level", "Rule", "alarms"]
-
 PAGE = "docs/run/alarms.md"
 Level = Literal["warning", "error"]
 _EARLY = 30  # optimiser steps

@@ -9,8 +9,6 @@ remaining tokens.
 
 from typing import Any
 
-__all__ = ["TRUNCATION_CAP", "correct"]
-
 TRUNCATION_CAP = 2.0  # upper bound of the weight; 1.5 to 5 in the literature
 
 

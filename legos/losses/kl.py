@@ -15,8 +15,6 @@ from typing import Any, Literal
 
 from legos.losses.ratio import MAX_LOG_RATIO, detach
 
-__all__ = ["KlEstimator", "loss_kl"]
-
 KlEstimator = Literal["k2", "k3", "exact"]
 
 MAX_K3 = 10.0  # upper bound of one token's value in the metrics, nats

@@ -7,8 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["SKIPPED", "SUMS", "skip_reason", "step_metrics", "token_sums"]
-
 SKIPPED = ("non_finite", "clip_skip")  # the reasons of ``skip_reason``
 # Sums over chosen tokens that `token_loss` returns with the loss, in this order.
 SUMS = (

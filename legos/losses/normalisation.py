@@ -5,8 +5,6 @@ from typing import Literal
 
 from legos.records.sample import Sample
 
-__all__ = ["LossNormalisation", "normalisation_weights"]
-
 LossNormalisation = Literal["token", "sample", "constant", "prompt"]
 CONSTANT_LENGTH = 256  # tokens; Adam does not depend on the scale of the loss
 

@@ -6,8 +6,6 @@ from typing import Literal
 from legos.losses.kl import KlEstimator
 from legos.losses.policy import LOSSES, PolicyLoss
 
-__all__ = ["Anchor", "KlEstimator", "Objective", "PolicyLoss"]
-
 Anchor = Literal["behaviour", "proximal"]
 
 

@@ -15,8 +15,6 @@ from typing import Any, Literal, NamedTuple
 
 from legos.losses.ratio import log_ratio, sequence_log_ratio
 
-__all__ = ["LOSSES", "ChosenTokens", "LossSpec", "PolicyLoss", "linear"]
-
 PolicyLoss = Literal[
     "reinforce", "ppo", "gspo", "cispo", "dppo_tv", "dppo_kl", "gmpo", "sapo", "online_dpo"
 ]

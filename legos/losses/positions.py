@@ -9,14 +9,6 @@ from typing import Any
 from legos.losses.softmax import logsumexp
 from legos.records.batch import Batch
 
-__all__ = [
-    "IMPOSSIBLE",
-    "Positions",
-    "entropy",
-    "exact_kl",
-    "position_logprobs",
-]
-
 IMPOSSIBLE = -1e9  # log-probability outside the support; finite, so that gradients are finite
 
 

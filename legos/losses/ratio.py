@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["MAX_LOG_RATIO", "detach", "log_ratio", "sequence_log_ratio"]
-
 MAX_LOG_RATIO = 20.0
 
 

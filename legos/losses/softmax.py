@@ -4,8 +4,6 @@ from typing import Any
 
 from legos.losses.ratio import detach
 
-__all__ = ["log_softmax", "logsumexp"]
-
 
 def logsumexp(xp: Any, x: Any) -> Any:
     """[..., 1] log of the sum of exponentials over the last axis.

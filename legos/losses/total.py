@@ -13,8 +13,6 @@ from legos.losses.positions import Positions, entropy, exact_kl, position_logpro
 from legos.losses.ratio import detach, log_ratio
 from legos.records.batch import Batch
 
-__all__ = ["BatchArrays", "Terms", "policy_loss", "token_loss", "token_terms"]
-
 Terms = Mapping[str, Any]
 """Name -> [S, A] values of the chosen tokens; ``token_loss`` lists them."""
 

@@ -39,8 +39,6 @@ from legos.records.step import BackendConfig
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.model_folder import context_length, resolve_folder
 
-__all__ = ["MlxDevice", "MlxModel"]
-
 logger = logging.getLogger(__name__)
 STEP_S = 10.0  # for the engine to end its step before memory is measured
 END_S = 10.0  # for the last word to the processes that follow; MLX may wait for a dead one forever

@@ -11,8 +11,6 @@ from legos.mlx.train.memory import MemoryPlan, usual_tokens
 from legos.records.limits import TrainingSize
 from legos.weights.model_folder import context_length
 
-__all__ = ["check_training", "plan_of"]
-
 GIB = 1 << 30
 LEAST_ROW = 64  # tokens; where no such row fits, training is refused: a play of nim has 40
 USUAL_ROW = 512  # tokens of the rows with which the forecast counts where they fit

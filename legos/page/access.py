@@ -11,8 +11,6 @@ from legos.server.access import bearer_key, check_host
 from legos.server.options import ServerOptions
 from legos.server.problems import Problem
 
-__all__ = ["guard"]
-
 _API = "/api/"
 _HEADERS = {
     "content-security-policy": (

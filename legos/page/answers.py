@@ -3,8 +3,6 @@
 import msgspec
 from starlette.responses import Response
 
-__all__ = ["answer"]
-
 
 def answer(values: object) -> Response:
     """JSON values as a response; numbers that are not finite become null."""

@@ -30,8 +30,6 @@ from legos.page.timeline import timeline
 from legos.server.options import ServerOptions
 from legos.server.problems import Problem, handle
 
-__all__ = ["make_page"]
-
 _ERRORS = (RequestValidationError, HTTPException, LegosError, Exception)
 _PLOTLY = f"plotly is not installed, which draws the curves; add it: {adding('view')}"
 _MOST_CURVES = 400

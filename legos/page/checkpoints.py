@@ -19,8 +19,6 @@ from legos.run.find import adapter_of, split_place
 from legos.server.problems import Problem
 from legos.weights.folder import read_adapter
 
-__all__ = ["Checkpoints", "checkpoints_of"]
-
 _MOST_LIVE = 8  # adapters in the engine; of more, those that were asked longest ago are dropped
 
 

@@ -9,8 +9,6 @@ import numpy as np
 from legos.page.run_view import RunView
 from legos.run.metrics import MetricTable
 
-__all__ = ["Axis", "chosen_names", "config_diff", "metric_names", "series"]
-
 Axis = Literal["step", "tokens", "minutes"]
 _POINTS = 2000  # of a curve
 _CHOSEN = re.compile(

@@ -14,8 +14,6 @@ from legos.games.solve import move_values
 from legos.run.episodes import StoredEpisode, turns_of
 from legos.wiring.arena import make_arena
 
-__all__ = ["NO_SETTINGS", "SolvedGames", "installed"]
-
 NO_SETTINGS = "the settings of the run cannot be read"
 MAX_STATES = 20_000
 Moves = list[dict[str, Any]]

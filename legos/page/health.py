@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from legos.page.run_view import RunView
     from legos.run.metrics import Metrics
 
-__all__ = ["AlarmHistory", "health"]
-
 _SKIPPED = "applied"
 _LAST = 400  # ranges of steps that are shown of an alarm
 _POINTS = 500  # of a chart

@@ -7,8 +7,6 @@ from legos.page.run_view import RunView
 from legos.run.checkpoint import checkpoints
 from legos.run.leagues import stored_leagues
 
-__all__ = ["league"]
-
 _POINTS = 500  # of a chart
 
 

@@ -8,8 +8,6 @@ from msgspec import UNSET, to_builtins
 
 from legos.run.episodes import StoredEpisode, StoredMessage, StoredSeat, StoredTurn, in_order
 
-__all__ = ["play_values"]
-
 
 def play_values(episode: StoredEpisode, numbers: Iterator[int] | None = None) -> dict[str, Any]:
     """A play with its turns, which are numbered as ``turns_of`` lists them.

@@ -9,8 +9,6 @@ from legos.page.run_view import RunView
 from legos.run.ending import standing
 from legos.run.key_figures import key_figures
 
-__all__ = ["ordered", "overview", "row_of"]
-
 _SPARK = 120  # points of a sparkline
 _SPEED = 20  # newest steps whose median time gives the time left
 _OWN = frozenset({"seed", "out"})  # settings that differ between repeated runs

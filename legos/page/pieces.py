@@ -10,8 +10,6 @@ from legos.errors import ModelError
 from legos.run.episodes import StoredEpisode, turns_of
 from legos.wiring.model import model_place
 
-__all__ = ["Pieces"]
-
 
 class Pieces:
     """Splits answers into tokens; each tokenizer is loaded once, when it is first needed."""

@@ -7,8 +7,6 @@ from pydantic import BaseModel, Field
 from legos.run.index.plays import PlayIndex
 from legos.run.index.rows import IndexedPlay
 
-__all__ = ["PlayQuery", "group_of", "row_values", "same_task"]
-
 _ORDERS = {  # what the table is sorted by -> the order with the largest first, and the other one
     "number": ("newest", "oldest"),
     "reward": ("best", "worst"),

@@ -18,8 +18,6 @@ from legos.page.run_view import RunView
 from legos.page.shown import ShownRuns
 from legos.run.episodes import StoredEpisode, turns_of
 
-__all__ = ["plays_router"]
-
 _BESIDE = 64  # plays of the same group
 _POSITIONS = 24  # that are shown of a policy
 _STEPS = 24  # plays of the same task

@@ -7,8 +7,6 @@ import numpy as np
 from legos.page.play_search import row_values
 from legos.run.index.plays import PlayIndex
 
-__all__ = ["answers_over_steps"]
-
 _MOST_TASKS = 30
 _MOST_STEPS = 8  # answers of a task
 

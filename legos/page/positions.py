@@ -40,8 +40,6 @@ from legos.server.problems import Problem
 from legos.server.service import while_connected
 from legos.wiring.arena import make_arena
 
-__all__ = ["positions_router"]
-
 _MOST_TASKS = 200_000  # among which the task of a stored play is looked for
 _NO_MODEL = "no model is loaded; start `legos view --model MODEL`"
 _LEFT_OUT: dict[str, Any] = {

@@ -23,8 +23,6 @@ from legos.records.message import (
 )
 from legos.records.names import POLICY
 
-__all__ = ["Ask", "Question", "Replay", "Said", "replayed"]
-
 WAITING = "a question waits for its answer"
 Ask = Callable[[Sequence[Message], Sampling], Awaitable[Completion]]
 

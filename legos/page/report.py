@@ -17,8 +17,6 @@ from legos.page.run_view import RunView
 from legos.page.samples import sample_plays, shortened
 from legos.run.key_figures import before_and_after, key_figures
 
-__all__ = ["report_values"]
-
 _MOST_METRICS = 24
 _POINTS = 2400  # of the curves of a metric, all runs together
 _MOST_BYTES = 1_300_000  # of all values

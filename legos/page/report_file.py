@@ -17,8 +17,6 @@ import msgspec
 from legos.errors import ConfigError
 from legos.installed import adding
 
-__all__ = ["Plotly", "report_html"]
-
 Plotly = Literal["inline", "cdn", "none"]
 
 _PAGE = resources.files("legos.page")

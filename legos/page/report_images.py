@@ -12,8 +12,6 @@ from legos.errors import ConfigError
 from legos.files.atomic import refusals_named, write_file
 from legos.installed import adding
 
-__all__ = ["write_images"]
-
 _UNUSUAL = re.compile(r"[^\w.-]")  # in a file's name
 
 

@@ -17,8 +17,6 @@ from legos.run.index.plays import PlayIndex
 from legos.run.metrics import MetricTable, MetricTail
 from legos.server.problems import Problem
 
-__all__ = ["RunView"]
-
 _INDEXING_S = 0.25  # seconds that one request indexes for
 
 

@@ -8,8 +8,6 @@ from legos.page.one_play import play_values
 from legos.page.run_view import RunView
 from legos.run.index.rows import IndexedPlay
 
-__all__ = ["sample_plays", "shortened"]
-
 _MOST_ARENAS = 4
 _LOOKED_AT = 1000  # plays among which the arenas of a step, or a failed one, are looked for
 

@@ -10,8 +10,6 @@ from legos.run.find import find_run, runs_in
 from legos.run.folder import RUNS
 from legos.server.problems import Problem
 
-__all__ = ["ShownRuns"]
-
 
 class ShownRuns:
     """The runs that were named, or all runs of a folder, new ones included."""

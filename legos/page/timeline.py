@@ -7,8 +7,6 @@ from legos.page.run_view import RunView
 from legos.run.index.rows import IndexedPlay
 from legos.run.metrics import Metrics
 
-__all__ = ["timeline"]
-
 _MOST_PLAYS = 400
 _LINES = ("play/tokens_per_s", "play/moves_per_s", "tokens_queued", "staleness_mean")
 _POINTS = 500  # of a line

@@ -19,8 +19,6 @@ from legos.records.count import Count
 from legos.records.episode import Task
 from legos.sandbox.calls import CallPool
 
-__all__ = ["PlayContext", "play_context"]
-
 
 @dataclass(slots=True, eq=False)
 class PlayContext:

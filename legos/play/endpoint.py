@@ -20,8 +20,6 @@ from legos.records.names import POLICY
 from legos.records.request import Progress
 from legos.timeouts import expire
 
-__all__ = ["AgentSeat", "Endpoint", "EndpointHost", "SeatRequest", "host_of"]
-
 ENDED = "the play of this key has ended; nothing more is recorded, so the agent should stop"
 _Key = tuple[object, ...]
 

@@ -13,8 +13,6 @@ from legos.play.outcome import rewards_of
 from legos.play.play_state import PlayState
 from legos.records.numbers import brief, number
 
-__all__ = ["ExternalEpisode"]
-
 
 class ExternalEpisode:
     """One play that waits for a program, or that a program plays.

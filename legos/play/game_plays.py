@@ -23,8 +23,6 @@ from legos.play.watch import Watched
 from legos.records.episode import Episode, Task
 from legos.records.message import Completion, Message
 
-__all__ = ["GamePlays"]
-
 
 class _GamePlay(PlayState):
     """One play of the group."""

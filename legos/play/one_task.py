@@ -13,8 +13,6 @@ from legos.protocols import Client, Seat
 from legos.records.episode import Episode, Task
 from legos.records.names import POLICY
 
-__all__ = ["play_task"]
-
 
 async def play_task(
     arena: Arena, task: Task, players: Mapping[str, Client], *, seed: int = 0

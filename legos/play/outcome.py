@@ -23,8 +23,6 @@ from legos.errors import (
 from legos.play.play_state import PlayState
 from legos.records.episode import Episode, Failure
 
-__all__ = ["episode_after", "episode_of", "failing_alone", "failure_of", "rewards_of"]
-
 
 def rewards_of(play: PlayState, returned: Any, source: str) -> dict[str, float]:
     """The rewards of a play; named parts are weighted, and kept in its state.

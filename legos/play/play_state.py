@@ -26,8 +26,6 @@ from legos.records.message import Completion, Continuation, Message, Prompt, Sam
 from legos.records.numbers import shown
 from legos.records.seeds import absorb
 
-__all__ = ["PlayState", "SeatState"]
-
 STREAM = 1 << 32  # random numbers reserved for one seat; the next seat's start after them
 
 

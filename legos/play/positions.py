@@ -15,8 +15,6 @@ from legos.play.play_state import SeatState
 from legos.protocols import BatchClient, Seat
 from legos.records.message import Completion, Message, Prompt, Sampling
 
-__all__ = ["Ask", "Position", "Positions", "Question"]
-
 MAX_POSITIONS = 4096  # positions kept for one game
 MAX_SEATS = 16  # players whose question is kept for one position: a league's, and the policy's
 Done = Callable[[Completion | Exception], Any]

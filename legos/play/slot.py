@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-__all__ = ["Slot"]
-
 
 class Slot:
     """A slot that a play holds, except while it waits for something outside.

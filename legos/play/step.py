@@ -27,16 +27,6 @@ from legos.records.count import Count
 from legos.records.episode import Episode, Task
 from legos.records.group import Group
 
-__all__ = [
-    "failures",
-    "finish_group",
-    "play_all",
-    "play_each",
-    "play_step",
-    "required_credit",
-    "warn_of",
-]
-
 logger = logging.getLogger(__name__)
 
 

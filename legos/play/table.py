@@ -34,8 +34,6 @@ from legos.records.numbers import MAX_METRIC, MAX_REWARD, bounded, brief, shown
 from legos.records.seeds import mix
 from legos.sandbox.calls import CallLimits
 
-__all__ = ["Table"]
-
 T = TypeVar("T")
 Spawn = Callable[[Any, Sequence[tuple[Task, int]], "Table"], Awaitable[Sequence[Episode]]]
 """Plays tasks of an arena, each with the seed of its play, as children of a table's play."""

@@ -19,8 +19,6 @@ from legos.records.message import Message, Sampling, ToolCall
 from legos.records.numbers import shown
 from legos.timeouts import on_own_thread
 
-__all__ = ["Tool", "Toolbox"]
-
 Tool = Callable[..., Any]
 """A function, or coroutine function, whose parameters have types; its docstring describes it."""
 

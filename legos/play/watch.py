@@ -17,8 +17,6 @@ from legos.play.play_state import PlayState
 from legos.protocols import Engine
 from legos.stalls import LoopWatch, Watchdog, waiting_frames
 
-__all__ = ["Watch", "Watched"]
-
 logger = logging.getLogger(__name__)
 TICK_S = 1.0  # maximum seconds between two checks
 GRACE_S = 5.0  # seconds in which a play must end after it was cancelled

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 
 from legos.records.sample import Sample
 
-__all__ = ["Batch", "make_batch", "num_common", "pad_rows", "row_blocks"]
-
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 _LogitPosition = tuple[tuple[int, int], tuple[int, ...], bool, float]

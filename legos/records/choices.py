@@ -5,8 +5,6 @@ from sys import getsizeof
 
 from legos.errors import RequestError
 
-__all__ = ["ChoiceNode", "choice_tree", "tree_bytes"]
-
 
 class ChoiceNode:
     """A node in the prefix tree of legal answers.

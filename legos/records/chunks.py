@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from legos.records.batch import LOGIT_FIELDS, SAMPLE_FIELDS, Batch
 
-__all__ = ["Chunk", "chunks_of"]
-
 Indices = NDArray[np.int64]
 
 

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Count"]
-
 
 @dataclass(slots=True)
 class Count:

@@ -8,8 +8,6 @@ from msgspec.structs import replace
 
 from legos.records.message import Completion, Message, Sampling
 
-__all__ = ["Episode", "Failure", "Rollout", "Task", "Turn", "mean_of"]
-
 
 class Task(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """One thing to play: a deal, a question, a start position."""

@@ -8,8 +8,6 @@ from legos.errors import RecordError
 from legos.records.episode import Episode, Task
 from legos.records.sample import Sample
 
-__all__ = ["Group"]
-
 
 class Group(Struct, frozen=True, kw_only=True):
     """The plays of one task, or of one step, that are compared with each other: the unit of flow.

@@ -4,8 +4,6 @@ from typing import Literal
 
 from msgspec import Struct
 
-__all__ = ["DecodeAhead", "EngineLimits", "TrainingSize"]
-
 DecodeAhead = Literal["auto", "on", "off"]
 """Whether the next decode step is launched before the tokens of the last one are read.
 

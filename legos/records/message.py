@@ -13,27 +13,6 @@ from msgspec import Struct
 from legos.errors import RecordError, RequestError
 from legos.records.names import POLICY
 
-__all__ = [
-    "MAX_ALTERNATIVES",
-    "MAX_BIAS",
-    "MIN_TEMPERATURE",
-    "Alternatives",
-    "Completion",
-    "Continuation",
-    "Draws",
-    "Filters",
-    "FinishReason",
-    "Generated",
-    "Message",
-    "Prompt",
-    "Questions",
-    "Sampling",
-    "ScoredRows",
-    "Tokens",
-    "ToolCall",
-    "messages_or_ids",
-]
-
 MAX_ALTERNATIVES = 20  # maximum number of most probable tokens recorded at one position
 MAX_BIAS = 1000.0  # maximum logit bias or penalty; beyond it, float32 keeps too few digits
 MIN_TEMPERATURE = 1e-3  # below it, float32 logits overflow in the division

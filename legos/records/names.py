@@ -2,16 +2,6 @@
 
 from functools import lru_cache
 
-__all__ = [
-    "BASE",
-    "LAG",
-    "MODEL_HEADER",
-    "POLICY",
-    "adapter_name",
-    "evaluated_name",
-    "frozen_name",
-]
-
 POLICY = "policy"  # the adapter that is trained, unless another name is given
 BASE = "base"  # the model without an adapter
 MODEL_HEADER = "x-legos-model"  # of our server's answers: name and fingerprint of its base model

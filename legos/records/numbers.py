@@ -6,17 +6,6 @@ from typing import Any
 
 from legos.errors import ArenaError, RewardError, text_of
 
-__all__ = [
-    "MAX_METRIC",
-    "MAX_REWARD",
-    "bounded",
-    "brief",
-    "checked_reward",
-    "number",
-    "reward_range",
-    "shown",
-]
-
 MAX_REWARD = 1e6  # of a reward, a part of it or a weight; float32 still tells 0.1 apart there
 MAX_METRIC = 1e100  # the sum over any number of plays is finite
 SHOWN = 80  # maximum number of characters of a value in a message

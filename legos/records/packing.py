@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from legos.errors import ModelError
 from legos.records.sample import Sample
 
-__all__ = ["StepRows", "StepSamples", "check_token_ids", "per_sample", "step_rows"]
-
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 Tokens = tuple[int, ...]

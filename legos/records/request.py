@@ -10,8 +10,6 @@ from legos.records.choices import ChoiceNode
 from legos.records.message import Draws, Generated, Tokens
 from legos.records.names import POLICY
 
-__all__ = ["Generated", "Grammar", "GrammarState", "PlainRequest", "Progress", "Request", "Result"]
-
 
 class GrammarState(Protocol):
     """The state of one completion in a grammar; it is not shared with other completions."""

@@ -10,8 +10,6 @@ from msgspec import Struct
 from legos.errors import RecordError
 from legos.records.names import POLICY
 
-__all__ = ["Sample"]
-
 MAX_ADVANTAGE = 1e12  # its square, times the tokens of a step, is within the range of float32
 LOGPROB_ROUNDING = 1e-4  # a log-probability may exceed 0 by this rounding error
 

@@ -3,8 +3,6 @@
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["absorb", "mix", "uniforms"]
-
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from legos.records.names import POLICY
 
-__all__ = ["MICRO_BATCH_TOKENS", "BackendConfig", "PassResult", "Stop", "Update", "never"]
-
 MICRO_BATCH_TOKENS = 4096
 Stop = Callable[[], bool]
 """Whether a computation of several passes is to end before the next one; asked on any thread."""

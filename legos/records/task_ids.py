@@ -8,8 +8,6 @@ from typing import Any
 from legos.errors import ArenaError, text_of
 from legos.records.episode import Task
 
-__all__ = ["check_task_ids", "same_data"]
-
 _SHOWN = 200  # maximum number of characters of a task's data in a message
 
 

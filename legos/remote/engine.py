@@ -25,8 +25,6 @@ from legos.records.request import Generated, Progress, Request, Result
 from legos.remote.publish.broadcast import Broadcaster
 from legos.weights.adapter import Adapter, AdapterInfo
 
-__all__ = ["RemoteEngine", "RemoteServer"]
-
 SILENT_S = 600.0  # that requests wait while no server is healthy
 CLOSE_S = 0.5  # maximum time to unload the adapters at the end, and then to close connections
 MOVE_TOKENS = 4  # maximum length of answers whose requests wait for those that come next

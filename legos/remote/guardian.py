@@ -20,8 +20,6 @@ import threading
 import time
 from collections.abc import Sequence
 
-__all__ = ["guarded"]
-
 GRACE_S = 8.0
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 

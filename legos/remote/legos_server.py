@@ -30,8 +30,6 @@ from legos.records.request import Generated, Request
 from legos.timeouts import on_own_thread
 from legos.weights.adapter import Adapter, AdapterInfo, pack_adapter
 
-__all__ = ["LegosServer", "ListedAdapters"]
-
 REQUEST_S = 3600.0  # maximum time of one answer of the policy, which then fails one play
 LOAD_S = 120.0  # maximum time to load an adapter
 RETRIES = 10  # of a failed request, which take about two minutes

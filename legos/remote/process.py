@@ -18,8 +18,6 @@ import httpx
 from legos.errors import EngineError
 from legos.remote import guardian
 
-__all__ = ["Command", "ServerProcess", "hold_port", "serve_command"]
-
 logger = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 START_S = 900.0  # maximum time until it answers: a large model is read from disk and compiled

@@ -17,8 +17,6 @@ from legos.records.names import BASE
 from legos.records.sample import Sample
 from legos.remote.engine import RemoteEngine
 
-__all__ = ["ReferenceServers"]
-
 ROWS = 16  # of one request, so that the servers share the samples of a step
 _Row = tuple[int, ...]
 _Asked = tuple[_Row, tuple[_Row, ...]]

@@ -3,8 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-__all__ = ["Background"]
-
 
 class Background:
     """At most one task that runs next to the training loop; its error ends the run."""

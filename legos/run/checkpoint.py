@@ -12,18 +12,6 @@ from typing import Any, cast
 from legos.errors import CheckpointError
 from legos.files.atomic import write_folder
 
-__all__ = [
-    "MANIFEST",
-    "STATE",
-    "checkpoint_at",
-    "checkpoint_steps",
-    "checkpoints",
-    "newest_whole",
-    "numbered",
-    "read_state",
-    "write_checkpoint",
-]
-
 logger = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 STATE = "state.json"

@@ -9,8 +9,6 @@ from legos.files.atomic import refusals_named, write_file
 from legos.run.folder import RunFolder
 from legos.run.lock import check_unheld
 
-__all__ = ["Standing", "failure_kept", "standing"]
-
 Standing = Literal["running", "failed", "killed", "ended", "stopped"]
 
 

@@ -20,20 +20,6 @@ from legos.records.episode import Episode, Rollout, Turn
 from legos.records.message import Message, Sampling, ToolCall
 from legos.records.numbers import number
 
-__all__ = [
-    "StoredEpisode",
-    "StoredMessage",
-    "StoredSeat",
-    "StoredTurn",
-    "episode_line",
-    "in_order",
-    "numbered_episode",
-    "parse_episode",
-    "prompt_of",
-    "stored_episode",
-    "turns_of",
-]
-
 _OF_SEATS = ("temperature", "max_tokens", "stop")  # settings that are always written
 _OF_TURNS = ("seed", "choices", "restrict")  # the seeds follow from the play's
 

@@ -23,8 +23,6 @@ from legos.run.kept import KeptPlays
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
 
-__all__ = ["Evaluations", "Outputs", "Results"]
-
 logger = logging.getLogger(__name__)
 Results = dict[str, Any]
 _OF_PLAYS = ("reward_", "metric_", "success_", "forfeit_share", "illegal_share", "truncation_share")

@@ -12,18 +12,6 @@ from legos.run.folder import CONFIG, METRICS, RUNS, RunFolder
 from legos.run.metrics import MetricTail
 from legos.weights.folder import is_adapter_folder
 
-__all__ = [
-    "adapter_of",
-    "best_step",
-    "checkpoint_of",
-    "find_adapter",
-    "find_run",
-    "fresh_folder",
-    "named_step",
-    "runs_in",
-    "split_place",
-]
-
 BEST = "best"
 
 

@@ -38,8 +38,6 @@ from legos.run.settings import CONFIG, checked_settings, sealed
 from legos.weights.adapter import Adapter
 from legos.weights.folder import write_adapter
 
-__all__ = ["CONFIG", "FAILS_AGAIN", "METRICS", "RUNS", "RunFolder"]
-
 RUNS = Path("runs")  # default folder of runs
 METRICS = "metrics.jsonl"
 FAILS_AGAIN = (ArenaError, ConfigError, RecordError, RequestError)  # would fail again unchanged

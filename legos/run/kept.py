@@ -11,8 +11,6 @@ from legos.records.seeds import mix
 from legos.run.folder import RunFolder
 from legos.run.play_files import FILE_BYTES
 
-__all__ = ["KeptPlays", "kept_plays"]
-
 
 class KeptPlays:
     """Writes the plays that a run keeps into its folder, within a budget of disk space.

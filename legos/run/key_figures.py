@@ -4,8 +4,6 @@ from collections.abc import Iterable
 
 from legos.run.metrics import MetricTable
 
-__all__ = ["before_and_after", "key_figures"]
-
 _LARGER_IS_BETTER = {"joint_value": True, "exploitability": False, "reward_mean": True}
 """By rank: where all roles earn the same, a bad agreement has an exploitability of 0, too."""
 

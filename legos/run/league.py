@@ -24,8 +24,6 @@ from legos.run.metrics import newest_metrics
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
 
-__all__ = ["RunLeague"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -20,8 +20,6 @@ from legos.run.folder import RunFolder
 from legos.run.metrics import MetricTable
 from legos.run.people import lasting_base, personal_plays
 
-__all__ = ["StoredLeague", "stored_leagues"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredLeague:

@@ -11,8 +11,6 @@ from legos.protocols import Publisher
 from legos.remote.publish.engine import EnginePublisher
 from legos.weights.adapter import Adapter, AdapterInfo
 
-__all__ = ["LeavingPublisher"]
-
 logger = logging.getLogger(__name__)
 
 LEAVE_S = 0.75  # how long a run that was stopped waits for a server

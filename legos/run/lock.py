@@ -15,8 +15,6 @@ from time import monotonic, sleep
 from legos.errors import CheckpointError
 from legos.files.atomic import refusals_named
 
-__all__ = ["check_unheld", "check_unmoved", "hold"]
-
 logger = logging.getLogger(__name__)
 LOCK = ".lock"
 LOOK_S = 0.5  # longer than ``check_unheld`` of another process, as a page's, holds the lock

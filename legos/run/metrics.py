@@ -14,13 +14,6 @@ from numpy.typing import NDArray
 
 from legos.files.lines import NewLines, has_evaluation_alone, parse_line
 
-__all__ = [
-    "MetricTable",
-    "MetricTail",
-    "Metrics",
-    "newest_metrics",
-]
-
 Metrics = dict[str, float | int | None]
 """The ``step``, and the other metrics by name; None where a value was not finite."""
 

@@ -12,8 +12,6 @@ from legos.records.episode import Episode
 from legos.records.names import BASE
 from legos.run.folder import RUNS
 
-__all__ = ["PEOPLE", "PersonalPlay", "lasting_base", "personal_plays"]
-
 PEOPLE = RUNS / "people.jsonl"
 
 

@@ -18,8 +18,6 @@ from legos.errors import CheckpointError
 from legos.files.atomic import refusals_named, write_file
 from legos.files.lines import NewLines, append_whole, rewind_lines
 
-__all__ = ["FILE_BYTES", "DamagedPlaysError", "NewPlays", "OldPlays", "PlayFiles"]
-
 FILE_BYTES = 8 << 20  # size at which episodes.jsonl is full; read whole to show one of its plays
 MOST_PLAYS = FILE_BYTES >> 6  # of one file; each takes more than 64 bytes
 _NAME = re.compile(r"(\d+)-(\d+)\.jsonl(?:\.gz)?")

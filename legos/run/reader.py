@@ -17,8 +17,6 @@ from legos.run.index.plays import FoundPlays, PlayIndex
 from legos.run.metrics import MetricTable, MetricTail
 from legos.stalls import Stall, read_stalls
 
-__all__ = ["FoundEpisodes", "RunReader", "RunSettings", "StoredCheckpoint", "open_run"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:

@@ -39,8 +39,6 @@ from legos.run.speed import Speed
 from legos.run.state import RunState
 from legos.weights.adapter import Adapter
 
-__all__ = ["Run"]
-
 logger = logging.getLogger(__name__)
 CHECKPOINT_S = 600.0  # maximum time between two checkpoints, checked after each step
 

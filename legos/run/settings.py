@@ -7,8 +7,6 @@ from pathlib import Path
 
 from legos.errors import CheckpointError
 
-__all__ = ["CONFIG", "checked_settings", "sealed"]
-
 CONFIG = "config.toml"
 _MARK = b"# sha256 of the lines below: "
 

@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from legos.records.group import Group
 from legos.records.names import LAG
 
-__all__ = ["Speed"]
-
 _WORKED = "worked_seconds_total"  # what the engine has computed, where it reports that
 
 

@@ -14,8 +14,6 @@ from legos.run.checkpoint import read_state
 from legos.run.evaluations import Evaluations, Results
 from legos.run.stored import groups_from_json, groups_to_json
 
-__all__ = ["RunState"]
-
 
 class RunState:
     """The parts of a run that have state, and the metrics of the newest step.

@@ -10,8 +10,6 @@ from msgspec.structs import replace
 from legos.records.group import Group
 from legos.run.kept import kept_plays
 
-__all__ = ["groups_from_json", "groups_to_json"]
-
 logger = logging.getLogger(__name__)
 
 

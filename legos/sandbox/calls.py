@@ -30,8 +30,6 @@ from legos.sandbox.worker import BEGAN
 from legos.stalls import Watchdog
 from legos.timeouts import on_own_thread
 
-__all__ = ["CallLimits", "CallPool"]
-
 TICK_S = 0.05  # seconds between two checks of the running calls
 LOAD_S = 120.0  # seconds in which a process must start and import the function's module
 END_S = 5.0  # seconds in which a process that closed its pipe usually ends by itself

@@ -23,8 +23,6 @@ from typing import Any
 
 from legos.errors import text_of
 
-__all__ = ["BEGAN"]
-
 BEGAN = "began"
 Answer = tuple[str, bytes, bool]
 PARENT_CHECK_S = 1.0  # seconds between two checks whether the parent lives

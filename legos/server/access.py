@@ -18,8 +18,6 @@ from legos.server.memory import MemoryRelease
 from legos.server.problems import Problem, problem_of
 from legos.server.service import Service
 
-__all__ = ["Access", "bearer_key", "check_host"]
-
 logger = logging.getLogger("legos.server")
 
 OPEN = frozenset({"/health", "/docs", "/openapi.json"})  # paths that need no API key

@@ -22,8 +22,6 @@ from legos.server.endpoints.texts import text_router
 from legos.server.problems import handle
 from legos.server.service import Service
 
-__all__ = ["make_app", "service_of"]
-
 _SUMMARY = (
     "A language model on this machine, whose LoRA adapters are loaded, replaced and dropped while "
     "it answers. OpenAI's interface, with token ids, log-probabilities and policy versions."

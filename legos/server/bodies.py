@@ -24,17 +24,6 @@ from starlette.responses import Response
 
 from legos.server.problems import Problem, invalid
 
-__all__ = [
-    "ONE_ERROR",
-    "Body",
-    "Ids",
-    "JsonRoute",
-    "Schema",
-    "Text",
-    "content_type",
-    "without_nulls",
-]
-
 LONG = 1 << 15  # bytes; parsing more takes longer than about a millisecond
 
 

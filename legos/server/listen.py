@@ -16,8 +16,6 @@ from legos.errors import ConfigError
 from legos.machine import files_allowed
 from legos.server.app import service_of
 
-__all__ = ["bind", "connections_allowed", "listening", "serve_app"]
-
 logger = logging.getLogger(__name__)
 
 BACKLOG = 2048  # connections that may wait to be accepted

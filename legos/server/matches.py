@@ -9,8 +9,6 @@ from legos.play.endpoint import ENDED, AgentSeat
 from legos.play.external_episode import ExternalEpisode
 from legos.server.problems import Problem
 
-__all__ = ["MatchQueue", "SeatKeys", "play_ended"]
-
 PREFIX = "seat-"  # distinguishes the key of a seat from that of a server
 
 

@@ -9,8 +9,6 @@ import ctypes
 import gc
 import threading
 
-__all__ = ["MemoryRelease"]
-
 LARGE = 1 << 18  # bytes; only larger bodies cause a release
 PAUSE_S = 2.0  # seconds between a large body and the release
 

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from legos.clients.transport import LOOPBACK
 from legos.errors import ConfigError
 
-__all__ = ["ServerOptions"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:

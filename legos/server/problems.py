@@ -22,8 +22,6 @@ from legos.errors import (
     RequestError,
 )
 
-__all__ = ["LONGEST_NAME", "GoneError", "Problem", "first_error", "handle", "invalid", "problem_of"]
-
 logger = logging.getLogger("legos.server")
 
 KINDS = {

@@ -10,8 +10,6 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from legos.errors import EngineError
 from legos.protocols import Engine
 
-__all__ = ["Metrics"]
-
 _SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 

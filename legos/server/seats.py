@@ -12,8 +12,6 @@ from legos.play.external_episode import ExternalEpisode
 from legos.server.listen import bind, serve_app
 from legos.server.matches import MatchQueue
 
-__all__ = ["HOST", "SeatHost"]
-
 HOST = "127.0.0.1"
 
 

@@ -23,8 +23,6 @@ from legos.server.problems import LONGEST_NAME, GoneError, Problem, first_error
 from legos.server.prometheus import Metrics
 from legos.timeouts import expire
 
-__all__ = ["LONG", "Service", "encode_texts", "together", "while_connected"]
-
 LONG = 4096  # characters; longer texts are tokenized on a thread
 T = TypeVar("T")
 

@@ -40,8 +40,6 @@ from legos.weights.fits import check_arrays, linear_shape
 from legos.weights.model_folder import context_length, resolve_folder
 from legos.weights.reference import Lora
 
-__all__ = ["TorchDevice", "TorchModel"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -36,8 +36,6 @@ from legos.torch.model import CausalModel
 from legos.torch.passes import Pass, pass_batch, plan_passes
 from legos.torch.ranks import Ranks
 
-__all__ = ["TorchGradients"]
-
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 CHUNK_LOGITS = {"cpu": 1 << 21, "cuda": 1 << 26}  # logits of one chunk: 8 and 256 MiB in float32

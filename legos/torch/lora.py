@@ -16,15 +16,6 @@ from legos.weights.adapter import LoraShape
 from legos.weights.fits import check_modules
 from legos.weights.reference import Lora
 
-__all__ = [
-    "LoraLinear",
-    "Modules",
-    "insert_lora",
-    "install",
-    "new_arrays",
-    "other_lora",
-]
-
 Arrays = Mapping[str, Tensor]
 
 

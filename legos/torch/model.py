@@ -27,8 +27,6 @@ from legos.machine import wanted_device
 from legos.torch.ranks import Ranks
 from legos.weights.model_folder import WAY_OUT, quantised_by
 
-__all__ = ["CausalModel", "choose_device", "load_model"]
-
 _ANY_MODEL: Any = AutoModelForCausalLM
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 PROBE = ((1, 2, 3, 4, 5), (6, 7, 8))

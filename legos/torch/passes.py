@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from legos.records.batch import Batch, make_batch
 from legos.records.packing import StepRows, StepSamples
 
-__all__ = ["Pass", "pass_batch", "plan_passes"]
-
 Ints = NDArray[np.int32]
 
 

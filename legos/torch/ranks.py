@@ -20,8 +20,6 @@ from torch.distributed.fsdp import fully_shard
 
 from legos.errors import LegosError, TrainerError
 
-__all__ = ["Ranks", "launched"]
-
 LONGEST_WAIT = timedelta(days=7)  # the others wait while the first plays
 RELEASE_S = 0.2
 """How long a process waits before it leaves, for gloo's threads to release the last tensors.

@@ -12,8 +12,6 @@ from legos.losses.alarms import Alarm
 from legos.protocols import Tracker
 from legos.records.episode import Episode
 
-__all__ = ["TrackerBeside"]
-
 logger = logging.getLogger(__name__)
 WAITING = 1000  # calls
 PLAYS_PART = 20  # plays are dropped while a 20th as many wait: those of a step are megabytes

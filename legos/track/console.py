@@ -16,8 +16,6 @@ from rich.text import Text
 from legos.protocols import Tracker
 from legos.track.output import OutputConsole
 
-__all__ = ["COLUMNS", "Column", "ConsoleTracker", "time_left"]
-
 Metrics = Mapping[str, float | int | None]
 T = TypeVar("T")
 

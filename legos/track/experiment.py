@@ -19,8 +19,6 @@ from legos.losses.alarms import Alarm
 from legos.protocols import Ratios, Tracker
 from legos.records.episode import Episode
 
-__all__ = ["ExperimentTracker", "grouped"]
-
 Better = Callable[[Iterable[str]], Mapping[str, bool]]
 _KNOWN = ("arena", "eval", "loop", "time")
 _OF_LOOP = ("discarded/", "filtered/", "memory/", "play/", "publish/", "replays/", "trained/")

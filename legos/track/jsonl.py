@@ -9,8 +9,6 @@ import msgspec
 from legos.files.lines import append_whole
 from legos.protocols import Tracker
 
-__all__ = ["JsonlTracker"]
-
 
 class JsonlTracker(Tracker):
     """Appends one line per step, each in a single write."""

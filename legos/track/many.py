@@ -8,8 +8,6 @@ from legos.losses.alarms import Alarm
 from legos.protocols import Tracker
 from legos.records.episode import Episode
 
-__all__ = ["ManyTrackers"]
-
 
 class ManyTrackers(Tracker):
     """Passes every step to each tracker, in order."""

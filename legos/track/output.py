@@ -2,8 +2,6 @@
 
 from rich.console import Console
 
-__all__ = ["OutputConsole"]
-
 
 class OutputConsole(Console):
     """Where nobody reads any more, it raises what other writes do, and not ``SystemExit``."""

@@ -9,8 +9,6 @@ from typing import Any
 from legos.errors import ConfigError
 from legos.installed import adding
 
-__all__ = ["start_trackio"]
-
 
 def start_trackio(
     folder: Path, *, config: Mapping[str, Any], group: str | None = None

@@ -15,8 +15,6 @@ import psutil
 from legos.errors import ConfigError
 from legos.files.atomic import write_file
 
-__all__ = ["WandbMode", "choose_mode", "kill_service", "own_id", "start_wandb"]
-
 logger = logging.getLogger(__name__)
 WandbMode = Literal["auto", "online", "offline"]
 _Begun = Literal["online", "offline", "disabled"]  # disabled: nothing is written or sent

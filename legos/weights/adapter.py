@@ -15,22 +15,6 @@ from legos.errors import AdapterError
 from legos.records.names import BASE
 from legos.weights.tensors import pack_tensors
 
-__all__ = [
-    "HEADER_ENTRY",
-    "MAX_RANK",
-    "MAX_SCALE",
-    "Adapter",
-    "AdapterInfo",
-    "Header",
-    "LoraShape",
-    "check_scale",
-    "checked_name",
-    "is_number",
-    "model_name",
-    "pack_adapter",
-    "shape_of",
-]
-
 MAX_RANK = 1024
 """The largest rank that a run can train; more costs memory in every batch, and is a mistake."""
 MAX_SCALE = 1e4

@@ -12,8 +12,6 @@ from typing import Any
 
 from legos.errors import CheckpointError
 
-__all__ = ["check_base", "fingerprint_of"]
-
 _READ_TENSORS, _READ_BYTES = 512, 4096  # at most so many, spread over all, and of each its first
 _VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
 _HEADER_SIZE_BYTES = 8  # of a safetensors file, before its JSON header

@@ -8,8 +8,6 @@ import numpy as np
 from legos.errors import AdapterError
 from legos.weights.adapter import LoraShape
 
-__all__ = ["check_arrays", "check_modules", "linear_shape"]
-
 
 def check_arrays(
     arrays: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], *, name: str

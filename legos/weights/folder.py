@@ -13,8 +13,6 @@ from legos.weights.packed import unpack_adapter
 from legos.weights.peft import CONFIG_FILE, PEFT_WEIGHTS_FILE
 from legos.weights.tensors import pack_tensors
 
-__all__ = ["is_adapter_folder", "read_adapter", "write_adapter"]
-
 FOREIGN_VERSION = 1  # version of an adapter that records none
 WEIGHTS_FILE = "adapters.safetensors"
 PICKLE_FILE = "adapter_model.bin"

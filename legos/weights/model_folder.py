@@ -11,8 +11,6 @@ from legos.errors import ModelError
 from legos.weights.adapter import is_number
 from legos.weights.folder import is_adapter_folder
 
-__all__ = ["WAY_OUT", "context_length", "quantised_by", "resolve_folder"]
-
 logger = logging.getLogger(__name__)
 _CONTEXTS = (  # names that configurations have for the maximum number of tokens
     "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length",

@@ -16,8 +16,6 @@ from legos.weights.adapter import Adapter, Header, LoraShape, checked_name, shap
 from legos.weights.peft import from_peft, implied_config, is_peft
 from legos.weights.tensors import unpack_tensors
 
-__all__ = ["unpack_adapter"]
-
 T = TypeVar("T")
 MAX_VERSION = 2**53  # larger integers lose precision in some JSON parsers
 

@@ -26,8 +26,6 @@ from legos.weights.adapter import Adapter, check_scale, shape_of
 from legos.weights.peft_config import CONFIG_FILE, PeftConfig
 from legos.weights.tensors import Floats, pack_tensors
 
-__all__ = ["PEFT_WEIGHTS_FILE", "from_peft", "implied_config", "is_peft", "to_peft", "write_peft"]
-
 PEFT_WEIGHTS_FILE = "adapter_model.safetensors"
 
 _PREFIX = "base_model.model."

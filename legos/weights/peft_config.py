@@ -13,8 +13,6 @@ import msgspec
 from legos.errors import AdapterError
 from legos.weights.adapter import MAX_RANK, MAX_SCALE, check_scale
 
-__all__ = ["CONFIG_FILE", "PeftConfig"]
-
 CONFIG_FILE = "adapter_config.json"  # mlx-lm's file has the same name
 _Rank = Annotated[int, msgspec.Meta(ge=1, le=MAX_RANK)]
 _Alpha = Annotated[float, msgspec.Meta(gt=0, le=MAX_SCALE * MAX_RANK)]

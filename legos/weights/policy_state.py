@@ -15,8 +15,6 @@ from legos.records.names import POLICY
 from legos.weights.fits import check_arrays
 from legos.weights.tensors import pack_tensors, unpack_tensors
 
-__all__ = ["PolicyState", "policy_folder", "read_policy_state", "write_policy_state"]
-
 ADAPTER_FILE = "adapter.safetensors"
 EMA_FILE = "ema.safetensors"
 MOMENTS_FILE = "optimiser.safetensors"

@@ -13,8 +13,6 @@ from legos.weights.fits import check_arrays
 from legos.weights.folder import read_adapter
 from legos.weights.tensors import pack_tensors, unpack_tensors
 
-__all__ = ["Lora", "fitted", "read_reference", "restored_reference", "write_reference"]
-
 REFERENCE_FILE = "reference.safetensors"
 START = ""  # stored source of a reference that is the policy as it was at the start
 

@@ -11,8 +11,6 @@ from safetensors.numpy import save
 
 from legos.errors import AdapterError
 
-__all__ = ["Floats", "pack_tensors", "unpack_tensors"]
-
 Floats = NDArray[np.float32]
 
 _HEADER_SIZE_BYTES = 8  # bytes of the little-endian header size, before the JSON header

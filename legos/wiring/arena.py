@@ -21,8 +21,6 @@ from legos.loop.mix import Mix
 from legos.protocols import Client, CreditAssigner
 from legos.wiring.options import OF_EVERY_ARENA, checked_options
 
-__all__ = ["DEFAULT_CREDIT", "make_arena", "make_mix", "policies_of"]
-
 logger = logging.getLogger(__name__)
 
 DEFAULT_CREDIT = "dr_grpo"

@@ -13,17 +13,6 @@ if TYPE_CHECKING:
     from legos.mlx.device import MlxDevice
     from legos.torch.device import TorchDevice
 
-__all__ = [
-    "DEVICES",
-    "Row",
-    "Split",
-    "device_checks",
-    "find_device",
-    "mlx_device",
-    "torch_device",
-    "tried_architectures",
-]
-
 Row = tuple[int, ...]
 Split = tuple[Row, int]
 """Token ids, and how many of them are the prompt."""

@@ -10,8 +10,6 @@ from legos.timeouts import run_to_end
 from legos.wiring.engines import MakeEngine, kind_of, served_engine
 from legos.wiring.rivals import rank_of_rivals, rivals_of
 
-__all__ = ["elsewhere", "engine_at"]
-
 _KINDS = {"vllm": "a vLLM server", "openai": "neither `legos serve` nor vLLM"}
 
 

@@ -21,8 +21,6 @@ from legos.wiring.same_model import check_same_model
 if TYPE_CHECKING:
     from legos.server.seats import SeatHost
 
-__all__ = ["MakeEngine", "TokenEngine", "kind_of", "served_engine"]
-
 
 @dataclass(eq=False)
 class TokenEngine:

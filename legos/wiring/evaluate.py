@@ -9,8 +9,6 @@ from legos.loop.mix import Mix
 from legos.protocols import Scorer
 from legos.wiring.trainer import Trainer
 
-__all__ = ["evaluate", "evaluation_of"]
-
 
 def evaluation_of(config: RunConfig, mix: Mix, scorer: Scorer) -> ArenaEvaluation | MixEvaluation:
     """Make the evaluation of a run's settings."""

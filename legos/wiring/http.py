@@ -14,8 +14,6 @@ from legos.server.seats import HOST, SeatHost
 from legos.server.service import Service
 from legos.weights.base import fingerprint_of
 
-__all__ = ["app_of", "seat_host"]
-
 NO_LIMIT = 1 << 30  # the plays' own limits apply to the requests of programs in their seats
 
 

@@ -12,18 +12,6 @@ from legos.errors import ConfigError, ModelError
 from legos.weights.adapter import Adapter, LoraShape
 from legos.wiring.device import find_device, mlx_device, torch_device
 
-__all__ = [
-    "apply_adapter",
-    "apply_lora",
-    "check_loaded",
-    "disable_lora",
-    "follow",
-    "has_followers",
-    "launched",
-    "load_model",
-    "model_place",
-]
-
 _LAUNCHERS = {"torch": "torchrun", "mlx": "mlx.launch"}  # device -> what starts its processes
 MOST_LAYERS = 1 << 20  # more than any model has
 SMALL_MODEL = 10_000_000  # parameters; up to this size, LoRA adapts the output head by default

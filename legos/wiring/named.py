@@ -10,8 +10,6 @@ from legos.run.metrics import MetricTail
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
 
-__all__ = ["adapters_beside", "frozen_adapters", "named_adapter"]
-
 
 def named_adapter(text: str, *, name: str = POLICY) -> Adapter:
     """Read the adapter that a user names.

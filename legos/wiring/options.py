@@ -17,8 +17,6 @@ from legos.config.schema import RunConfig
 from legos.config.setting import admits_none, expected
 from legos.errors import ArenaError, did_you_mean
 
-__all__ = ["OF_EVERY_ARENA", "check_options", "checked_options"]
-
 logger = logging.getLogger(__name__)
 OF_EVERY_ARENA = ("client", "credit_assigner", "matchmaker", "curriculum", "temperature", "seed")
 """Arguments of constructors that come from other settings than options."""

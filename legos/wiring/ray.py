@@ -42,8 +42,6 @@ from legos.wiring.same_model import check_same_model
 if TYPE_CHECKING:
     from legos.remote.ray.players import MadeArena, Players
 
-__all__ = ["ray_engine", "ray_players"]
-
 ADAPTERS = 64  # that an engine may have, besides opponents
 
 

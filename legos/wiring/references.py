@@ -17,8 +17,6 @@ from legos.remote.legos_server import LegosServer
 from legos.remote.references import ReferenceServers
 from legos.wiring.same_model import check_same_model
 
-__all__ = ["reference_servers"]
-
 logger = logging.getLogger(__name__)
 TEXTS = ("It's 3.14, isn't it?", "def f(x):\n    return 2 * x", "été 漢字 🙂")
 PATIENCE_S = 180.0  # maximum time of one answer

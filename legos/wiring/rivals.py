@@ -7,8 +7,6 @@ from legos.run.find import find_adapter
 from legos.weights.folder import read_adapter
 from legos.wiring.arena import policies_of
 
-__all__ = ["rank_of_rivals", "rivals_of"]
-
 
 def rivals_of(config: RunConfig) -> int:
     """Most adapters of opponents that are live at the same time, as a rule.

@@ -10,8 +10,6 @@ from legos.records.message import Message
 from legos.records.names import BASE
 from legos.remote.engine import RemoteEngine
 
-__all__ = ["check_same_model"]
-
 PATIENCE_S = 180.0  # how long a server may take to score the text
 TOLERANCE, TOLERANCE_16_BITS = 1e-3, 0.3  # nats a token
 

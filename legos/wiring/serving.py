@@ -8,8 +8,6 @@ from legos.errors import AdapterError
 from legos.protocols import Engine
 from legos.weights.adapter import Adapter
 
-__all__ = ["base_of", "both_named", "put_on"]
-
 
 def base_of(model: str | None, adapters: Sequence[Adapter]) -> str:
     """The base model to load for some adapters.

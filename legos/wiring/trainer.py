@@ -35,9 +35,6 @@ from legos.wiring.named import frozen_adapters
 from legos.wiring.references import reference_servers
 from legos.wiring.serving import both_named
 
-__all__ = ["Trainer", "start_of", "trainer_of"]
-
-
 logger = logging.getLogger(__name__)
 
 

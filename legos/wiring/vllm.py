@@ -27,8 +27,6 @@ from legos.remote.vllm.server import VllmServer
 from legos.weights.adapter import Adapter
 from legos.wiring.engines import TokenEngine
 
-__all__ = ["probe_of", "started_vllm", "vllm_at"]
-
 PROMPT = 8  # tokens of the probe's prompt: a long one would slow every publication down
 WATCHED = 64  # tokens whose probabilities after it are compared
 COOL = 0.5  # temperature of a sample; at 1, a server's kinds of log-probabilities are the same

@@ -18,8 +18,6 @@ from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.train.step_gradients import StepGradients
 from legos.records.step import BackendConfig
 
-__all__ = ["try_architecture"]
-
 
 def try_architecture(name: str) -> dict[str, str]:
     """Serve and train a small random model of an architecture, which takes a second.

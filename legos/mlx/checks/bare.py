@@ -19,8 +19,6 @@ from mlx_lm.generate import BatchGenerator
 from legos.mlx.model.forward import CausalModel
 from legos.records.batch import pad_rows
 
-__all__ = ["Row", "Split", "bare_generation", "bare_generator", "make_bare_update"]
-
 Row = tuple[int, ...]
 Split = tuple[Row, int]
 """Token ids, and how many of them are the prompt."""

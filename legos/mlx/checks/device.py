@@ -25,8 +25,6 @@ from legos.records.step import BackendConfig
 from legos.weights.adapter import Adapter
 from legos.weights.folder import WEIGHTS_FILE
 
-__all__ = ["MlxChecks"]
-
 
 class MlxChecks:
     """Runs baselines and checks on the module trees and threads of a model and its engines."""

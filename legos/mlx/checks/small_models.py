@@ -21,8 +21,6 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from legos.mlx.model.patched import patch
 
-__all__ = ["CONTEXT", "VOCABULARY", "architectures", "small_model"]
-
 VOCABULARY, CONTEXT = 64, 1024  # tokens
 _VARIANTS = {"gemma4_moe": "gemma4_text"}  # name -> module of mlx-lm
 _NO_MODELS = (  # modules of mlx_lm.models that define no architecture

@@ -10,8 +10,6 @@ from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.records.names import BASE
 from legos.weights.adapter import Adapter, AdapterInfo
 
-__all__ = ["AdapterTable", "LiveAdapter"]
-
 
 @dataclass(slots=True, eq=False)
 class LiveAdapter:

@@ -30,8 +30,6 @@ from legos.mlx.generate.shared_attention import attend_to_prefixes
 from legos.mlx.generate.slot_cache import Pass, Shared, SlotCache, Space, expected, growth
 from legos.mlx.model.cache_parts import parts
 
-__all__ = ["BatchCache", "BlockCache"]
-
 
 @dataclass(eq=False, slots=True)
 class BlockCache:

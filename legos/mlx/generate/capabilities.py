@@ -12,8 +12,6 @@ from legos.mlx.model.faults import raise_fault
 from legos.mlx.model.forecast import Sizes, cache_leaves
 from legos.mlx.model.forward import WAY_OUT, CausalModel, architecture
 
-__all__ = ["Capabilities", "probe"]
-
 # Where a row is longer than one chunk and the chunk is not a multiple of the step of mlx-lm's
 # ``ssm_attn``, ``ssm_attn`` keeps the state of a wrong position (seen in 0.32.2, falcon_h1).
 STATE_STEP = 256

@@ -38,8 +38,6 @@ from legos.records.names import POLICY, adapter_name
 from legos.records.request import Progress, Request
 from legos.weights.adapter import Adapter, AdapterInfo
 
-__all__ = ["MlxEngine"]
-
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 

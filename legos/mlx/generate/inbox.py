@@ -11,8 +11,6 @@ from legos.mlx.generate.sequences import SequenceState
 from legos.protocols import Deliver
 from legos.records.request import Request, Result
 
-__all__ = ["Message", "deliver_all", "num_requests", "refuse_all"]
-
 logger = logging.getLogger(__name__)
 Message = tuple[Deliver, Sequence[tuple[int, Request]] | frozenset[int]] | Score
 """Requests that come in, or the numbers of those to be cancelled; or a score."""

@@ -7,8 +7,6 @@ from legos.mlx.generate.capabilities import Capabilities
 from legos.mlx.generate.sequences import SequenceState
 from legos.mlx.generate.slot_cache import expected
 
-__all__ = ["KeyValueBudget"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Prefix:

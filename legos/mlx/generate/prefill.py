@@ -11,8 +11,6 @@ from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.prefix_kv import PrefixKV
 from legos.records.batch import pad_rows
 
-__all__ = ["Prefill", "last_logits"]
-
 Row = tuple[int, ...]
 MIN_CHUNK = 2  # mlx-lm's sliding windows refuse padding in a chunk of one token
 

@@ -29,8 +29,6 @@ from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.prefix_kv import PrefixKV
 from legos.records.batch import row_blocks
 
-__all__ = ["MIN_SHARED", "Block", "PrefillQueue"]
-
 MIN_SHARED = 128  # tokens of a row; to copy fewer for each fork is faster than a second attention
 Tokens = tuple[int, ...]
 Key = tuple[LiveAdapter, Tokens]

@@ -16,8 +16,6 @@ from mlx_lm.models.cache import CacheList, can_trim_prompt_cache, trim_prompt_ca
 
 from legos.mlx.generate.shared_prefix import num_shared
 
-__all__ = ["BLOCK", "PrefixCache", "copied", "trimmed"]
-
 BLOCK = 64  # tokens; to compute a shorter prefix is faster than to look it up and join it
 PATIENCE, TRIED = 1024, 16  # answers that no prompt continues, until only every 16th is kept
 Tokens = tuple[int, ...]

@@ -6,8 +6,6 @@ from msgspec.structs import replace
 
 from legos.records.request import Request
 
-__all__ = ["RequestCheck"]
-
 
 class RequestCheck:
     """Checks requests; plays in one position ask the same one again, with another seed.

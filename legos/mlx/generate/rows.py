@@ -12,8 +12,6 @@ from legos.mlx.generate.sequences import SequenceState
 from legos.mlx.model.cache_parts import evaluate
 from legos.mlx.model.forward import CausalModel
 
-__all__ = ["DecodingRows", "Fork", "LaunchedStep"]
-
 EVALUATED_EVERY = 32  # steps
 Fork = tuple[int, list[SequenceState]]
 """Sequences that drew the same token in one row, and the index of that row."""

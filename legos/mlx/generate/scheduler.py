@@ -40,8 +40,6 @@ from legos.mlx.model.machine import cache_sizes, most_rows, num_bytes, usable_by
 from legos.records.limits import EngineLimits
 from legos.records.request import Result
 
-__all__ = ["Outcome", "Scheduler"]
-
 Outcome = tuple[SequenceState, Result]
 """A sequence and what is delivered for it: some tokens, or its final result."""
 RECOVERY = 1024  # steps after a fault until the KV cache may be twice as large again

@@ -33,8 +33,6 @@ from legos.mlx.model.forward import CausalModel
 from legos.records.batch import pad_rows, row_blocks
 from legos.records.request import Request
 
-__all__ = ["Score", "ScoreQueue"]
-
 LOGITS = 1 << 23  # logits of one slice of the output head: 32 MiB in float32
 MIN_POSITIONS = 64  # positions of a slice; with fewer, reading the head's weights dominates
 Ids = tuple[int, ...]

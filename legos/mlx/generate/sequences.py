@@ -13,8 +13,6 @@ from legos.records.choices import ChoiceNode
 from legos.records.message import Alternatives, FinishReason
 from legos.records.request import Generated, GrammarState, Progress, Request
 
-__all__ = ["UNPROCESSED", "SequenceState"]
-
 UNPROCESSED = (1.0, None)  # the setting that samples the model's own distribution
 
 

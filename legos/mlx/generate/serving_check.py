@@ -28,8 +28,6 @@ from legos.mlx.model.forward import WAY_OUT, CausalModel, architecture
 from legos.mlx.model.lora import LINEAR, pair_shapes
 from legos.weights.adapter import Adapter, LoraShape
 
-__all__ = ["check_serving"]
-
 CHUNK = 5  # tokens of a chunk, where the architecture allows any number
 Tokens = tuple[int, ...]
 Row = tuple[Tokens, int]

@@ -17,8 +17,6 @@ from mlx_lm.models.base import scaled_dot_product_attention
 from legos.mlx.generate.slot_cache import Shared, SlotCache
 from legos.mlx.model.retyped import replace_calls
 
-__all__ = ["attend_to_prefixes"]
-
 
 def attend_to_prefixes(model: nn.Module) -> None:
     """Make the layers of a tree attend to prefixes where their cache has some."""

@@ -13,8 +13,6 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.prefix_kv import PrefixKV
 
-__all__ = ["MIN_SAVED", "computed_prefix", "continued", "num_shared"]
-
 MIN_SAVED = 256  # tokens that computing a prefix once must save
 
 

@@ -22,8 +22,6 @@ import numpy as np
 from mlx_lm.models.cache import KVCache
 from numpy.typing import NDArray
 
-__all__ = ["Pass", "Shared", "SlotCache", "Space", "expected", "growth"]
-
 Mask = mx.array | str | None
 NEVER = 1 << 30  # a position that no token attends to
 GROWTH, MOST_GROWTH = 16, 64

@@ -6,8 +6,6 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import CacheList
 
-__all__ = ["evaluate", "extract_rows", "parts"]
-
 
 def evaluate(cache: Sequence[Any]) -> None:
     """Evaluate all arrays of a cache.

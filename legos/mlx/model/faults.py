@@ -15,8 +15,6 @@ import mlx.core as mx
 
 from legos.errors import DeviceError, LegosError
 
-__all__ = ["clear_device", "explained", "faults_raised", "is_fault", "raise_fault", "recovered"]
-
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _FAULT = re.compile(  # of Metal; of memory; and of a CUDA library, such as cudaMemcpy(..) failed

@@ -10,8 +10,6 @@ from mlx.utils import tree_map
 
 from legos.mlx.model.retyped import become
 
-__all__ = ["LARGEST_GAP", "in_float32"]
-
 HEAD, HEAD_ROWS = 16_384, 512  # rows of what is taken for an output head, and promoted at a time
 LARGEST_GAP = 5e-3
 """Difference of two float32 results that should be equal, as a fraction of their deviation: above

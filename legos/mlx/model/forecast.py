@@ -37,23 +37,6 @@ from legos.mlx.model.machine import NEGLIGIBLE, cache_sizes, num_bytes, on_gpu
 from legos.mlx.model.retyped import calls
 from legos.records.limits import EngineLimits, TrainingSize
 
-__all__ = [
-    "CHUNK",
-    "COPIED",
-    "SEGMENT",
-    "VECTOR_CHUNK",
-    "VECTOR_SEGMENT",
-    "Sizes",
-    "cache_leaves",
-    "chunk_positions",
-    "engine_bytes",
-    "halved",
-    "held_bytes",
-    "lora_bytes",
-    "pass_bytes",
-    "prefill_tokens",
-]
-
 FLOAT32 = 4  # bytes
 HELD = 4  # copies of LoRA: values, EMA, moments
 KEPT = (2.4, 0.6, 1.25, 6.0)

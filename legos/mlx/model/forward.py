@@ -17,14 +17,6 @@ from legos.errors import ModelError
 from legos.mlx.model.faults import raise_fault
 from legos.mlx.model.float32 import in_float32
 
-__all__ = [
-    "WAY_OUT",
-    "CausalModel",
-    "all_logits",
-    "architecture",
-    "output_head",
-]
-
 logger = logging.getLogger(__name__)
 WAY_OUT = "take a model of another architecture, such as llama, qwen3 or gemma3"
 Parts = tuple[Callable[..., mx.array], Callable[[mx.array], mx.array]]

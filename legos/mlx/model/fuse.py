@@ -21,15 +21,6 @@ from legos.weights.adapter import Adapter
 from legos.weights.fits import check_arrays
 from legos.weights.reference import Lora
 
-__all__ = [
-    "LARGEST_GAP",
-    "logits_under",
-    "probe_logprobs",
-    "set_adapter",
-    "weights_dtype",
-    "write_checked",
-]
-
 _COPIED = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
 _REPLACED = ("config.json", "model.safetensors.index.json", "adapter_config.json")
 PROBE = (4, 32)  # rows and tokens on which the merged model is compared with the adapter

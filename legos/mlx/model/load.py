@@ -18,15 +18,6 @@ from legos.mlx.model.machine import on_metal, usable_bytes
 from legos.mlx.model.patched import patch
 from legos.weights.model_folder import WAY_OUT, quantised_by
 
-__all__ = [
-    "BY_TOKEN",
-    "REFUSED",
-    "base_arrays",
-    "load_tree",
-    "num_token_ids",
-    "shapes_of",
-]
-
 logger = logging.getLogger(__name__)
 CHECKED = 1.1  # peak of memory while a model is loaded and checked / its weights
 REFUSED = {"phi3small": "mlx-lm's code for it corrupts the memory of the process"}

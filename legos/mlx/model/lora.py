@@ -17,16 +17,6 @@ from legos.weights.adapter import LoraShape
 from legos.weights.fits import check_modules, linear_shape
 from legos.weights.reference import Lora
 
-__all__ = [
-    "adapted_layers",
-    "add_lora",
-    "lora_arrays",
-    "lora_shape",
-    "other_lora",
-    "pair_shapes",
-    "set_lora_arrays",
-]
-
 SWITCH = (SwitchLinear, QuantizedSwitchLinear)
 LINEAR = (nn.Linear, nn.QuantizedLinear, *SWITCH)
 LORA = (LoRALinear, LoRASwitchLinear)

@@ -13,20 +13,6 @@ from legos.installed import adding
 from legos.machine import wanted_device
 from legos.records.limits import EngineLimits
 
-__all__ = [
-    "bound_memory",
-    "cache_sizes",
-    "choose_device",
-    "device_facts",
-    "most_rows",
-    "num_bytes",
-    "on_gpu",
-    "on_metal",
-    "peak_bytes",
-    "usable_bytes",
-    "usable_of",
-]
-
 ADVISED_SHARE = 0.9  # of the working set that Metal recommends; the process needs the rest
 LEFT_BYTES = 4 << 30  # on Metal: for macOS and other programs, which use the same memory
 SHARE = 0.8  # of all memory, without a recommendation; other programs and the system need the rest

@@ -7,8 +7,6 @@ import mlx.nn as nn
 from mlx_lm.models import gemma2, nemotron_h
 from mlx_lm.models.ssm import ssm_update
 
-__all__ = ["patch"]
-
 
 class _GroupedAttention(gemma2.Attention):
     """Its scores have an axis more where heads share keys, which the mask of a batch lacks."""

@@ -10,8 +10,6 @@ from typing import Any, cast
 import mlx.core as mx
 import numpy as np
 
-__all__ = ["KeysValues", "PrefixKV"]
-
 KeysValues = tuple[mx.array, mx.array]  # [1, H, P, D] each
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import mlx.nn as nn
 
-__all__ = ["become", "calls", "replace_calls"]
-
 
 def become(module: nn.Module, mixin: type[nn.Module]) -> None:
     """Put a mixin before a module's own class; its names and arrays stay as they are."""

@@ -10,8 +10,6 @@ from mlx_lm.tokenizer_utils import load
 from legos.chat.tokenizer import read_tokenizer
 from legos.chat.tools import ToolFormat, also_known
 
-__all__ = ["tool_format"]
-
 logger = logging.getLogger(__name__)
 
 

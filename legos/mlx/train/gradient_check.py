@@ -29,8 +29,6 @@ from legos.mlx.train.prefix_sharing.plan import Pass, make_block
 from legos.mlx.train.prefix_sharing.trie import NO_PARENT, Segment, Trie
 from legos.mlx.train.rematerialisation import rematerialise_layers
 
-__all__ = ["check_gradients"]
-
 logger = logging.getLogger(__name__)
 Outputs = Callable[[], list[mx.array]]
 Results = list[mx.array]

@@ -11,8 +11,6 @@ from legos.mlx.model.forecast import COPIED, Sizes, halved, pass_bytes
 from legos.records.limits import TrainingSize
 from legos.records.step import MICRO_BATCH_TOKENS
 
-__all__ = ["MemoryPlan", "usual_tokens"]
-
 MARGIN = 1.25  # the forecast may be a tenth too low, and prefixes are carried
 LONGER = 1.25  # a plan covers rows that are longer than its longest by up to this factor
 LEAST_TOKENS, PASS_SHARE, ROW = 256, 1 / 32, 256

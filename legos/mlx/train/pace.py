@@ -7,8 +7,6 @@ sooner, and their gradients add up to the same.
 import math
 from collections.abc import Callable
 
-__all__ = ["LEAST", "PassPace"]
-
 LEAST = 64  # tokens; smaller passes only take longer in all
 RISE = 1.1  # the speed may be after a faster pass, at most, over what it was
 

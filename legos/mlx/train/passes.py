@@ -28,8 +28,6 @@ from legos.mlx.train.prefix_sharing.trie import Trie
 from legos.records.batch import Batch, make_batch, pad_rows
 from legos.records.packing import StepRows, StepSamples
 
-__all__ = ["PassGradients", "Policy", "Runner", "pass_batch"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runner:

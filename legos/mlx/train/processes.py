@@ -20,8 +20,6 @@ from mlx.utils import tree_map
 from legos.errors import LegosError, TrainerError
 from legos.mlx.model.faults import is_fault
 
-__all__ = ["MlxProcesses", "process_group"]
-
 LAUNCHED = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")  # set by mlx.launch and by mpirun
 
 

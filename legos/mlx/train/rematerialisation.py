@@ -14,8 +14,6 @@ from legos.mlx.model.lora import adapted_layers
 from legos.mlx.model.prefix_kv import PrefixKV
 from legos.mlx.model.retyped import become
 
-__all__ = ["rematerialise_layers"]
-
 
 def rematerialise_layers(model: nn.Module) -> int:
     """Checkpoint every layer of a tree that has trainable parameters.

@@ -38,8 +38,6 @@ from legos.records.limits import TrainingSize
 from legos.records.packing import StepSamples, step_rows
 from legos.records.step import BackendConfig, Stop, never
 
-__all__ = ["StepGradients"]
-
 logger = logging.getLogger(__name__)
 RELEASED = 0.9  # memory is planned again where less than this share of the planned bytes is held
 NO_LIMIT = 2**31 - 1  # tokens that always fit

@@ -17,8 +17,6 @@ from legos.protocols import Publisher
 from legos.records.names import adapter_name
 from legos.weights.adapter import Adapter, AdapterInfo
 
-__all__ = ["Broadcaster", "Reader"]
-
 logger = logging.getLogger(__name__)
 
 PATIENCE = 1.0  # how long later servers are waited for, in times that the first one took

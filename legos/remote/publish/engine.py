@@ -11,8 +11,6 @@ from legos.remote.legos_server import LegosServer
 from legos.timeouts import on_own_thread
 from legos.weights.adapter import Adapter, AdapterInfo
 
-__all__ = ["EnginePublisher", "ManyPublishers", "reaching"]
-
 
 class EnginePublisher:
     """Loads an adapter into an engine in this process, without a file or a copy of the arrays."""

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from legos.errors import ArenaError
 
-__all__ = ["TravellingArena"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TravellingArena:

@@ -11,8 +11,6 @@ from legos.errors import ConfigError, EngineError
 from legos.remote.ray.kit import check_kit, kit_digest
 from legos.remote.ray.library import RayError, RayTaskError, cause_of, first_line, ray
 
-__all__ = ["check_nodes", "connect", "disconnect", "end", "started"]
-
 PROBE_S = 10.0  # how long a host may take to accept a connection
 ANSWER_S = 120.0  # how long a node may take to start a process and answer
 START_S = 900.0  # how long an actor may take to load what it needs

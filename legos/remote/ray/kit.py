@@ -7,8 +7,6 @@ from pathlib import Path
 
 from legos.errors import ConfigError
 
-__all__ = ["check_kit", "kit_digest"]
-
 
 @cache
 def kit_digest() -> str:

@@ -7,8 +7,6 @@ from typing import Any
 from legos.errors import ConfigError
 from legos.installed import adding
 
-__all__ = ["RayError", "RayTaskError", "cause_of", "first_line", "ray"]
-
 # Under `uv run`, Ray would start every worker through uv, in an environment made on its node.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 try:

@@ -22,8 +22,6 @@ from legos.remote.ray.kit import check_kit
 from legos.remote.ray.library import RayError, RayTaskError, cause_of, ray
 from legos.remote.ray.record import Plays, pack_episodes, unpack_episodes
 
-__all__ = ["MadeArena", "PlayerActor", "Players"]
-
 MOST_DEATHS = 3  # of players during one group, before the group is blamed
 SILENCE_S = 10.0  # how long a player may take to answer before it counts as dead
 AGAIN_S = 0.5  # pause before a player that is being started is asked again

@@ -8,8 +8,6 @@ from msgspec.structs import replace
 
 from legos.records.episode import Episode, Task
 
-__all__ = ["Plays", "pack_episodes", "unpack_episodes"]
-
 LEVEL = 1  # of zlib: four times as fast as its default, and a fifth larger
 
 Plays = Sequence[tuple[Task, int]]

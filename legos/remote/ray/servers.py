@@ -20,8 +20,6 @@ from legos.remote.process import ServerProcess
 from legos.remote.ray.kit import check_kit
 from legos.remote.ray.library import RayError, cause_of, first_line, ray
 
-__all__ = ["PlacedServer", "ServerActor"]
-
 logger = logging.getLogger(__name__)
 
 RETRIES = 26  # of a request, in about ten minutes: a server that is started again loads its model

@@ -12,8 +12,6 @@ from legos.clients.transport import Transport, server_root
 from legos.errors import AdapterError, EndpointError, ModelError, RequestError
 from legos.remote.vllm.completions import Query, Sampled, body_of, sampled_of
 
-__all__ = ["VllmApi"]
-
 REQUEST_S = 120.0  # maximum time of one request
 _SLOTS = re.compile(r'^vllm:lora_requests_info\{[^}]*max_lora="([0-9]{1,9})"', re.MULTILINE)
 _FLAGS = (  # text of vLLM's refusal -> what mends it

@@ -12,8 +12,6 @@ import psutil
 from legos.errors import ConfigError
 from legos.remote.process import Command, ServerProcess
 
-__all__ = ["VllmOptions", "find_vllm", "vllm_command", "vllm_environment", "vllm_process"]
-
 logger = logging.getLogger(__name__)
 
 PROGRAM = "LEGOS_VLLM_BIN"  # environment variable: path of the program

@@ -17,9 +17,6 @@ from legos.records.choices import ChoiceNode
 from legos.records.message import Filters, FinishReason
 from legos.records.request import Generated, PlainRequest, Request
 
-__all__ = ["Query", "Sampled", "body_of", "generated_of", "query_of", "sampled_of"]
-
-
 _SENT = (
     *("adapter", "max_tokens", "temperature", "end_ids", "stop", "filters"),
     *("num_alternatives", "json_schema"),

@@ -12,8 +12,6 @@ from legos.errors import RequestError, did_you_mean
 from legos.records.names import BASE, adapter_name
 from legos.weights.adapter import Adapter
 
-__all__ = ["LiveAdapters", "ServedModel"]
-
 
 @dataclass(slots=True, kw_only=True)
 class ServedModel:

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from legos.errors import AdapterError
 from legos.weights.adapter import Adapter
 
-__all__ = ["TOLERANCE", "Probe"]
-
 logger = logging.getLogger(__name__)
 Floats = NDArray[np.floating]
 TOLERANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.25}

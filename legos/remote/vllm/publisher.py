@@ -23,8 +23,6 @@ from legos.remote.vllm.probe import Probe
 from legos.remote.vllm.served import AdapterFolders
 from legos.weights.adapter import Adapter, AdapterInfo
 
-__all__ = ["VllmPublisher"]
-
 logger = logging.getLogger(__name__)
 KEPT_FOLDERS = 8  # of unloaded adapters: vLLM may still read one for a request that was aborted
 

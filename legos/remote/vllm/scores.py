@@ -7,8 +7,6 @@ from legos.clients.answer_tree import AnswerTrees
 from legos.records.message import ScoredRows
 from legos.remote.vllm.completions import Query
 
-__all__ = ["score_prompts"]
-
 WATCHED = 128  # token ids of one request; vLLM reports no more
 _Row = tuple[int, ...]
 Ask = Callable[[Query, _Row], Awaitable[Mapping[int, float]]]

@@ -13,8 +13,6 @@ from legos.files.atomic import write_folder
 from legos.weights.adapter import Adapter
 from legos.weights.peft import write_peft
 
-__all__ = ["AdapterFolders"]
-
 PREFIX = "legos-vllm-"
 
 

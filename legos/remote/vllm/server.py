@@ -23,8 +23,6 @@ from legos.remote.vllm.completions import (
 from legos.remote.vllm.publisher import VllmPublisher
 from legos.remote.vllm.scores import score_prompts
 
-__all__ = ["VllmServer"]
-
 REQUEST_S = 3600.0  # maximum time of one answer, which then fails one play
 RETRIES = 4  # of a failed request
 MOST_ABORTS, ABORTED_S = 20, 0.5  # how often a prompt is asked again, and the pause before

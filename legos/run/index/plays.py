@@ -18,8 +18,6 @@ from legos.run.index.rows import IndexedPlay, IndexedSeat, NewRows, searched
 from legos.run.index.tables import IndexTables
 from legos.run.play_files import DamagedPlaysError, NewPlays
 
-__all__ = ["ORDERS", "FoundPlays", "PlayIndex", "PositionMoves", "Range"]
-
 Range = float | tuple[float | None, float | None]
 """A value, or the lowest and the highest one; None: no bound."""
 

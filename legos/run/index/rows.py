@@ -10,8 +10,6 @@ from msgspec import UNSET
 from legos.chat.reply import split_thinking
 from legos.run.episodes import StoredEpisode, parse_episode, turns_of
 
-__all__ = ["IndexedPlay", "IndexedSeat", "NewRows", "Position", "searched"]
-
 SHOWN = 160  # characters of a question and of an answer
 MOST_MOVES = 16  # of a position whose moves are counted
 

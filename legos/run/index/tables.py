@@ -9,8 +9,6 @@ from typing import Any
 
 from legos.run.index.rows import NewRows
 
-__all__ = ["IndexTables"]
-
 VERSION = 4  # of the tables; a cache with another one is made again
 _SET_VERSION = f"PRAGMA user_version = {VERSION}"
 _TABLES = resources.files("legos.run.index") / "tables.sql"

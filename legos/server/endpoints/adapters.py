@@ -23,8 +23,6 @@ from legos.server.problems import LONGEST_NAME, Problem
 from legos.server.service import Service
 from legos.weights.adapter import Adapter, AdapterInfo
 
-__all__ = ["adapter_router"]
-
 logger = logging.getLogger("legos.server")
 
 

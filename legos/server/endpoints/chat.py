@@ -23,8 +23,6 @@ from legos.server.endpoints.token_fields import TokenReport, token_fields
 from legos.server.problems import Problem
 from legos.server.service import LONG, Service
 
-__all__ = ["chat_router", "render_prompt"]
-
 logger = logging.getLogger("legos.server")
 
 

@@ -13,8 +13,6 @@ from legos.server.bodies import ONE_ERROR, Body, Ids, without_nulls
 from legos.server.endpoints.sampling import SamplingFields, check_schema
 from legos.server.problems import Problem
 
-__all__ = ["ChatBody", "ChatMessage", "ChatPrompt", "MadeCall", "check_known"]
-
 Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 Variables = Annotated[dict[str, str | bool | int | float], BeforeValidator(without_nulls)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]

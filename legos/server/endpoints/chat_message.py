@@ -16,8 +16,6 @@ from legos.chat.tools import ToolFormat, called
 from legos.records.message import Completion, ToolCall
 from legos.records.request import Progress
 
-__all__ = ["ReplyFormat", "ReplyReader"]
-
 
 class ReplyFormat(Struct, frozen=True, kw_only=True):
     """How replies are parsed."""

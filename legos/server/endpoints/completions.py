@@ -20,8 +20,6 @@ from legos.server.endpoints.token_fields import TokenReport, token_fields
 from legos.server.problems import Problem
 from legos.server.service import Service, encode_texts
 
-__all__ = ["CompletionBody", "completion_router"]
-
 logger = logging.getLogger("legos.server")
 
 DEFAULT_TOKENS = 16  # default max_tokens of OpenAI's API

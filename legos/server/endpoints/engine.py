@@ -15,8 +15,6 @@ from legos.server.endpoints.sampling import MOST_STOPS, check_choices, check_sch
 from legos.server.problems import Problem
 from legos.server.service import Service
 
-__all__ = ["engine_router"]
-
 MOST_ENDS = 256  # token ids that end a completion
 
 

@@ -12,9 +12,6 @@ from legos.server.matches import MatchQueue
 from legos.server.problems import Problem
 from legos.server.service import Service
 
-__all__ = ["StartBody", "episode_router"]
-
-
 Reward = float | dict[str, float]
 """A number, or the values of its named parts."""
 

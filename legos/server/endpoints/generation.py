@@ -29,8 +29,6 @@ from legos.server.endpoints.sampling import MAX_SEED, SamplingFields, check_most
 from legos.server.problems import GoneError, problem_of
 from legos.server.service import Service, together
 
-__all__ = ["Fields", "GenerationRequest", "Reply", "check_alternatives", "respond", "seeded"]
-
 logger = logging.getLogger(__name__)
 
 Fields = Mapping[str, Any]

@@ -15,15 +15,6 @@ from legos.records.message import MAX_BIAS, Filters, Sampling
 from legos.server.bodies import ONE_ERROR, Body, Ids, Text
 from legos.server.problems import Problem
 
-__all__ = [
-    "MAX_SEED",
-    "ModelFields",
-    "SamplingFields",
-    "check_choices",
-    "check_most",
-    "check_schema",
-]
-
 MAX_SEED = 1 << 64
 MOST_CHOICE_CHARACTERS = 32_768  # total over all choices of a request; each may be a token
 MOST_SCHEMA_CHARACTERS = 65_536

@@ -10,8 +10,6 @@ from legos.records.names import BASE
 from legos.server.problems import LONGEST_NAME, Problem
 from legos.server.service import Service
 
-__all__ = ["state_router"]
-
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 

@@ -19,9 +19,6 @@ from legos.server.endpoints.sampling import ModelFields, check_choices
 from legos.server.problems import Problem
 from legos.server.service import LONG, Service, encode_texts
 
-__all__ = ["DetokenizeBody", "TokenizeBody", "text_router"]
-
-
 MOST_TOKENS = 1 << 17  # maximum number of tokens in one request to decode
 
 

@@ -8,8 +8,6 @@ import msgspec
 from legos.records.message import Completion, Tokens
 from legos.server.endpoints.sampling import SamplingFields
 
-__all__ = ["TokenReport", "token_fields"]
-
 _BROKEN = "\ufffd"  # what a decoder says of bytes that are no whole character
 
 

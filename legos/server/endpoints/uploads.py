@@ -17,8 +17,6 @@ from legos.server.service import Service
 from legos.weights.adapter import Adapter
 from legos.weights.packed import unpack_adapter
 
-__all__ = ["AdapterFields", "AdapterUpload", "adapter_of", "read_json_upload"]
-
 _PIECE = 1 << 20  # base64 characters decoded in one call; a multiple of 4
 _MOST_OTHERS = 1 << 20  # bytes of all fields besides the weights
 

@@ -11,8 +11,6 @@ import numpy as np
 
 from legos.errors import EngineError
 
-__all__ = ["Current", "Layout", "SlotBatch"]
-
 Layout = tuple[tuple[int, int, float], ...]
 """Slot, rank and scale of the pairs that stand side by side in one module."""
 

@@ -31,14 +31,6 @@ from legos.mlx.generate.multi_lora.slot_batch import Current, Layout, SlotBatch
 from legos.mlx.model.lora import SWITCH
 from legos.mlx.model.retyped import become
 
-__all__ = [
-    "EXPERTS",
-    "AdaptedModule",
-    "Pair",
-    "become_experts",
-    "become_slotted",
-]
-
 EXPERTS = (SwitchGLU, SwitchMLP)
 
 

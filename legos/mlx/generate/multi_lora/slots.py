@@ -21,8 +21,6 @@ from legos.mlx.model.lora import LINEAR, SWITCH, pair_shapes
 from legos.weights.adapter import Adapter
 from legos.weights.fits import check_arrays
 
-__all__ = ["NO_ADAPTER", "AdapterSlots"]
-
 NO_ADAPTER = 0
 """The slot of the base model, which is always there."""
 

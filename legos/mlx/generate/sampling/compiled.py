@@ -11,8 +11,6 @@ from typing import Any
 
 import mlx.core as mx
 
-__all__ = ["compiled"]
-
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function of a namespace, and of arrays or constants, with ``mlx.core`` compiled."""

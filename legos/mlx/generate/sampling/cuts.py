@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from legos.mlx.generate.sampling.compiled import compiled
 from legos.mlx.generate.sampling.filters import SamplingParams, put, take
 
-__all__ = ["cut"]
-
 NO_SHARE = 2.0  # above every cumulative probability, so that top-p has no effect
 SUMMED = 256  # values of one sum
 SORTED = 2048  # values that a GPU sorts with one kernel; more take two kernels per doubling

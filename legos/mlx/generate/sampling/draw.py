@@ -29,20 +29,6 @@ from legos.mlx.model.machine import on_gpu
 from legos.records.message import Alternatives
 from legos.records.seeds import uniforms
 
-__all__ = [
-    "BITS",
-    "HOST_VOCABULARY",
-    "Distributions",
-    "SamplingParams",
-    "alternatives",
-    "below_top",
-    "distributions",
-    "draw",
-    "namespace",
-    "raw_table",
-    "uniform_numbers",
-]
-
 HOST_VOCABULARY = 4096  # up to so many tokens, or choices of a request, tables are made on the host
 BLOCK = 128  # tokens per block of ``draw``
 BITS = 24  # bits of each uniform number

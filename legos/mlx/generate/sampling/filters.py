@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from legos.records.message import Filters
 
-__all__ = ["SamplingParams", "Seen", "processed", "put", "take"]
-
 PLAIN = Filters()
 
 

@@ -40,8 +40,6 @@ from legos.mlx.generate.sampling.tables import (
 )
 from legos.mlx.generate.sequences import UNPROCESSED, SequenceState
 
-__all__ = ["NOT_NUMBERS", "Drawn", "Draws", "Row", "Sampler"]
-
 NOT_NUMBERS = "the model's logits are not numbers; its weights or adapter are bad"
 RowKey = tuple[int, tuple[int, ...]]
 """The epoch of the weights, and the tokens so far."""

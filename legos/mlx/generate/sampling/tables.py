@@ -25,8 +25,6 @@ from legos.mlx.generate.sampling.draw import (
 )
 from legos.mlx.generate.sampling.filters import SamplingParams
 
-__all__ = ["CumulativeTable", "KnownRows", "allows_few", "draw_from_table", "table", "table_of_few"]
-
 KNOWN_BYTES = 64 << 20  # bytes of cached rows
 ROW_BYTES = 900  # of a cached row besides its arrays and the integers of its key, roughly
 INTEGER_BYTES = 40  # of one in a tuple

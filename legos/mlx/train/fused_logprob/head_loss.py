@@ -22,8 +22,6 @@ from legos.mlx.train.fused_logprob.open_terms import open_terms
 from legos.records.batch import Batch
 from legos.records.chunks import chunks_of
 
-__all__ = ["OtherLogits", "head_loss"]
-
 OtherLogits = Callable[[mx.array], mx.array]
 """[C] positions -> [C, V] logits of another policy, without gradient."""
 

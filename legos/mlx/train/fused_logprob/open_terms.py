@@ -19,8 +19,6 @@ import mlx.core as mx
 
 from legos.losses.total import BatchArrays, Terms
 
-__all__ = ["open_terms"]
-
 
 def open_terms(logits: mx.array, others: Terms, arrays: BatchArrays) -> Terms:
     """``token_terms`` for batches without legal tokens, and divergences on chosen tokens only.

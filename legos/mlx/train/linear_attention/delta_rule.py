@@ -31,8 +31,6 @@ from mlx_lm.models.gated_delta import gated_delta_update
 from legos.mlx.model.forecast import CHUNK, SEGMENT, VECTOR_CHUNK, VECTOR_SEGMENT
 from legos.mlx.model.retyped import replace_calls
 
-__all__ = ["compute_in_chunks", "gated_delta_rule"]
-
 _Run = Callable[..., tuple[mx.array, mx.array]]
 """Computes a segment from the state before it, the weights of the gates, and q, k, v, a and b."""
 

@@ -17,8 +17,6 @@ from legos.mlx.model.prefix_kv import KeysValues, PrefixKV
 from legos.mlx.train.prefix_sharing.plan import Block, Pass
 from legos.mlx.train.prefix_sharing.trie import NO_PARENT
 
-__all__ = ["Outputs", "run_pass"]
-
 Trunk = Callable[..., mx.array]
 Outputs = tuple[list[KeysValues], mx.array]
 """Of a segment that is computed outside of a pass: keys and values of its own L tokens, per layer,

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from legos.mlx.train.prefix_sharing.trie import CALL_TOKENS, NO_PARENT, Segment, Trie
 from legos.records.batch import pad_rows
 
-__all__ = ["Block", "Pass", "make_block", "pass_of_carried", "plan_passes"]
-
 Ints = NDArray[np.int32]
 
 

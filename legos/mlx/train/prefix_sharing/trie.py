@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from legos.records.batch import num_common
 from legos.records.step import MICRO_BATCH_TOKENS
 
-__all__ = ["NO_PARENT", "Segment", "Trie", "token_trie"]
-
 Ints = NDArray[np.int32]
 NO_PARENT = -1
 MIN_LENGTH = 8  # tokens; to pass on a shorter prefix costs more than to compute it again
