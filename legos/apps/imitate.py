@@ -55,7 +55,10 @@ class Imitation(Arena):
     rises to 0; no credit is computed from it. A share of the answers is held out for evaluations.
     """
 
-    recommended: Mapping[str, object] = {"play.credit": "imitation"}
+    recommended: Mapping[str, object] = {
+        "play.credit": "imitation",
+        "training.learning_rate_end_fraction": 1.0,  # a falling one learns little in few steps
+    }
     tasks_per_step = 32
     group_size = 1
 

@@ -37,7 +37,7 @@ CHAT_GAMES: Mapping[str, object] = {
 """Settings of games for chat models, which do not know them."""
 
 CHAT_TEXT: Mapping[str, object] = {"training.learning_rate_end_fraction": 0.1}
-"""Settings of other arenas for chat models."""
+"""Settings of other arenas for chat models, unless the arena recommends its own."""
 
 _FILE = "legos_arena_file_"  # before the path, in the name of a module from a file
 
@@ -92,7 +92,7 @@ def advice(name: str, model: str) -> Mapping[str, object]:
     if is_builtin(model):
         return kept
     if not issubclass(kind, Game | GameArena):
-        return {**CHAT_TEXT, **kept}
+        return {**{name: recommended.get(name, value) for name, value in CHAT_TEXT.items()}, **kept}
     if ANCHOR in recommended:
         kept |= {key: recommended[key] for key in ANCHORED if key in recommended}
         bonus = recommended.get("training.entropy_coef_end", 0.0)

@@ -7,6 +7,7 @@ import pytest
 
 from arenas.kuhn import Kuhn
 from legos import GameArena, make_arena
+from legos.apps.imitate import SETTINGS
 from legos.arena.cursor import plays_from
 from legos.arena.game import Game
 from legos.arena.registry import CHAT_GAMES, CHAT_TEXT, advice, known_arenas
@@ -73,6 +74,8 @@ def test_the_rate_falls_in_arenas_of_text_and_stays_in_games() -> None:
     given = resolve(overrides={"arena": "sums", "model": "org/chat-model"}, recommend=advice)
     assert given.config.training.learning_rate_end_fraction == 0.1
     assert given.sources["training.learning_rate_end_fraction"] == "arena sums"
+    imitated = advice(str(SETTINGS["arena"]), "org/chat-model")
+    assert imitated["training.learning_rate_end_fraction"] == 1.0
 
 
 def test_an_exact_evaluation_asks_what_plays_ask() -> None:
