@@ -270,7 +270,8 @@ def test_settings_of_a_file_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(
         "legos.cli.imitate.start", lambda resolved, *_, **__: found.append(resolved)
     )
-    for text in ("[play]\ntasks_per_step = 2\noptions = {held_out = 0.5}", "[loop]\nsteps = 7"):
+    two = "training.min_samples_per_step = 1\n[play]\ntasks_per_step = 2\noptions = {held_out=0.5}"
+    for text in (two, "[loop]\nsteps = 7"):
         config.write_text(text)
         assert main(["imitate", data, "--config", str(config)]) == 0
     half, seven = (resolved.config for resolved in found)
