@@ -233,7 +233,8 @@ def test_a_run_whose_name_has_a_dot_is_found_by_its_name(
 @pytest.mark.slow
 def test_an_epoch_has_the_answers_that_are_not_held_out(tmp_path: Path) -> None:
     rows = [{"prompt": f"{number}", "completion": "1"} for number in range(40)]
-    data, options = written(tmp_path, *rows), ("--play.tasks-per-step", "2")
+    data = written(tmp_path, *rows)
+    options = ("--play.tasks-per-step", "2", "--training.min-samples-per-step", "2")
     found = len(Imitation(data=data, held_out=0.5).answers)
     assert 10 < found < 30
     steps = imitated(data, tmp_path / "run", "--play.options.held_out", "0.5", *options)
