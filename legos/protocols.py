@@ -149,7 +149,6 @@ class Scorer(Protocol):
         With ``restricted``, their shares are those of sampling among the choices alone, token by
         token; the sum of their probabilities is that of free sampling.
         """
-        ...
 
 
 class Engine(Protocol):
@@ -329,7 +328,6 @@ class RewardModel(Protocol):
             completions: [N] what was answered, without thinking.
             answers: [N] the known answers.
         """
-        ...
 
 
 class Tracker(Protocol):

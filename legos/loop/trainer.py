@@ -47,12 +47,10 @@ class StepSettings(Protocol):
     @property
     def tokens_per_step(self) -> int | None:
         """Chosen tokens of one step; None: 2048 for several arenas, and none for one."""
-        ...
 
     @property
     def spill(self) -> Spill:
         """What a step does for which an arena has too few tokens."""
-        ...
 
     @property
     def staleness_limit(self) -> int:
@@ -68,7 +66,6 @@ class StepSettings(Protocol):
 
     def objective(self, step: int, num_steps: int) -> Objective:
         """The objective of a step of a run of ``num_steps``; 0: their number is not known."""
-        ...
 
     def update(self, step: int, num_steps: int) -> Update:
         """How the gradients of that step are applied."""
