@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from random_samples import float64
 from total_loss import total_loss
 
-from legos.chat.tokenizer import load_tokenizer
+from legos.chat.load import load_tokenizer
 from legos.chat.tools import PLAIN_TOOLS
 from legos.errors import AdapterError, CheckpointError, RequestError, Stopped, TrainerError
 from legos.losses.objective import Objective

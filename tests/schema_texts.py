@@ -4,7 +4,7 @@ from functools import cache
 
 from legos.builtin import builtin_path
 from legos.chat.grammar import json_grammar
-from legos.chat.tokenizer import load_tokenizer
+from legos.chat.load import load_tokenizer
 from legos.records.request import Grammar
 
 __all__ = ["TOKENIZER", "accepts"]

@@ -13,7 +13,7 @@ import numpy as np
 from mlx_lm.utils import get_total_parameters
 from numpy.typing import NDArray
 
-from legos.chat.tokenizer import load_tokenizer
+from legos.chat.load import load_tokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
 from legos.device import LocalEngine
 from legos.device.backend import LoraBackend

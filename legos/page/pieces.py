@@ -5,7 +5,8 @@ from pathlib import Path
 from threading import Lock
 
 from legos.chat.incremental import TextStream
-from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
+from legos.chat.load import load_tokenizer
+from legos.chat.tokenizer import ChatTokenizer
 from legos.errors import ModelError
 from legos.run.episodes import StoredEpisode, turns_of
 from legos.wiring.model import model_place

@@ -14,7 +14,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from legos.chat.tokenizer import load_tokenizer
+from legos.chat.load import load_tokenizer
 from legos.chat.tools import PLAIN_TOOLS
 from legos.device.backend import LoraBackend
 from legos.device.leader import Leader, follow

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from legos.arena.matchmaker import SeatOverride, renamed
 from legos.arena.registry import is_arena_file
-from legos.chat.tokenizer import load_tokenizer
+from legos.chat.load import load_tokenizer
 from legos.chat.tools import ToolFormat
 from legos.clients.engine import EngineClient
 from legos.config.schema import RunConfig

@@ -13,10 +13,11 @@ from transformers import PreTrainedTokenizerFast
 
 from legos.chat.calls import read_reply, reply_decoder
 from legos.chat.incremental import TextStream
+from legos.chat.load import load_tokenizer
 from legos.chat.parts import ReplyParser, join_parts
 from legos.chat.reply import split_thinking
 from legos.chat.stops import cut_at_stop, stop_test
-from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
+from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import ToolFormat, also_known
 from legos.errors import ModelError
 

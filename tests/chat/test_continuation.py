@@ -8,7 +8,8 @@ import pytest
 from vocabulary import END, token_id
 
 from legos.builtin import builtin_path
-from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
+from legos.chat.load import load_tokenizer
+from legos.chat.tokenizer import ChatTokenizer
 from legos.records.message import Completion, Continuation, Message, ToolCall
 
 STRIPS = (  # as Qwen3's: thinking of former turns is left out, and a line ends every turn

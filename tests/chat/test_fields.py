@@ -12,7 +12,8 @@ from vocabulary import ASSISTANT, END, TOKENS
 
 from legos.builtin import builtin_path
 from legos.chat.fields import Neutraliser
-from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
+from legos.chat.load import load_tokenizer
+from legos.chat.tokenizer import ChatTokenizer
 from legos.errors import ModelError
 from legos.records.message import Message, ToolCall
 

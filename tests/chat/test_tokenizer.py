@@ -20,7 +20,8 @@ from transformers import AutoTokenizer
 from vocabulary import ASSISTANT, BOS, END, PAD, TOKENS, USER, token_id
 
 from legos.builtin import builtin_path
-from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
+from legos.chat.load import load_tokenizer
+from legos.chat.tokenizer import ChatTokenizer
 from legos.errors import ModelError
 from legos.mlx.model.tools import tool_format
 from legos.records.message import Completion, Continuation, Message
@@ -285,7 +286,7 @@ def test_a_long_text_on_one_thread_stops_no_other() -> None:
 
 def test_a_tokenizer_in_python_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "legos.chat.tokenizer.read_tokenizer", lambda _: SimpleNamespace(is_fast=False)
+        "legos.chat.load.read_tokenizer", lambda _: SimpleNamespace(is_fast=False)
     )
     with pytest.raises(ModelError, match=r"runs in Python.* with a tokenizer\.json"):
         load_tokenizer(builtin_path())

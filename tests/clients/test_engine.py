@@ -12,7 +12,8 @@ import pytest
 from fakes import FakeEngine, echo
 from virtual_time import in_virtual_time
 
-from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
+from legos.chat.load import load_tokenizer
+from legos.chat.tokenizer import ChatTokenizer
 from legos.clients.engine import EngineClient
 from legos.clients.requests import Target, request_of
 from legos.errors import EngineError, RequestError

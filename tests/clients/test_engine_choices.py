@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from fakes import FakeEngine
 
-from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
+from legos.chat.load import load_tokenizer
+from legos.chat.tokenizer import ChatTokenizer
 from legos.clients.engine import EngineClient
 from legos.records.choices import tree_bytes
 from legos.records.message import Sampling

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from legos.builtin import builtin_path
 from legos.chat.incremental import TextStream
+from legos.chat.load import load_tokenizer
 from legos.chat.reply import split_thinking
 from legos.chat.stops import cut_at_stop, stop_test
-from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
+from legos.chat.tokenizer import ChatTokenizer
 from legos.clients.engine import EngineClient
 from legos.clients.progress_queue import MOST_PARTS
 from legos.errors import RequestError

@@ -10,7 +10,8 @@ import pytest
 from fakes import FakeEngine
 
 from legos.chat.lengths import check_length, exceeds
-from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
+from legos.chat.load import load_tokenizer
+from legos.chat.tokenizer import ChatTokenizer
 from legos.clients.engine import EngineClient
 from legos.errors import RequestError
 from legos.records.message import Message, Sampling

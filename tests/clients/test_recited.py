@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from legos.builtin import builtin_path
+from legos.chat.load import load_tokenizer
 from legos.chat.reply import split_thinking
-from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
+from legos.chat.tokenizer import ChatTokenizer
 from legos.clients.engine import EngineClient
 from legos.clients.recited import RecitedClient
 from legos.errors import ModelError, RequestError

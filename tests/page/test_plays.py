@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from starlette.testclient import TestClient
 
 from legos.builtin import builtin_path
-from legos.chat.tokenizer import load_tokenizer
+from legos.chat.load import load_tokenizer
 from legos.run.folder import RunFolder
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"

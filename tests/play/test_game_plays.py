@@ -19,7 +19,8 @@ from legos.arena.arena import GameArena
 from legos.arena.endings import Draw, Void
 from legos.arena.game import Game
 from legos.arena.matchmaker import ArenaSeats
-from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
+from legos.chat.load import load_tokenizer
+from legos.chat.tokenizer import ChatTokenizer
 from legos.clients.engine import EngineClient
 from legos.credit import GRPOCredit
 from legos.errors import ArenaError, EngineError, PlayTimeoutError, RequestError

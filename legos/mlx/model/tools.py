@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from mlx_lm.tokenizer_utils import load
 
-from legos.chat.tokenizer import read_tokenizer
+from legos.chat.load import read_tokenizer
 from legos.chat.tools import ToolFormat, also_known
 
 logger = logging.getLogger(__name__)

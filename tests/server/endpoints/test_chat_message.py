@@ -11,7 +11,8 @@ from fakes import FakeEngine
 from openai import OpenAI
 from tiny_folders import write_tiny_model
 
-from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
+from legos.chat.load import load_tokenizer
+from legos.chat.tokenizer import ChatTokenizer
 from legos.mlx.model.tools import tool_format
 from legos.records.message import Generated
 from legos.wiring.model import load_model

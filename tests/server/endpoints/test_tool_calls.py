@@ -9,7 +9,8 @@ from fakes import FakeEngine
 from openai import OpenAI
 from tiny_folders import write_tiny_model
 
-from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
+from legos.chat.load import load_tokenizer
+from legos.chat.tokenizer import ChatTokenizer
 
 TOOLS = [{"type": "function", "function": {"name": "now", "description": "Tells the time."}}]
 CHAT: list[Any] = [{"role": "user", "content": "What time is it?"}]
