@@ -1,5 +1,6 @@
 """Models that answer with adapters, and the command that resumes a run."""
 
+import logging
 import os
 import shlex
 import sys
@@ -11,10 +12,13 @@ from pathlib import Path
 from legos.clients.engine import EngineClient
 from legos.device import LocalEngine, ModelHandle
 from legos.records.limits import EngineLimits
+from legos.records.message import Thinking
 from legos.weights.adapter import Adapter
 from legos.wiring.engines import TokenEngine
 from legos.wiring.model import apply_lora, launched, load_model
 from legos.wiring.serving import base_of, put_on
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +54,11 @@ def resume_command(folder: Path) -> str:
 
 @contextmanager
 def loaded(
-    model: str | None, adapters: Sequence[Adapter], limits: EngineLimits
+    model: str | None,
+    adapters: Sequence[Adapter],
+    limits: EngineLimits,
+    *,
+    thinking: Thinking | None = None,
 ) -> Generator[Loaded]:
     """Within the block, an engine of a model serves adapters.
 
@@ -59,13 +67,24 @@ def loaded(
             adapters were trained on.
         adapters: adapters to load into the engine; if empty, LoRA that changes nothing.
         limits: limits of the engine.
+        thinking: what prompts of chats ask for; None: the same as in the training of the first
+            adapter.
 
     Raises:
         LegosError: the model or an adapter cannot be loaded.
     """
     name = base_of(model, adapters)
     report_loading(name)
-    with closing(load_model(name)) as handle:
+    if thinking is None and adapters:
+        thinking = adapters[0].thinking
+        if any(adapter.thinking != thinking for adapter in adapters):
+            logger.warning(
+                "the adapters were trained with different thinking; all prompts ask as those of "
+                "%s: thinking %s",
+                adapters[0].name,
+                thinking or "as the chat template has it",
+            )
+    with closing(load_model(name, thinking=thinking)) as handle:
         if not adapters:
             apply_lora(handle)
             adapters = [handle.base_adapter()]

@@ -59,7 +59,8 @@ def evaluate_run(
     own = named_adapter(str(run), name=first)
     beside = adapters_beside(str(run), own.version, others)
     weights = own if adapter is None else named_adapter(adapter, name=first)
-    with loaded(config.model, [weights, *beside], config.generation.limits()) as live:
+    limits, thinking = config.generation.limits(), config.generation.thinking
+    with loaded(config.model, [weights, *beside], limits, thinking=thinking) as live:
         client = live.client()
         mix = make_mix(config, client)
         load_seated(mix.arenas.values(), partial(put_on, live.engine, model=live.name))

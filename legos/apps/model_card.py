@@ -108,9 +108,9 @@ def _facts(config: RunSettings, table: MetricTable, adapter: Adapter) -> Iterato
     if rates:
         ends = (f"{end:.3g}" for end in (min(rates), max(rates)))
         yield "learning rate", " to ".join(dict.fromkeys(ends))
-    for name in ("seed", "fork_from", "adapter"):
+    for name in ("generation.thinking", "seed", "fork_from", "adapter"):
         if values.get(name) is not None:
-            yield name.replace("_", " "), f"{values[name]}"
+            yield name.removeprefix("generation.").replace("_", " "), f"{values[name]}"
 
 
 def _arenas(config: RunSettings) -> list[str]:

@@ -18,6 +18,7 @@ from legos.config.schema import GenerationConfig
 from legos.errors import ConfigError
 from legos.mac import awake
 from legos.machine import quiet_collector
+from legos.records.message import Thinking
 from legos.records.names import POLICY
 from legos.server.app import service_of
 from legos.server.listen import bind, serve_app
@@ -38,6 +39,7 @@ def serve(
     port: int,
     options: ServerOptions,
     memory_gib: float | None = None,
+    thinking: Thinking | None = None,
     drain_s: float,
     keep_awake: bool = True,
     say: Callable[[str], None],
@@ -52,6 +54,7 @@ def serve(
         port: port to listen on; 0: a free one.
         options: limits on requests, keys and logging.
         memory_gib: memory that the engine may use in all, in GiB; None: most of the machine's.
+        thinking: what prompts of chats ask for; None: the same as in the training of the adapter.
         drain_s: time that running requests get to finish, in seconds.
         keep_awake: whether macOS does not sleep meanwhile.
         say: receives a message with the address once the server answers.
@@ -65,7 +68,7 @@ def serve(
     limits = GenerationConfig(max_batch=options.max_running).limits(memory_gib)
     with (
         bind(host, port) as listener,  # before the model, which takes long to load
-        loaded(model, named, limits) as live,
+        loaded(model, named, limits, thinking=thinking) as live,
         awake() if keep_awake else nullcontext(),
     ):
         app = app_of(

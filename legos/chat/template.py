@@ -12,12 +12,14 @@ from legos.chat.parts import OPEN
 from legos.chat.reply import split_thinking
 from legos.chat.tools import plain_messages
 from legos.errors import ModelError
+from legos.records.message import Thinking
 
 Chat = Sequence[Mapping[str, Any]]
 _RULES = "qzxj"  # a text that no template writes by itself
 _PROBE: Chat = ({"role": "system", "content": _RULES}, {"role": "user", "content": "?"})
 _FUNCTION = {"name": _RULES, "description": "?", "parameters": {"type": "object", "properties": {}}}
 _TOOLS = [{"type": "function", "function": _FUNCTION}]
+_SWITCHES = ("enable_thinking", "thinking")  # variables with which families turn thinking on or off
 
 
 class ChatTemplate:
@@ -29,14 +31,53 @@ class ChatTemplate:
         knows_effort: whether it reads the variable ``reasoning_effort``.
     """
 
-    def __init__(self, tokenizer: Any, neutral: Neutraliser) -> None:
+    def __init__(
+        self, tokenizer: Any, neutral: Neutraliser, *, thinking: Thinking | None = None
+    ) -> None:
+        """Read a tokenizer's template.
+
+        Args:
+            tokenizer: the library's tokenizer.
+            neutral: breaks control tokens in texts.
+            thinking: what every chat asks for that names no other; None: the template's default.
+
+        Raises:
+            ModelError: the template has no variable for it.
+        """
         self._tokenizer = tokenizer
+        self._variables: Mapping[str, Any] = {}
         self._neutral = neutral
         template = str(tokenizer.chat_template or "")
         self.exists = bool(template)
         self.knows_thinking = any(mark in template for mark in (OPEN, *TAGS))
         self.knows_effort = "reasoning_effort" in template
         self._takes_thinking = "message.thinking" in template
+        if thinking is not None:
+            self._variables = self._asking_for(thinking)
+
+    def _asking_for(self, thinking: Thinking) -> Mapping[str, Any]:
+        """The variable with which chats ask for a kind of thinking, and its value.
+
+        Raises:
+            ModelError: the template has none.
+        """
+        if thinking in ("off", "on"):
+            for name in _SWITCHES:
+                if self.exists and len({self._asked(name, value) for value in (False, True)}) > 1:
+                    return {name: thinking == "on"}
+            advice = "give low, medium or high" if self.knows_effort else "leave it out"
+            lacks = " or ".join(_SWITCHES)
+        elif self.knows_effort:
+            return {"reasoning_effort": thinking}
+        else:
+            advice, lacks = "give off or on, or leave it out", "reasoning_effort"
+        raise ModelError(
+            f"thinking is {thinking!r}, but the model's chat template reads no variable {lacks}; "
+            f"{advice}"
+        )
+
+    def _asked(self, name: str, value: bool) -> str:
+        return self._written(_PROBE[1:], {name: value})
 
     @cached_property
     def knows_tools(self) -> bool:
@@ -106,7 +147,10 @@ class ChatTemplate:
     def _written(self, chat: Chat, variables: Mapping[str, Any], *, asks: bool = True) -> str:
         try:
             return self._tokenizer.apply_chat_template(
-                chat, add_generation_prompt=asks, tokenize=False, **variables
+                chat,
+                add_generation_prompt=asks,
+                tokenize=False,
+                **{**self._variables, **variables},
             )
         except Exception as error:  # templates raise their own errors through the renderer
             roles: str = ", ".join(message["role"] for message in chat)

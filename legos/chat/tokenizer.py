@@ -13,7 +13,7 @@ from legos.chat.parts import CLOSE, OPEN
 from legos.chat.template import ChatTemplate
 from legos.chat.tools import plain_messages
 from legos.errors import ModelError
-from legos.records.message import Continuation, Message
+from legos.records.message import Continuation, Message, Thinking
 
 logger = logging.getLogger(__name__)
 _TAIL = 8  # number of last prompt tokens that are searched for an opening <think>
@@ -35,14 +35,16 @@ class ChatTokenizer:
         knows_effort: whether it reads the variable ``reasoning_effort``.
     """
 
-    def __init__(self, tokenizer: Any, *, end_ids: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: Any, *, end_ids: Sequence[int], thinking: Thinking | None = None
+    ) -> None:
         self._tokenizer = tokenizer
         # The library's tokenizers in Rust refuse only to be changed while another thread uses them,
         # and their first call puts truncation and padding off.
         tokenizer.encode("")
         self._rust: Any = tokenizer.backend_tokenizer
         self._controls = _control_tokens(tokenizer)
-        self._template = ChatTemplate(tokenizer, Neutraliser(self._controls))
+        self._template = ChatTemplate(tokenizer, Neutraliser(self._controls), thinking=thinking)
         self._special_ids = frozenset(tokenizer.all_special_ids) | {
             token for token, added in tokenizer.added_tokens_decoder.items() if added.special
         }
@@ -57,6 +59,18 @@ class ChatTokenizer:
         self.knows_tools: bool = self._template.knows_tools
         self.knows_thinking: bool = self._template.knows_thinking
         self.knows_effort: bool = self._template.knows_effort
+
+    def with_thinking(self, thinking: Thinking | None) -> "ChatTokenizer":
+        """The same tokenizer, whose chats ask the model to think in a certain way.
+
+        Args:
+            thinking: whether it thinks before it answers, or how long; None: as the chat template
+                has it.
+
+        Raises:
+            ModelError: the chat template has no variable for it.
+        """
+        return ChatTokenizer(self._tokenizer, end_ids=self.end_ids, thinking=thinking)
 
     def encode(self, text: str, *, specials: bool = False) -> tuple[int, ...]:
         """Return the ids of a text; none are added around it unless `specials` is True."""

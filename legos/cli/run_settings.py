@@ -13,7 +13,7 @@ from legos.run.folder import RunFolder
 from legos.weights.folder import read_adapter
 
 _LORA = tuple(name for name in knobs() if name.startswith("training.lora_"))
-_SHARED = ("model", "arena", "adapter", *_LORA)
+_SHARED = ("model", "arena", "adapter", "generation.thinking", *_LORA)
 _KEPT = (*_SHARED, "seed")
 
 
@@ -25,8 +25,8 @@ def resolve_run(
     A resumed run keeps its folder, model, arena, seed, LoRA and credit rule; a forked run keeps
     model, LoRA and arena of its parent. The other settings can be changed.
 
-    A new run that starts from an adapter has the model that the adapter was trained on, unless it
-    is given another one.
+    A new run that starts from an adapter has the model that the adapter was trained on, and its
+    prompts ask for the same thinking, unless it is given others.
 
     Raises:
         ConfigError: a setting is not valid, or changes what a resumed or forked run keeps.
@@ -45,11 +45,13 @@ def resolve_run(
         return _forked(files, str(fork), overrides)
     resolved = resolve(files=files, overrides=overrides, recommend=advice)
     adapter = resolved.config.adapter
-    if adapter is not None and resolved.sources["model"] == "default":
-        base = read_adapter(find_adapter(adapter)).base_model
-        overrides = {**overrides, "model": base or resolved.config.model}
-        resolved = resolve(files=files, overrides=overrides, recommend=advice)
-        sources = {**resolved.sources, "model": f"adapter {adapter}"}
+    if adapter is not None:
+        start = read_adapter(find_adapter(adapter))
+        own = {"model": start.base_model, "generation.thinking": start.thinking}
+        kept = {name: own[name] for name in own if resolved.sources[name] == "default"}
+        kept = {name: value for name, value in kept.items() if value is not None}
+        resolved = resolve(files=files, overrides={**overrides, **kept}, recommend=advice)
+        sources = {**resolved.sources, **dict.fromkeys(kept, f"adapter {adapter}")}
         resolved = replace(resolved, sources=sources)
     if resolved.config.fork_from is not None:
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 from legos.cli.output import Flag, show
 from legos.cli.overrides import Amount, Count, Key, Limit, Several, Whole
+from legos.records.message import Thinking
 
 
 def serve(
@@ -17,6 +18,7 @@ def serve(
     timeout_s: Limit = 600.0,
     max_body_mb: Limit = 4.0,
     max_adapters: Count = 64,
+    thinking: Thinking | None = None,
     drain_s: Amount = 30.0,
     keep_awake: bool = True,
     log_prompts: Flag = False,
@@ -37,6 +39,8 @@ def serve(
         timeout_s: Time limit of one request, in seconds.
         max_body_mb: Size limit of a request body, in MiB; uploads of adapters have their own.
         max_adapters: Adapters that may be live at the same time; further loads get status 409.
+        thinking: Whether the model thinks before it answers, or how long, where its chat template
+            has a variable for it; by default the same as in the training of the adapter.
         drain_s: Time that running requests get to finish after SIGTERM, in seconds.
         keep_awake: Keep macOS from sleeping while the server runs.
         log_prompts: Write prompts to the log.
@@ -61,6 +65,7 @@ def serve(
         port=port,
         options=options,
         memory_gib=memory_limit_gib,
+        thinking=thinking,
         drain_s=drain_s,
         keep_awake=keep_awake,
         say=show,

@@ -20,7 +20,7 @@ from legos.config.together import EXCLUSIVE, NEEDED, check_together
 from legos.errors import ConfigError
 from legos.loop.deficits import Spill, check_shares
 from legos.records.limits import EngineLimits
-from legos.records.message import MIN_TEMPERATURE
+from legos.records.message import MIN_TEMPERATURE, Thinking
 from legos.records.step import Update
 
 UNKNOWN_SIZE = 1e-4  # learning rate where the model's configuration names no hidden size
@@ -112,6 +112,10 @@ class GenerationConfig(Settings):
     """Sampling temperature in training."""
     max_tokens: int | None = knob(None, unit="tokens", ge=1)
     """Longest completion of one turn; none: the arena's own limit (in games, the longest move)."""
+    thinking: Thinking | None = knob(None)
+    """Whether the model thinks before it answers (off, on), or how long (low, medium, high), where
+    its chat template has a variable for it: enable_thinking, thinking or reasoning_effort. Turn it
+    off where answers are short. None: the template's default."""
     max_batch: int = knob(256, unit="rows", ge=1)
     """Completions decoded in one batch. Lower it to save memory. On a CPU, a model whose weights
     take more than a 64th of the memory decodes at most 96, because more are no faster."""

@@ -66,7 +66,7 @@ class Run:
         writer: Executor,
         league: LeagueConfig | None = None,
         play: PlayGroup = play_each,
-        base_model: str | None = None,
+        facts: Mapping[str, str | None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Make a run; it starts only with ``resume`` or ``go``.
@@ -84,7 +84,7 @@ class Run:
             writer: one thread, which writes checkpoints and adapters.
             league: settings of the snapshots that arenas with opponents meet; None: the defaults.
             play: plays a group, here or in other processes.
-            base_model: base model that is recorded in each adapter.
+            facts: fields of ``Adapter`` that are recorded in each, such as its base model.
             clock: returns a time in seconds.
         """
         self._folder = folder
@@ -92,7 +92,8 @@ class Run:
         self.arenas = tuple(self._mix.arenas)
         self._trainer = trainer
         self._settings, self._episode_concurrency = settings, episode_concurrency
-        self._base_model, self._play, self._evaluation = base_model, play, evaluation
+        self._facts: Mapping[str, Any] = facts or {}
+        self._play, self._evaluation = play, evaluation
         self._count_tokens, self._engine_stats = count_tokens, engine_stats
         self._clock, self._saved = clock, clock()
         self.speed = Speed(engine_stats, clock, here=play is play_each)
@@ -370,7 +371,7 @@ class Run:
         await asyncio.get_running_loop().run_in_executor(self._writer, write)
 
     def _adapters(self) -> list[Adapter]:
-        return [replace(one, base_model=self._base_model) for one in self._trainer.adapters]
+        return [replace(one, **self._facts) for one in self._trainer.adapters]
 
     def _checkpoint(self, snapshot: Snapshot) -> Callable[[], None]:
         """Take the run's state as it is now; what is returned writes it, from any thread.

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from legos.errors import AdapterError
+from legos.records.message import Thinking
 from legos.records.names import BASE
 from legos.weights.tensors import pack_tensors
 
@@ -34,6 +35,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     digest: str | None = None
     scale: float | None = None
     base_model: str | None = None  # in a folder's configuration
+    thinking: Thinking | None = None  # the same
 
     @classmethod
     def read(cls, texts: Mapping[str, str]) -> "Header":
@@ -95,6 +97,7 @@ class Adapter:
     shape: LoraShape
     arrays: Mapping[str, Any]
     base_model: str | None = None  # the model it was trained on, as ``--model`` takes it, if known
+    thinking: Thinking | None = None  # that its chats asked for; None: the template's default
     exact_base: bool = True  # whether a model of another name, such as a quantised copy, is refused
 
     @cached_property

@@ -34,7 +34,11 @@ def write_adapter(adapter: Adapter, folder: Path) -> None:
             "dropout": 0.0,
             "keys": list(shape.modules),
         },
-        HEADER_ENTRY: {**asdict(adapter.info), "base_model": adapter.base_model},
+        HEADER_ENTRY: {
+            **asdict(adapter.info),
+            "base_model": adapter.base_model,
+            "thinking": adapter.thinking,
+        },
     }
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
 

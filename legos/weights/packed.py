@@ -117,6 +117,7 @@ def unpack_adapter(
             shape=shape_of(arrays, written) if shape is None else shape,
             arrays=arrays,
             base_model=header.base_model or (None if mlx is None else mlx.model),
+            thinking=header.thinking,
         )
     if header.digest is not None and header.digest != adapter.digest:
         raise AdapterError(

@@ -2,13 +2,14 @@
 
 import os
 import signal
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from legos.builtin import BUILTIN, builtin_path
 from legos.device import Device, ModelHandle
 from legos.errors import ConfigError, ModelError
+from legos.records.message import Thinking
 from legos.weights.adapter import Adapter, LoraShape
 from legos.wiring.device import find_device, mlx_device, torch_device
 
@@ -18,7 +19,11 @@ SMALL_MODEL = 10_000_000  # parameters; up to this size, LoRA adapts the output 
 
 
 def load_model(
-    name: str | Path = BUILTIN, *, inline: bool = False, device: str | Device = "mlx"
+    name: str | Path = BUILTIN,
+    *,
+    inline: bool = False,
+    device: str | Device = "mlx",
+    thinking: Thinking | None = None,
 ) -> ModelHandle:
     """Load a model: a folder in MLX or hub format, a hub name, or the built-in model.
 
@@ -26,13 +31,30 @@ def load_model(
         name: folder, hub name, or "builtin".
         inline: run the model on the calling thread (deterministic runs) instead of its own thread.
         device: the device, or its name.
+        thinking: whether the model thinks before it answers ("off", "on"), or how long ("low",
+            "medium", "high"), where its chat template has a variable for it; None: its default.
 
     Raises:
-        ModelError: the model or device is not found, a file is missing, or the device cannot load
-            the model.
+        ModelError: the model or device is not found, a file is missing, the device cannot load the
+            model, or its chat template has no such variable.
     """
     found = find_device(device) if isinstance(device, str) else device
-    return found.load(model_place(name), inline=inline)
+    model = found.load(model_place(name), inline=inline)
+    with ExitStack() as stack:
+        stack.callback(model.close)
+        ask_for(thinking, model)
+        stack.pop_all()
+    return model
+
+
+def ask_for(thinking: Thinking | None, model: ModelHandle) -> None:
+    """Make the prompts of a model ask for a kind of thinking; None: leave them as they are.
+
+    Raises:
+        ModelError: its chat template has no variable for it.
+    """
+    if thinking is not None:
+        model.tokenizer = model.tokenizer.with_thinking(thinking)
 
 
 def model_place(name: str | Path) -> str:

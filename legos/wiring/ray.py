@@ -201,9 +201,10 @@ class _PlayPlace:
     def make(self) -> "MadeArena":
         """Make the arena and its client in this process."""
         config, engine = self.config, RemoteEngine(self._servers(), None)
+        tokenizer = load_tokenizer(resolve_folder(model_place(config.model)))
         client = EngineClient(
             engine,
-            load_tokenizer(resolve_folder(model_place(config.model))),
+            tokenizer.with_thinking(config.generation.thinking),
             tool_format=lambda: self.tool_format,
             context=self.context,
         )

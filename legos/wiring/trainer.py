@@ -30,7 +30,7 @@ from legos.wiring.arena import policies_of
 from legos.wiring.device import find_device
 from legos.wiring.elsewhere import elsewhere, engine_at
 from legos.wiring.engines import MakeEngine, TokenEngine
-from legos.wiring.model import apply_adapter, apply_lora, check_loaded, model_place
+from legos.wiring.model import apply_adapter, apply_lora, ask_for, check_loaded, model_place
 from legos.wiring.named import frozen_adapters
 from legos.wiring.references import reference_servers
 from legos.wiring.serving import both_named
@@ -283,7 +283,8 @@ def trainer_of(
     Raises:
         AdapterError: the adapter of ``kl_reference`` does not exist, does not fit, or is one of
             another model.
-        ModelError: the model cannot be loaded, or a server has another one.
+        ModelError: the model cannot be loaded, a server has another one, or its chat template has
+            no variable for ``thinking``.
         EngineError: a server does not answer.
         ConfigError: ``max_tokens`` exceeds the model's context.
     """
@@ -305,6 +306,7 @@ def trainer_of(
     )
     with ExitStack() as stack:
         stack.callback(model.close)
+        ask_for(config.generation.thinking, model)
         longest = max(one.generation.max_tokens or 0 for one in config.arenas.values())
         if longest >= model.context:
             raise ConfigError(

@@ -1,17 +1,24 @@
 """``legos train --adapter``: a run that starts from an adapter of a run, of PEFT, or of mlx-lm."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from short_runs import NIM
 
+from legos import open_run
+from legos.apps.adapters import loaded
+from legos.builtin import builtin_path
 from legos.cli.process import main
 from legos.cli.run_settings import resolve_run
+from legos.records.limits import EngineLimits
+from legos.records.message import Message, Sampling
 from legos.run.find import adapter_of
 from legos.run.folder import RunFolder
 from legos.weights.folder import read_adapter
+from legos.wiring.named import named_adapter
 
 SHORT = (*NIM, "--loop.evaluation-plays", "8", "--deterministic")
 
@@ -61,6 +68,33 @@ def test_a_resumed_run_keeps_its_shape_without_the_first_adapter(
 def test_the_model_of_an_adapter_is_not_said_to_be_of_the_command_line(parent: Path) -> None:
     resolved = resolve_run([], resume=None, overrides={"adapter": str(parent)})
     assert (resolved.config.model, resolved.sources["model"]) == ("builtin", f"adapter {parent}")
+
+
+def test_what_an_adapter_was_trained_to_think_holds_wherever_it_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = tmp_path / "model", tmp_path / "out"
+    shutil.copytree(builtin_path(), model)
+    file = model / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    config["chat_template"] += "{% if enable_thinking is false %}{{ 'no ' }}{% endif %}"
+    file.write_text(json.dumps(config))
+    off = ("--generation.thinking", "off")
+    assert not train("--model", model, "--out", out, "--steps", "1", *off)
+    asked = open_run(out).episode(-1).seats[0].turns[0].prompt_ids
+    assert read_adapter(adapter_of(RunFolder(out))).thinking == "off"
+    with loaded(None, [named_adapter(str(out))], EngineLimits()) as live:
+        prompt = live.client().prompt_ids([Message("user", "Q")], Sampling())
+        decode = live.handle.tokenizer.decode
+        assert decode(prompt).endswith("no ")
+        assert decode(asked).endswith("no ")
+    resolved = resolve_run([], resume=None, overrides={"adapter": str(out)})
+    assert (resolved.config.model, resolved.config.generation.thinking) == (str(model), "off")
+    assert resolved.sources["generation.thinking"] == f"adapter {out}"
+    assert train("--resume", out, "--steps", "2", "--generation.thinking", "on") == 2
+    assert "generation.thinking is 'on' (command line) but the run" in capsys.readouterr().err
+    assert train("--model", model, "--out", tmp_path / "b", "--generation.thinking", "low") == 2
+    assert "give off or on" in capsys.readouterr().err
 
 
 def test_a_shape_beside_the_adapter_is_refused(
