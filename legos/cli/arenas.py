@@ -7,7 +7,7 @@ from typing import Literal
 from cyclopts import App
 
 from legos.cli.output import Flag, show
-from legos.cli.overrides import Count, EvaluationPlay, dotted
+from legos.cli.overrides import Count, EvaluationPlay, Integer, dotted
 from legos.config.resolve import resolve
 
 FAILED = 1
@@ -33,7 +33,7 @@ def check(
     /,
     *,
     plays: Count = 64,
-    seed: int = 0,
+    seed: Integer = 0,
     json: Flag = False,
     play: EvaluationPlay = None,
 ) -> int:
@@ -62,7 +62,7 @@ def answers(
     to: Path,
     by: Literal["oracle", "example"] = "oracle",
     plays: Count = 256,
-    seed: int = 0,
+    seed: Integer = 0,
     play: EvaluationPlay = None,
 ) -> None:
     """Write scripted answers of an arena as rows for legos imitate.

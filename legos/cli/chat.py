@@ -1,6 +1,6 @@
 """``legos chat``: chat with a model."""
 
-from legos.cli.overrides import Key
+from legos.cli.overrides import Integer, Key
 from legos.records.names import POLICY
 
 
@@ -12,8 +12,8 @@ def chat(
     adapter: str = POLICY,
     system: str = "",
     temperature: float = 1.0,
-    max_tokens: int | None = None,
-    seed: int | None = None,
+    max_tokens: Integer | None = None,
+    seed: Integer | None = None,
 ) -> int:
     """Chat with a model in the terminal, in this process or on a server.
 

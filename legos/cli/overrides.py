@@ -19,13 +19,26 @@ from legos.config.schema import (
     TrackConfig,
     TrainingConfig,
 )
-from legos.config.setting import Settings, limits
+from legos.config.setting import Settings, admits_none, limits
 from legos.errors import ConfigError
 
-Count = Annotated[int, Parameter(validator=validators.Number(gte=1))]
+
+def _whole_number(_: Any, tokens: Sequence[Token]) -> int:
+    """Parse an integer; a fraction is an error and is not rounded."""
+    text = tokens[0].value
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a whole number") from None
+
+
+Integer = Annotated[int, Parameter(converter=_whole_number)]
+"""A number that is not rounded."""
+
+Count = Annotated[Integer, Parameter(validator=validators.Number(gte=1))]
 """A number of plays, or of other things, of which there must be one."""
 
-Whole = Annotated[int, Parameter(validator=validators.Number(gte=0))]
+Whole = Annotated[Integer, Parameter(validator=validators.Number(gte=0))]
 """A number of things, of which there may be none."""
 
 
@@ -90,10 +103,15 @@ def _option(name: str, field: FieldInfo) -> Any:
     if field.annotation == dict[str, float]:
         return Annotated[tuple[str, ...], Parameter(help=_help(field), negative="")]
     kinds = (field.annotation, *get_args(field.annotation))
-    converter = _whole_number if int in kinds else None
+    whole = _whole_number_or_none if admits_none(field) else _whole_number
+    converter = whole if int in kinds else None
     negative = (f"--no-{name}", f"--{name.replace('.', '.no-')}") if bool in kinds else ""
     parameter = Parameter(help=_help(field), converter=converter, negative=negative)
     return Annotated[field.annotation, parameter]  # pyrefly: ignore[not-a-type]
+
+
+def _whole_number_or_none(kind: Any, tokens: Sequence[Token]) -> int | None:
+    return None if tokens[0].value == "none" else _whole_number(kind, tokens)
 
 
 def _help(field: FieldInfo) -> str:
@@ -104,17 +122,6 @@ def _help(field: FieldInfo) -> str:
     listed = "; ".join(fact for fact in facts if fact)
     text = " ".join((field.description or "").split())
     return f"{text} ({listed})" if listed else text
-
-
-def _whole_number(_: Any, tokens: Sequence[Token]) -> int | None:
-    """Parse an integer; a fraction is an error and is not rounded."""
-    text = tokens[0].value
-    if text == "none":
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a whole number") from None
 
 
 _EVALUATED = ("options", "illegal", "rules", "restrict_choices", "concurrency")

@@ -1,7 +1,7 @@
 """``legos play``: play an arena in the terminal."""
 
 from legos.cli.output import Flag, show_line
-from legos.cli.overrides import Count, EvaluationPlay, Key, Several, dotted
+from legos.cli.overrides import Count, EvaluationPlay, Integer, Key, Several, dotted
 from legos.config.resolve import resolve
 from legos.errors import ConfigError
 
@@ -16,7 +16,7 @@ def play(
     model: str | None = None,
     api_key: Key = None,
     plays: Count = 1,
-    seed: int | None = None,
+    seed: Integer | None = None,
     temperature: float = 1.0,
     thinking: Flag = False,
     play: EvaluationPlay = None,

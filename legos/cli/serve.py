@@ -1,7 +1,7 @@
 """``legos serve``: serve a model and its adapters over HTTP."""
 
 from legos.cli.output import Flag, show
-from legos.cli.overrides import Amount, Count, Key, Limit, Several, Whole
+from legos.cli.overrides import Amount, Count, Integer, Key, Limit, Several, Whole
 from legos.records.message import Thinking
 
 
@@ -10,7 +10,7 @@ def serve(
     model: str | None = None,
     adapter: Several = (),
     host: str = "127.0.0.1",
-    port: int = 8000,
+    port: Integer = 8000,
     api_key: Key = None,
     max_batch: Count = 256,
     memory_limit_gib: Limit | None = None,

@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from legos.cli.output import Flag, show, show_line
-from legos.cli.overrides import Count, EvaluationPlay, Key, dotted
+from legos.cli.overrides import Count, EvaluationPlay, Integer, Key, dotted
 from legos.cli.ratings import interval, show_cycle, show_members
 
 
 def tournament(
     *members: str,
     arena: str | None = None,
-    plays: int | None = None,
-    seed: int = 0,
+    plays: Integer | None = None,
+    seed: Integer = 0,
     temperature: float | None = None,
     snapshots: Count = 8,
     model: str | None = None,

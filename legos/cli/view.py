@@ -1,13 +1,13 @@
 """``legos view``: show runs on a local page."""
 
 from legos.cli.output import Flag, show
-from legos.cli.overrides import Key
+from legos.cli.overrides import Integer, Key
 
 
 def view(
     *run: str,
     host: str = "127.0.0.1",
-    port: int = 8080,
+    port: Integer = 8080,
     api_key: Key = None,
     model: str | None = None,
     open: Flag = False,

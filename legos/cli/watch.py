@@ -3,14 +3,14 @@
 import sys
 
 from legos.cli.output import Flag, show_line
-from legos.cli.overrides import Whole
+from legos.cli.overrides import Integer, Whole
 
 
 def watch(
     run: str,
     /,
     *,
-    episode: int | None = None,
+    episode: Integer | None = None,
     last: Whole = 3,
     thinking: Flag = False,
 ) -> None:
