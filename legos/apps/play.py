@@ -181,13 +181,7 @@ def _seated(
     lasting = {ME: f"{PERSON}{players.name}", **lasting_names(members, adapters, model)}
     names = {role: lasting[one] for role, one in who.items()}
 
-    def change(seat: Seat) -> Seat:
-        """Seat the player of the role; no seat is trained."""
-        role = seat.role
-        if seat.trainable and role not in arena.roles:  # of an arena that it keeps
-            role = next(iter(who), role)
-        if role not in who:
-            return replace(seat, trainable=False)
+    def seat_of(role: str, seat: Seat) -> Seat:
         if role in people:
             person = people[role]
             return replace(seat, name=ME, client=person, adapter=POLICY, trainable=False)
@@ -196,6 +190,6 @@ def _seated(
     limits, key = EngineLimits(), players.api_key
     with cast_of(arena, members, adapters, model=model, limits=limits, api_key=key) as cast:
         try:
-            yield arena.with_seats(change), names
+            yield arena.with_players([*who], seat_of), names
         finally:
             runner.run(cast.aclose())

@@ -4,7 +4,7 @@ import json
 import logging
 import random
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import replace
@@ -133,8 +133,20 @@ class Arena(Playable):
         """The arenas among its attributes, whose plays it spawns."""
         return {name: each for name, each in vars(self).items() if isinstance(each, Arena)}
 
-    def with_seats(self, change: Callable[[Seat], Seat]) -> "Arena":
-        """A copy in which a function changes every seat, also in the arenas that it keeps."""
+    def with_players(self, roles: Sequence[str], seat_of: Callable[[str, Seat], Seat]) -> "Arena":
+        """A copy in which others play, also in the arenas that it keeps, and none is trained.
+
+        Args:
+            roles: the roles that they play. A trained seat of an arena that it keeps, in a role of
+                its own, goes to the first of them.
+            seat_of: from one of the roles and a seat, the seat with its player.
+        """
+
+        def change(seat: Seat) -> Seat:
+            mine = seat.role in self.roles or not seat.trainable
+            role = seat.role if mine else next(iter(roles), seat.role)
+            return seat_of(role, seat) if role in roles else replace(seat, trainable=False)
+
         arena = copy(self)
         vars(arena).update({name: copy(each) for name, each in self.kept.items()})
         for each in (arena, *arena.kept.values()):

@@ -17,7 +17,7 @@ from legos.league.cast import OPTIMAL, RANDOM, Cast
 from legos.league.payoffs import PayoffTable, Tally, exact_payoffs
 from legos.play.context import PlayContext, play_context
 from legos.play.step import failures, play_each
-from legos.protocols import Scorer, Seat
+from legos.protocols import Scorer
 from legos.records.count import Count
 from legos.records.episode import Episode, Task
 from legos.records.seeds import mix
@@ -195,14 +195,7 @@ def _seatings(
 
 def _seated(cast: Cast, seating: _Seating, roles: Sequence[str]) -> Arena:
     """The arena with members in its seats."""
-
-    def change(seat: Seat) -> Seat:
-        role = seat.role
-        if seat.trainable and role not in cast.arena.roles:  # of an arena that it keeps
-            role = roles[0]
-        return cast.seat(seating.who(role), seat) if role in roles else seat
-
-    return cast.arena.with_seats(change)
+    return cast.arena.with_players(roles, lambda role, seat: cast.seat(seating.who(role), seat))
 
 
 async def _all_played(
