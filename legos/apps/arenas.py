@@ -59,7 +59,7 @@ def checked(findings: Sequence[Finding], *, plain: bool) -> Mapping[str, Any]:
 
 def _reference(kind: type[Arena | Game]) -> Mapping[str, float]:
     """The reference numbers of a game or an arena; {} if they depend on options that it needs."""
-    if issubclass(kind, Arena) and kind.reference is Arena.reference:
+    if kind.reference in (Arena.reference, Game.reference):
         return kind.references
     parameters = inspect.signature(kind).parameters.values()
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

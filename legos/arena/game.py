@@ -51,6 +51,7 @@ class Game(ABC):
             every model but the built-in one.
         utility: "zero_sum" if the payoffs of every end sum to 0, "identical" if all roles get the
             same; ``legos arenas check`` checks it. None: it is not declared.
+        references: reference numbers that hold for all options, as of an arena.
         recommended: training settings for this game with the built-in model; by default an entropy
             bonus, without which self-play converges too early. The configuration overrides them.
     """
@@ -60,6 +61,7 @@ class Game(ABC):
     forfeit_reward: float = -1.5
     rules: str = ""
     utility: Utility | None = None
+    references: Mapping[str, float] = {}
     recommended: Mapping[str, object] = {"training.entropy_coef": 0.3}
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -149,8 +151,11 @@ class Game(ABC):
         return state
 
     def reference(self) -> Mapping[str, float]:
-        """Known reference values for plots, such as the value under optimal play."""
-        return {}
+        """Known reference numbers by name, such as the value under optimal play.
+
+        By default ``references``; write the method where the numbers depend on options.
+        """
+        return self.references
 
 
 def movers(game: Game, state: State, turn: str | Sequence[str]) -> Sequence[str]:

@@ -1,5 +1,7 @@
 """The list of arenas: one line each, with reference numbers."""
 
+from typing import ClassVar
+
 import pytest
 
 from arenas.countdown import Countdown
@@ -31,9 +33,13 @@ def test_arenas_of_talk_are_listed_with_those_of_their_default_options() -> None
     assert without == {"programs"}
 
 
-def test_arenas_without_reference_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arenas_that_need_options_or_have_no_reference_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Sized(Game):
         """A game of some size."""
+
+        references: ClassVar = {"value": 0.5}
 
         def __init__(self, size: int) -> None: ...
 
@@ -43,7 +49,8 @@ def test_arenas_without_reference_numbers(monkeypatch: pytest.MonkeyPatch) -> No
     known = {"sized": Sized, "plain": Plain}
     monkeypatch.setattr("legos.apps.arenas.known_arenas", lambda: known)
     assert list_arenas() == {
-        "sized": {"about": "A game of some size.", "reference": {}},
+        "sized": {"about": "A game of some size.", "reference": {"value": 0.5}},
         "plain": {"about": "An arena.", "reference": {}},
     }
-    assert described(list_arenas()) == {"sized": "A game of some size.", "plain": "An arena."}
+    sized = "A game of some size. (value 0.5)"
+    assert described(list_arenas()) == {"sized": sized, "plain": "An arena."}
