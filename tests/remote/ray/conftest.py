@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+# As legos sets it before it imports Ray, which reads it once: a test may import Ray by itself.
+os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+
 
 @pytest.fixture(scope="module")  # other modules need a process that is not connected
 def cluster() -> Generator[Any]:
     """Two nodes, each with processes of its own; this process is connected."""
-    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # as legos sets it before it imports Ray
     ray: Any = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
