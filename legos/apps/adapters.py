@@ -77,14 +77,13 @@ def loaded(
     report_loading(name)
     if thinking is None and adapters:
         thinking = adapters[0].thinking
-        if any(adapter.thinking != thinking for adapter in adapters):
+        if len(found := {adapter.thinking or "default" for adapter in adapters}) > 1:
             logger.warning(
-                "the adapters were trained with different thinking; all prompts ask as those of "
-                "%s: thinking %s",
+                "the adapters were trained with thinking %s; all prompts ask as those of %r",
+                " and ".join(sorted(found)),
                 adapters[0].name,
-                thinking or "as the chat template has it",
             )
-    with closing(load_model(name, thinking=thinking)) as handle:
+    with closing(load_model(name, thinking=thinking or "default")) as handle:
         if not adapters:
             apply_lora(handle)
             adapters = [handle.base_adapter()]

@@ -37,6 +37,7 @@ Messages = list[dict[str, Any]]
 SETTINGS: Mapping[str, object] = {
     "arena": "legos.apps.imitate:Imitation",
     "training.loss": "reinforce",
+    "generation.thinking": "default",  # answers that are given have thinking, or none
     "training.anchor": "behaviour",  # no weight pi / mu on tokens: the policy sampled none of them
 }
 """Settings of supervised training: the loss is the negative log-likelihood of the answers."""

@@ -145,7 +145,7 @@ def _train(
                 trainer,
                 config.loop,
                 episode_concurrency=config.play.concurrency,
-                facts={"base_model": config.model, "thinking": config.generation.thinking},
+                facts={"base_model": config.model, "thinking": trainer.model.tokenizer.thinking},
                 evaluation=evaluation_of(config, mix, client),
                 count_tokens=_token_count(trainer, served, players),
                 engine_stats=trainer.engine.stats,

@@ -29,17 +29,18 @@ class ChatTemplate:
         exists: whether the tokenizer has a template; without one, each message is a line.
         knows_thinking: whether it knows marks of thinking.
         knows_effort: whether it reads the variable ``reasoning_effort``.
+        thinking: what every chat asks for that names no other.
     """
 
     def __init__(
-        self, tokenizer: Any, neutral: Neutraliser, *, thinking: Thinking | None = None
+        self, tokenizer: Any, neutral: Neutraliser, *, thinking: Thinking = "default"
     ) -> None:
         """Read a tokenizer's template.
 
         Args:
             tokenizer: the library's tokenizer.
             neutral: breaks control tokens in texts.
-            thinking: what every chat asks for that names no other; None: the template's default.
+            thinking: what every chat asks for that names no other.
 
         Raises:
             ModelError: the template has no variable for it.
@@ -52,8 +53,24 @@ class ChatTemplate:
         self.knows_thinking = any(mark in template for mark in (OPEN, *TAGS))
         self.knows_effort = "reasoning_effort" in template
         self._takes_thinking = "message.thinking" in template
-        if thinking is not None:
+        self.thinking: Thinking = thinking
+        if thinking != "default":
             self._variables = self._asking_for(thinking)
+
+    @cached_property
+    def _switch(self) -> str | None:
+        """The variable that turns thinking on or off."""
+        each = (name for name in _SWITCHES if self._asked(name, True) != self._asked(name, False))
+        try:
+            return next(each, None) if self.exists else None
+        except ModelError:
+            return None
+
+    @property
+    def thinks(self) -> bool:
+        """Whether chats ask for thinking by default, and can ask for none."""
+        name = self._switch
+        return name is not None and self._written(_PROBE[1:], {}) == self._asked(name, True)
 
     def _asking_for(self, thinking: Thinking) -> Mapping[str, Any]:
         """The variable with which chats ask for a kind of thinking, and its value.
@@ -62,9 +79,8 @@ class ChatTemplate:
             ModelError: the template has none.
         """
         if thinking in ("off", "on"):
-            for name in _SWITCHES:
-                if self.exists and len({self._asked(name, value) for value in (False, True)}) > 1:
-                    return {name: thinking == "on"}
+            if self._switch is not None:
+                return {self._switch: thinking == "on"}
             advice = "give low, medium or high" if self.knows_effort else "leave it out"
             lacks = " or ".join(_SWITCHES)
         elif self.knows_effort:

@@ -33,10 +33,11 @@ class ChatTokenizer:
         knows_tools: whether the chat template writes tools.
         knows_thinking: whether the chat template knows thinking tags.
         knows_effort: whether it reads the variable ``reasoning_effort``.
+        thinking: what every chat asks for that names no other.
     """
 
     def __init__(
-        self, tokenizer: Any, *, end_ids: Sequence[int], thinking: Thinking | None = None
+        self, tokenizer: Any, *, end_ids: Sequence[int], thinking: Thinking = "default"
     ) -> None:
         self._tokenizer = tokenizer
         # The library's tokenizers in Rust refuse only to be changed while another thread uses them,
@@ -59,13 +60,18 @@ class ChatTokenizer:
         self.knows_tools: bool = self._template.knows_tools
         self.knows_thinking: bool = self._template.knows_thinking
         self.knows_effort: bool = self._template.knows_effort
+        self.thinking: Thinking = self._template.thinking
 
-    def with_thinking(self, thinking: Thinking | None) -> "ChatTokenizer":
+    @property
+    def thinks(self) -> bool:
+        """Whether chats ask for thinking by default, and can ask for none."""
+        return self._template.thinks
+
+    def with_thinking(self, thinking: Thinking) -> "ChatTokenizer":
         """The same tokenizer, whose chats ask the model to think in a certain way.
 
         Args:
-            thinking: whether it thinks before it answers, or how long; None: as the chat template
-                has it.
+            thinking: whether it thinks before it answers, or how long.
 
         Raises:
             ModelError: the chat template has no variable for it.

@@ -18,8 +18,8 @@ MAX_BIAS = 1000.0  # maximum logit bias or penalty; beyond it, float32 keeps too
 MIN_TEMPERATURE = 1e-3  # below it, float32 logits overflow in the division
 
 FinishReason = Literal["stop", "length", "cancelled"]
-Thinking = Literal["off", "on", "low", "medium", "high"]
-"""Whether a model thinks before it answers, or how long."""
+Thinking = Literal["default", "off", "on", "low", "medium", "high"]
+"""Whether a model thinks before it answers, or how long; default: as its chat template has it."""
 
 Alternatives = tuple[tuple[int, float], ...]
 """The most probable next tokens and their log-probabilities (nats), most probable first."""

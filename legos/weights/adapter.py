@@ -97,7 +97,7 @@ class Adapter:
     shape: LoraShape
     arrays: Mapping[str, Any]
     base_model: str | None = None  # the model it was trained on, as ``--model`` takes it, if known
-    thinking: Thinking | None = None  # that its chats asked for; None: the template's default
+    thinking: Thinking | None = None  # that its chats asked for, if known
     exact_base: bool = True  # whether a model of another name, such as a quantised copy, is refused
 
     @cached_property

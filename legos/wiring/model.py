@@ -23,7 +23,7 @@ def load_model(
     *,
     inline: bool = False,
     device: str | Device = "mlx",
-    thinking: Thinking | None = None,
+    thinking: Thinking = "default",
 ) -> ModelHandle:
     """Load a model: a folder in MLX or hub format, a hub name, or the built-in model.
 
@@ -32,7 +32,7 @@ def load_model(
         inline: run the model on the calling thread (deterministic runs) instead of its own thread.
         device: the device, or its name.
         thinking: whether the model thinks before it answers ("off", "on"), or how long ("low",
-            "medium", "high"), where its chat template has a variable for it; None: its default.
+            "medium", "high"), where its chat template has a variable for it.
 
     Raises:
         ModelError: the model or device is not found, a file is missing, the device cannot load the
@@ -42,19 +42,9 @@ def load_model(
     model = found.load(model_place(name), inline=inline)
     with ExitStack() as stack:
         stack.callback(model.close)
-        ask_for(thinking, model)
+        model.tokenizer = model.tokenizer.with_thinking(thinking)
         stack.pop_all()
     return model
-
-
-def ask_for(thinking: Thinking | None, model: ModelHandle) -> None:
-    """Make the prompts of a model ask for a kind of thinking; None: leave them as they are.
-
-    Raises:
-        ModelError: its chat template has no variable for it.
-    """
-    if thinking is not None:
-        model.tokenizer = model.tokenizer.with_thinking(thinking)
 
 
 def model_place(name: str | Path) -> str:

@@ -27,6 +27,7 @@ from legos.errors import ConfigError
 from legos.league.cast import Cast
 from legos.league.matchmaker import LeagueSeats
 from legos.machine import blas_environment, quiet_collector
+from legos.records.message import Thinking
 from legos.remote.engine import RemoteEngine, RemoteServer
 from legos.remote.legos_server import LegosServer
 from legos.remote.process import serve_command
@@ -140,6 +141,7 @@ def ray_players(
             opponents_key=os.environ.get("LEGOS_API_KEY"),
             context=model.context,
             tool_format=model.tool_format,
+            thinking=model.tokenizer.thinking,
         )
         plays = config.play.concurrency * config.loop.step_concurrency
         actors = started(PlayerActor, config.players, place.make, -(-plays // config.players))
@@ -196,6 +198,7 @@ class _PlayPlace:
     opponents: Mapping[tuple[str, str], str]  # as ``Cast.live``
     opponents_key: str | None  # API key of opponents that are servers
     tool_format: ToolFormat
+    thinking: Thinking  # that prompts ask for
     context: int  # of the model, in tokens
 
     def make(self) -> "MadeArena":
@@ -204,7 +207,7 @@ class _PlayPlace:
         tokenizer = load_tokenizer(resolve_folder(model_place(config.model)))
         client = EngineClient(
             engine,
-            tokenizer.with_thinking(config.generation.thinking),
+            tokenizer.with_thinking(self.thinking),
             tool_format=lambda: self.tool_format,
             context=self.context,
         )

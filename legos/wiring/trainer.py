@@ -30,7 +30,7 @@ from legos.wiring.arena import policies_of
 from legos.wiring.device import find_device
 from legos.wiring.elsewhere import elsewhere, engine_at
 from legos.wiring.engines import MakeEngine, TokenEngine
-from legos.wiring.model import apply_adapter, apply_lora, ask_for, check_loaded, model_place
+from legos.wiring.model import apply_adapter, apply_lora, check_loaded, model_place
 from legos.wiring.named import frozen_adapters
 from legos.wiring.references import reference_servers
 from legos.wiring.serving import both_named
@@ -306,7 +306,11 @@ def trainer_of(
     )
     with ExitStack() as stack:
         stack.callback(model.close)
-        ask_for(config.generation.thinking, model)
+        thinking = config.generation.thinking
+        if thinking is None and model.tokenizer.thinks:
+            thinking = "off"
+            say("prompts ask the model not to think first; let it with --generation.thinking on")
+        model.tokenizer = model.tokenizer.with_thinking(thinking or "default")
         longest = max(one.generation.max_tokens or 0 for one in config.arenas.values())
         if longest >= model.context:
             raise ConfigError(

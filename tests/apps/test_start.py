@@ -79,8 +79,7 @@ def test_what_an_adapter_was_trained_to_think_holds_wherever_it_answers(
     config = json.loads(file.read_text())
     config["chat_template"] += "{% if enable_thinking is false %}{{ 'no ' }}{% endif %}"
     file.write_text(json.dumps(config))
-    off = ("--generation.thinking", "off")
-    assert not train("--model", model, "--out", out, "--steps", "1", *off)
+    assert not train("--model", model, "--out", out, "--steps", "1")  # off by itself
     asked = open_run(out).episode(-1).seats[0].turns[0].prompt_ids
     assert read_adapter(adapter_of(RunFolder(out))).thinking == "off"
     with loaded(None, [named_adapter(str(out))], EngineLimits()) as live:
@@ -91,8 +90,11 @@ def test_what_an_adapter_was_trained_to_think_holds_wherever_it_answers(
     resolved = resolve_run([], resume=None, overrides={"adapter": str(out)})
     assert (resolved.config.model, resolved.config.generation.thinking) == (str(model), "off")
     assert resolved.sources["generation.thinking"] == f"adapter {out}"
-    assert train("--resume", out, "--steps", "2", "--generation.thinking", "on") == 2
+    on = ("--generation.thinking", "on")
+    assert main(["train", "--resume", str(out), "--steps", "2", *on]) == 2
     assert "generation.thinking is 'on' (command line) but the run" in capsys.readouterr().err
+    assert not train("--model", model, "--out", tmp_path / "on", "--steps", "1", *on)
+    assert read_adapter(adapter_of(RunFolder(tmp_path / "on"))).thinking == "on"
     assert train("--model", model, "--out", tmp_path / "b", "--generation.thinking", "low") == 2
     assert "give off or on" in capsys.readouterr().err
 

@@ -109,7 +109,7 @@ ENDS = "{{ messages[-1]['content'] }}{% if add_generation_prompt %}A:{% endif %}
     ("template", "thinking", "prompt"),
     [  # as Qwen3 writes it, DeepSeek, and gpt-oss
         (ENDS + "{% if enable_thinking is defined and not enable_thinking %}-{% endif %}", *pair)
-        for pair in (("off", "QA:-"), ("on", "QA:"), (None, "QA:"))
+        for pair in (("off", "QA:-"), ("on", "QA:"), ("default", "QA:"))
     ]
     + [
         (ENDS + "{% if thinking is defined and thinking %}+{% endif %}", *pair)
@@ -118,9 +118,10 @@ ENDS = "{{ messages[-1]['content'] }}{% if add_generation_prompt %}A:{% endif %}
     + [("{{ reasoning_effort or 'medium' }}: " + ENDS, "low", "low: QA:")],
 )
 def test_prompts_ask_for_thinking_as_the_template_can(
-    template: str, thinking: Thinking | None, prompt: str, tmp_path: Path
+    template: str, thinking: Thinking, prompt: str, tmp_path: Path
 ) -> None:
     loaded = load_tokenizer(copy_with(tmp_path, chat_template=template))
+    assert loaded.thinks == template.endswith("-{% endif %}")
     tokenizer = loaded.with_thinking(thinking)
     assert tokenizer.decode(tokenizer.render([Message("user", "Q")])) == prompt
     given = {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"}
