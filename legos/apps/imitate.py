@@ -37,7 +37,6 @@ Messages = list[dict[str, Any]]
 SETTINGS: Mapping[str, object] = {
     "arena": "legos.apps.imitate:Imitation",
     "training.loss": "reinforce",
-    "generation.thinking": "default",  # answers that are given have thinking, or none
     "training.anchor": "behaviour",  # no weight pi / mu on tokens: the policy sampled none of them
 }
 """Settings of supervised training: the loss is the negative log-likelihood of the answers."""
@@ -58,6 +57,7 @@ class Imitation(Arena):
 
     recommended: Mapping[str, object] = {
         "play.credit": "imitation",
+        "generation.thinking": "default",  # the answers think first, or do not
         "training.learning_rate_end_fraction": 1.0,  # a falling one learns little in few steps
     }
     tasks_per_step = 32

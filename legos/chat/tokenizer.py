@@ -76,6 +76,8 @@ class ChatTokenizer:
         Raises:
             ModelError: the chat template has no variable for it.
         """
+        if thinking == self.thinking:
+            return self
         return ChatTokenizer(self._tokenizer, end_ids=self.end_ids, thinking=thinking)
 
     def encode(self, text: str, *, specials: bool = False) -> tuple[int, ...]:

@@ -48,7 +48,7 @@ def resolve_run(
     if adapter is not None:
         start = read_adapter(find_adapter(adapter))
         own = {"model": start.base_model, "generation.thinking": start.thinking}
-        kept = {name: own[name] for name in own if resolved.sources[name] == "default"}
+        kept = {name: own[name] for name in own if not is_chosen(resolved.sources[name])}
         kept = {name: value for name, value in kept.items() if value is not None}
         resolved = resolve(files=files, overrides={**overrides, **kept}, recommend=advice)
         sources = {**resolved.sources, **dict.fromkeys(kept, f"adapter {adapter}")}

@@ -65,8 +65,7 @@ RULES = (
         "truncation_share",
         0.2,
         0.8,
-        "raise max_tokens, reward answers that end, turn overlong_filter on, or, where the model "
-        "thinks first, set generation.thinking to off",
+        "raise max_tokens, reward answers that end, or turn overlong_filter on",
     ),
     Rule(
         "arena/illegal",
