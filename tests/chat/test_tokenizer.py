@@ -24,7 +24,7 @@ from legos.chat.load import load_tokenizer
 from legos.chat.tokenizer import ChatTokenizer
 from legos.errors import ModelError
 from legos.mlx.model.tools import tool_format
-from legos.records.message import Completion, Continuation, Message, Thinking
+from legos.records.message import Completion, Continuation, Message
 
 TOKENIZER = load_tokenizer(builtin_path())
 FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json")
@@ -100,50 +100,6 @@ def test_the_first_token_is_not_doubled(tmp_path: Path) -> None:
     template = "{{ bos_token }}{{ bos_token }}{{ messages[0]['content'] }}"
     tokenizer = load_tokenizer(copy_with(tmp_path, chat_template=template))
     assert tokenizer.render([Message("user", "Q")]) == (token_id(BOS), *tokenizer.encode("Q"))
-
-
-ENDS = "{{ messages[-1]['content'] }}{% if add_generation_prompt %}A:{% endif %}"
-
-
-@pytest.mark.parametrize(
-    ("template", "thinking", "prompt"),
-    [  # as Qwen3 writes it, DeepSeek, and gpt-oss
-        (ENDS + "{% if enable_thinking is defined and not enable_thinking %}-{% endif %}", *pair)
-        for pair in (("off", "QA:-"), ("on", "QA:"), ("default", "QA:"))
-    ]
-    + [
-        (ENDS + "{% if thinking is defined and thinking %}+{% endif %}", *pair)
-        for pair in (("off", "QA:"), ("on", "QA:+"))
-    ]
-    + [("{{ reasoning_effort or 'medium' }}: " + ENDS, "low", "low: QA:")],
-)
-def test_prompts_ask_for_thinking_as_the_template_can(
-    template: str, thinking: Thinking, prompt: str, tmp_path: Path
-) -> None:
-    loaded = load_tokenizer(copy_with(tmp_path, chat_template=template))
-    assert loaded.thinks == template.endswith("-{% endif %}")
-    tokenizer = loaded.with_thinking(thinking)
-    assert tokenizer.decode(tokenizer.render([Message("user", "Q")])) == prompt
-    given = {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"}
-    own = tokenizer.render_chat([{"role": "user", "content": "Q"}], options=given)
-    assert own == loaded.render_chat([{"role": "user", "content": "Q"}], options=given)
-
-
-@pytest.mark.parametrize(
-    ("template", "thinking", "message"),
-    [
-        (ENDS, "off", "no variable enable_thinking or thinking; leave it out"),
-        ("{{ reasoning_effort }}" + ENDS, "on", "give low, medium or high"),
-        ("{{ enable_thinking }}" + ENDS, "high", "no variable reasoning_effort; give off or on"),
-        (None, "off", "thinking is 'off', but the model's chat template reads no variable"),
-    ],
-)
-def test_thinking_that_a_template_cannot_ask_for_is_refused(
-    template: str | None, thinking: Thinking, message: str, tmp_path: Path
-) -> None:
-    tokenizer = load_tokenizer(copy_with(tmp_path, chat_template=template))
-    with pytest.raises(ModelError, match=message):
-        tokenizer.with_thinking(thinking)
 
 
 def test_without_a_template_a_chat_is_lines(

@@ -391,21 +391,3 @@ def test_the_name_of_a_run_leads_to_the_command_that_describes_it(
 ) -> None:
     assert main(["runs", "nim-1"]) == 2
     assert "`legos runs show nim-1` describes a run" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("command", "option", "value"),
-    [
-        ("play nim", "--plays", "2.7"),
-        ("arenas check nim", "--seed", "1.5"),
-        ("view", "--port", "none"),
-        ("train", "--steps", "2.0"),
-        ("train", "--players", "none"),
-        ("train", "--generation.max-tokens", "1e3"),
-    ],
-)
-def test_a_number_that_is_not_whole_is_not_rounded(
-    command: str, option: str, value: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*command.split(), option, value]) == 2
-    assert f"{option}: {value!r} is not a whole number" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from typing import get_args
 import pytest
 
 from legos.cli.overrides import Loop, Training, dotted, literal
+from legos.cli.process import main
 from legos.config.schema import LoopConfig, TrainingConfig
 from legos.errors import ConfigError
 
@@ -51,3 +52,21 @@ def test_only_what_was_given_becomes_a_setting() -> None:
 def test_a_setting_given_twice_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--steps and --loop\.steps are the same setting"):
         dotted({"loop": {"steps": 3}}, {"--steps": ("loop.steps", 4)})
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "value"),
+    [
+        ("play nim", "--plays", "2.7"),
+        ("arenas check nim", "--seed", "1.5"),
+        ("view", "--port", "none"),
+        ("train", "--steps", "2.0"),
+        ("train", "--players", "none"),
+        ("train", "--generation.max-tokens", "1e3"),
+    ],
+)
+def test_a_number_that_is_not_whole_is_not_rounded(
+    command: str, option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command.split(), option, value]) == 2
+    assert f"{option}: {value!r} is not a whole number" in capsys.readouterr().err
