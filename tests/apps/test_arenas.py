@@ -1,6 +1,6 @@
 """The list of arenas: one line each, with reference numbers."""
 
-from typing import ClassVar
+from collections.abc import Mapping
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_arenas_that_need_options_or_have_no_reference_numbers(
     class Sized(Game):
         """A game of some size."""
 
-        references: ClassVar = {"value": 0.5}
+        references: Mapping[str, float] = {"value": 0.5}
 
         def __init__(self, size: int) -> None: ...
 
