@@ -28,8 +28,10 @@ class AlarmLog:
     def __init__(self) -> None:
         self.evaluated: Mapping[str, float] = {}
         self.alert: Callable[[Alarm, int], object] = lambda _, __: None
-        # League -> metric and level of its alarms that were logged.
+        # League -> metric and level of its alarms that were logged; metrics with one in its newest
+        # step.
         self._sounding: dict[str, set[tuple[str, str]]] = {}
+        self._newest: dict[str, set[str]] = {}
         self._equal: dict[str, tuple[int, Rewards]] = {}  # arena -> steps, and rewards in all
 
     def after_step(
@@ -59,7 +61,9 @@ class AlarmLog:
             step: the step.
             league: arena whose league they are of; empty: they are of the step.
         """
-        before = self._sounding.get(league, set())
+        before, again = self._sounding.get(league, set()), self._newest.get(league, set())
+        self._newest[league] = {alarm.metric for alarm in found}
+        found = [a for a in found if a.level == "error" or not a.lasting or a.metric in again]
         for alarm in found:
             if (alarm.metric, alarm.level) not in before:
                 level = logging.ERROR if alarm.level == "error" else logging.WARNING

@@ -23,6 +23,7 @@ class Alarm:
     level: Level
     metric: str
     text: str  # the value, the level, and advice
+    lasting: bool = False  # as a warning, it counts only where the step before gave it too
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Rule:
     below: bool = False  # True: small values are bad
     fresh: bool = False  # True: warn only in steps on samples of the current policy
     early: bool = False  # True: warn only in the first steps of a run
+    lasting: bool = False  # True: a few samples of one step can reach the level by chance
 
 
 _SKIPPED = (
@@ -51,13 +53,13 @@ _GAP = "lower learning_rate or staleness_limit, or check that engine and trainer
 RULES = (
     Rule("applied", 0.0, -math.inf, _SKIPPED, below=True),
     # Below 1e-3 is normal; lasting growth is a reason to stop (NeMo-RL, prime-rl).
-    Rule("mismatch_k3", 1e-3, 1e-1, _GAP, fresh=True),
+    Rule("mismatch_k3", 1e-3, 1e-1, _GAP, fresh=True, lasting=True),
     # 0.011 and flat is healthy; 0.036 after thirty steps was drift (vime 64).
-    Rule("logprob_gap", 0.036, 0.36, _GAP, fresh=True),
+    Rule("logprob_gap", 0.036, 0.36, _GAP, fresh=True, lasting=True),
     # A mean of exp|log r| below 1.01 to 1.02 is healthy (NeMo-RL).
-    Rule("error_factor", 1.02, 2.0, _GAP, fresh=True),
+    Rule("error_factor", 1.02, 2.0, _GAP, fresh=True, lasting=True),
     # About 0.99 at an age of one step (marin).
-    Rule("effective_sample_share", 0.9, 0.5, _GAP, below=True),
+    Rule("effective_sample_share", 0.9, 0.5, _GAP, below=True, lasting=True),
     # gspo clips 0.15 where it works (arXiv:2507.18071); at 0.4 nothing was learned (nim).
     Rule("clip_fraction", 0.3, 0.8, "widen clip_range, or lower learning_rate"),
     Rule("mask_fraction", 0.2, 0.8, "the corrections drop most of what was played"),
@@ -113,7 +115,7 @@ def alarms(
             limit = rule.warning if level == "warning" else rule.error
             side = "at or below" if rule.below else "at or above"
             text = f"{metric} is {value:.4g}, {side} {limit:.4g}: {rule.advice} ({PAGE})"
-            found.append(Alarm(level=level, metric=metric, text=text))
+            found.append(Alarm(level=level, metric=metric, text=text, lasting=rule.lasting))
     return sorted(found, key=lambda alarm: alarm.level != "error")
 
 

@@ -1,4 +1,4 @@
-"""The alarm on many steps together: equal rewards."""
+"""Alarms that depend on several steps: equal rewards, and what one step can show by chance."""
 
 import logging
 from collections.abc import Sequence
@@ -90,3 +90,15 @@ def test_a_solved_game_is_in_order(caplog: pytest.LogCaptureFixture) -> None:
     assert len(logged(caplog, steps, eval__exploitability=0.46)) == 1
     agreed = {"eval__exploitability": 0.0, "eval__joint_value": 8.0}  # nobody gains alone
     assert len(logged(caplog, steps, **agreed, eval__optimal_joint_value=10.0)) == 1
+
+
+def test_what_one_step_can_show_by_chance_is_told_when_the_next_shows_it_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log, said = AlarmLog(), []
+    shares = [0.87, 0.95, 0.87, 0.86, 0.95, 0.4]
+    for step, share in enumerate(shares, start=1):
+        caplog.clear()
+        log.after_step({"step": step, "effective_sample_share": share}, [], {POLICY: ""})
+        said += [(record.levelname, record.getMessage()[:8]) for record in caplog.records]
+    assert said == [("WARNING", "step 4: "), ("ERROR", "step 6: ")]
