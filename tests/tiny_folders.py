@@ -1,12 +1,19 @@
 """Small random models on disk, for tests that need a model folder but not a trained model."""
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 from model_files import Architecture, ModelShape, random_weights, write_model
 from vocabulary import TOKENS
 
-__all__ = ["tiny_shape", "write_tiny_model"]
+from legos.builtin import builtin_path
+
+__all__ = ["THINKING", "builtin_with_template", "tiny_shape", "write_tiny_model"]
+
+THINKING = "{% if enable_thinking is false %}{{ 'no ' }}{% endif %}"
+"""An end of chat templates, which ask a model for an answer without thinking."""
 
 
 def tiny_shape(
@@ -57,4 +64,20 @@ def write_tiny_model(
     """
     shape = tiny_shape(architecture, hidden=hidden, layers=layers, vocab=vocab)
     write_model(folder, shape, random_weights(shape, np.random.default_rng(seed)))
+    return folder
+
+
+def builtin_with_template(folder: Path, template: str | None, *, after: str = "") -> Path:
+    """A copy of the built-in model in a new folder, with another chat template.
+
+    Args:
+        folder: the new folder.
+        template: the template; None: none.
+        after: in place of another template, what its own ends with.
+    """
+    shutil.copytree(builtin_path(), folder)
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    config["chat_template"] = config["chat_template"] + after if after else template
+    file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
     return folder

@@ -1,16 +1,15 @@
 """``legos train --adapter``: a run that starts from an adapter of a run, of PEFT, or of mlx-lm."""
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from short_runs import NIM
+from tiny_folders import THINKING, builtin_with_template
 
 from legos import open_run
 from legos.apps.adapters import loaded
-from legos.builtin import builtin_path
 from legos.cli.process import main
 from legos.cli.run_settings import resolve_run
 from legos.records.limits import EngineLimits
@@ -73,12 +72,8 @@ def test_the_model_of_an_adapter_is_not_said_to_be_of_the_command_line(parent: P
 def test_what_an_adapter_was_trained_to_think_holds_wherever_it_answers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, out = tmp_path / "model", tmp_path / "out"
-    shutil.copytree(builtin_path(), model)
-    file = model / "tokenizer_config.json"
-    config = json.loads(file.read_text())
-    config["chat_template"] += "{% if enable_thinking is false %}{{ 'no ' }}{% endif %}"
-    file.write_text(json.dumps(config))
+    model = builtin_with_template(tmp_path / "model", None, after=THINKING)
+    out = tmp_path / "out"
     assert not train("--model", model, "--out", out, "--steps", "1")  # off by itself
     asked = open_run(out).episode(-1).seats[0].turns[0].prompt_ids
     assert read_adapter(adapter_of(RunFolder(out))).thinking == "off"

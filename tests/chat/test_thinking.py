@@ -1,26 +1,15 @@
 """Prompts that ask a model to think, or not to, in the variables of its chat template."""
 
-import json
-import shutil
 from pathlib import Path
 
 import pytest
+from tiny_folders import builtin_with_template
 
-from legos.builtin import builtin_path
 from legos.chat.load import load_tokenizer
 from legos.errors import ModelError
 from legos.records.message import Message, Thinking
 
 ENDS = "{{ messages[-1]['content'] }}{% if add_generation_prompt %}A:{% endif %}"
-
-
-def with_template(folder: Path, template: str | None) -> Path:
-    """The folder of the built-in tokenizer with another chat template."""
-    shutil.copytree(builtin_path(), folder / "model")
-    file = folder / "model" / "tokenizer_config.json"
-    config = json.loads(file.read_text()) | {"chat_template": template}
-    file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
-    return folder / "model"
 
 
 @pytest.mark.parametrize(
@@ -38,7 +27,7 @@ def with_template(folder: Path, template: str | None) -> Path:
 def test_prompts_ask_for_thinking_as_the_template_can(
     template: str, thinking: Thinking, prompt: str, tmp_path: Path
 ) -> None:
-    loaded = load_tokenizer(with_template(tmp_path, template))
+    loaded = load_tokenizer(builtin_with_template(tmp_path / "model", template))
     assert loaded.thinks == template.endswith("-{% endif %}")
     tokenizer = loaded.with_thinking(thinking)
     assert tokenizer.decode(tokenizer.render([Message("user", "Q")])) == prompt
@@ -59,6 +48,6 @@ def test_prompts_ask_for_thinking_as_the_template_can(
 def test_thinking_that_a_template_cannot_ask_for_is_refused(
     template: str | None, thinking: Thinking, message: str, tmp_path: Path
 ) -> None:
-    tokenizer = load_tokenizer(with_template(tmp_path, template))
+    tokenizer = load_tokenizer(builtin_with_template(tmp_path / "model", template))
     with pytest.raises(ModelError, match=message):
         tokenizer.with_thinking(thinking)

@@ -15,7 +15,7 @@ import pytest
 from msgspec import structs
 from reference_parity import check_equal_steps, mixed_samples, moved_backend
 from scripted_server import HttpAnswer, ScriptedServer, serving
-from tiny_folders import write_tiny_model
+from tiny_folders import THINKING, builtin_with_template, write_tiny_model
 
 from legos import GRPOCredit, TrainingConfig, load_model, make_arena, synchronous_training_loop
 from legos.device import ModelHandle
@@ -53,9 +53,9 @@ def started(folder: Path, *options: str | Path) -> ServerProcess:
 
 
 @contextmanager
-def served() -> Iterator[str]:
-    """The address of a server of the built-in model in this process, which starts at once."""
-    with closing(load_model("builtin")) as handle, closing(handle.make_engine()) as engine:
+def served(model: str | Path = "builtin") -> Iterator[str]:
+    """The address of a server of a small model in this process, which starts at once."""
+    with closing(load_model(model)) as handle, closing(handle.make_engine()) as engine:
         options = ServerOptions()
         with serving(app_of(handle, engine, name="builtin", options=options, scale=1.0)) as url:
             yield url
@@ -207,6 +207,12 @@ def test_a_server_of_another_tokenizer_is_refused(model: ModelHandle, tmp_path: 
             servers_of(model, other.url)
     finally:
         other.close()
+
+
+def test_a_teacher_has_the_same_tokens_where_the_student_does_not_think(tmp_path: Path) -> None:
+    folder = builtin_with_template(tmp_path / "model", None, after=THINKING)
+    with closing(load_model(folder, thinking="off")) as student, served(folder) as url:
+        assert asyncio.run(references._same_tokens(url, student, None))
 
 
 def test_a_server_that_reports_no_tokens_is_refused(model: ModelHandle) -> None:
