@@ -29,7 +29,7 @@ def _whole_number(_: Any, tokens: Sequence[Token]) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"{text!r} is not a whole number") from None
+        raise ValueError(f"{text!r} is not a whole number.") from None
 
 
 Integer = Annotated[int, Parameter(converter=_whole_number)]

@@ -25,7 +25,7 @@ PRINTS = {  # command -> message, in which ... stands for any text
         'Command "train" parameter --steps requires an argument. See `legos train --help`.'
     ),
     "train --steps ten": (
-        'Invalid value for --steps: unable to convert "ten" into int. See `legos train --help`.'
+        "Invalid value for --steps: 'ten' is not a whole number. See `legos train --help`."
     ),
     "train --steps 0": "loop.steps is 0; expected greater than or equal to 1 (command line)",
     "train --training.lora-rank 2.5": "...--training.lora-rank: '2.5' is not a whole number...",
