@@ -108,9 +108,11 @@ def _facts(config: RunSettings, table: MetricTable, adapter: Adapter) -> Iterato
     if rates:
         ends = (f"{end:.3g}" for end in (min(rates), max(rates)))
         yield "learning rate", " to ".join(dict.fromkeys(ends))
-    for name in ("generation.thinking", "seed", "fork_from", "adapter"):
+    if adapter.thinking not in (None, "default"):
+        yield "thinking", adapter.thinking
+    for name in ("seed", "fork_from", "adapter"):
         if values.get(name) is not None:
-            yield name.removeprefix("generation.").replace("_", " "), f"{values[name]}"
+            yield name.replace("_", " "), f"{values[name]}"
 
 
 def _arenas(config: RunSettings) -> list[str]:

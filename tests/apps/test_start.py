@@ -82,6 +82,8 @@ def test_what_an_adapter_was_trained_to_think_holds_wherever_it_answers(
         decode = live.handle.tokenizer.decode
         assert decode(prompt).endswith("no ")
         assert decode(asked).endswith("no ")
+    assert not main(["export", str(out), "--to", str(tmp_path / "peft")])
+    assert "| thinking | off |" in (tmp_path / "peft" / "README.md").read_text()
     resolved = resolve_run([], resume=None, overrides={"adapter": str(out)})
     assert (resolved.config.model, resolved.config.generation.thinking) == (str(model), "off")
     assert resolved.sources["generation.thinking"] == f"adapter {out}"
