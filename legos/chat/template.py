@@ -29,7 +29,6 @@ class ChatTemplate:
         exists: whether the tokenizer has a template; without one, each message is a line.
         knows_thinking: whether it knows marks of thinking.
         knows_effort: whether it reads the variable ``reasoning_effort``.
-        thinking: what every chat asks for that names no other.
     """
 
     def __init__(
@@ -53,7 +52,6 @@ class ChatTemplate:
         self.knows_thinking = any(mark in template for mark in (OPEN, *TAGS))
         self.knows_effort = "reasoning_effort" in template
         self._takes_thinking = "message.thinking" in template
-        self.thinking: Thinking = thinking
         if thinking != "default":
             self._variables = self._asking_for(thinking)
 

@@ -60,7 +60,7 @@ class ChatTokenizer:
         self.knows_tools: bool = self._template.knows_tools
         self.knows_thinking: bool = self._template.knows_thinking
         self.knows_effort: bool = self._template.knows_effort
-        self.thinking: Thinking = self._template.thinking
+        self.thinking: Thinking = thinking
 
     @property
     def thinks(self) -> bool:
