@@ -48,11 +48,15 @@ def resolve_run(
     if adapter is not None:
         start = read_adapter(find_adapter(adapter))
         own = {"model": start.base_model, "generation.thinking": start.thinking}
-        kept = {name: own[name] for name in own if not is_chosen(resolved.sources[name])}
-        kept = {name: value for name, value in kept.items() if value is not None}
-        resolved = resolve(files=files, overrides={**overrides, **kept}, recommend=advice)
-        sources = {**resolved.sources, **dict.fromkeys(kept, f"adapter {adapter}")}
-        resolved = replace(resolved, sources=sources)
+        kept = {
+            name: value
+            for name, value in own.items()
+            if value is not None and not is_chosen(resolved.sources[name])
+        }
+        if kept:
+            resolved = resolve(files=files, overrides={**overrides, **kept}, recommend=advice)
+            sources = {**resolved.sources, **dict.fromkeys(kept, f"adapter {adapter}")}
+            resolved = replace(resolved, sources=sources)
     if resolved.config.fork_from is not None:
         raise ConfigError(
             f"fork_from is {resolved.config.fork_from!r} ({resolved.sources['fork_from']}); give "
