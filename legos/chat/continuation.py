@@ -24,7 +24,9 @@ def after_answer(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
     return tuple(one[len(one) - length :])
 
 
-def extended(last: Completion, after: tuple[int, ...]) -> tuple[int, ...]:
+def extended(
+    last: Completion, after: tuple[int, ...], replaced: tuple[int, ...] = ()
+) -> tuple[int, ...]:
     """The prompt of the next turn: every token so far, then the tokens after the answer.
 
     An answer that ended by itself includes the end of its turn. An answer that was cut off, at its
@@ -33,6 +35,8 @@ def extended(last: Completion, after: tuple[int, ...]) -> tuple[int, ...]:
     Args:
         last: the newest completion.
         after: the tokens that the template adds after an answer, the end of the turn first.
+        replaced: the token in whose place the template writes that end, if any.
     """
     so_far = last.prompt_ids + last.token_ids
-    return so_far + (after[1:] if so_far[-1:] == after[:1] else after)
+    ended = so_far[-1:] in (after[:1], replaced)
+    return so_far + (after[1:] if ended else after)

@@ -232,7 +232,7 @@ class ChatTokenizer:
             results = any(message.role == "tool" for message in prompt.new)
             if self.continues and (not results or self.continues_tools):
                 after = self._after if _is_long(prompt.new) else self._remember_after
-                return extended(prompt.last, after(prompt.new))
+                return extended(prompt.last, after(prompt.new), self._replaced_end)
             prompt = prompt.messages
         chat = tuple(prompt)
         if tools:
@@ -309,6 +309,22 @@ class ChatTokenizer:
         """Of the tokens that end a completion, the one that ends a turn in the chat template."""
         after = self._after((Message("user", "new"),)) if self.continues else ()
         return after[:1] if after and after[0] in self.end_ids else self.end_ids[:1]
+
+    @cached_property
+    def _replaced_end(self) -> tuple[int, ...]:
+        """The token that ends the last answer of a chat, where those before it end as questions do.
+
+        gpt-oss ends its answer with ``<|return|>``; where the chat goes on, its template writes
+        ``<|end|>`` there, as after every other message.
+        """
+        user = Message("user", "?")
+        asked, *answered = (
+            self.encode(self._template.text([*map(message_fields, chat)], asks=False))
+            for chat in ((user,), *probes(()))
+        )
+        ends = after_answer(*answered)[:1]
+        as_questions = asked[-1:] == self._after((user,))[:1]
+        return ends if as_questions and ends and ends[0] in self.end_ids else ()
 
     def _render(self, chat: tuple[Message, ...]) -> tuple[int, ...]:
         return self.render_chat([message_fields(message) for message in chat])

@@ -20,6 +20,7 @@ from legos.chat.stops import cut_at_stop, stop_test
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import ToolFormat, also_known
 from legos.errors import ModelError
+from legos.records.message import Completion, Continuation, Message
 
 SPECIAL = ("<s>", "</s>", "<pad>", "<think>", "</think>")
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>")
@@ -212,7 +213,8 @@ CHANNELS = (  # as gpt-oss's
     "{%- for message in messages %}{%- if message.role == 'assistant' %}{{- '<|start|>assistant' }}"
     "{%- if message.thinking %}{{- '<|channel|>analysis<|message|>' + message.thinking + '<|end|>'"
     "+ '<|start|>assistant' }}{%- endif %}{{- '<|channel|>final<|message|>' + message.content }}"
-    "{{- '<|return|>' }}{%- else %}{{- '<|start|>user<|message|>' + message.content + '<|end|>' }}"
+    "{{- '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}{%- else %}"
+    "{{- '<|start|>user<|message|>' + message.content + '<|end|>' }}"
     "{%- endif %}{%- endfor %}{{- '<|start|>assistant' if add_generation_prompt }}"
 )
 
@@ -226,6 +228,31 @@ def test_an_answer_to_imitate_is_in_its_channel(thinking: str) -> None:
     ids = tokenizer.answer_ids([{"role": "user", "content": "a"}], answer)
     assert ids[-1] == 7  # <|return|>
     assert split_thinking(tokenizer.decode(ids)) == (thinking, "[4]")
+
+
+@pytest.mark.parametrize("end", ["<|return|>", "<|end|>", "[4]"])
+def test_a_chat_goes_on_after_one_end_of_an_answer(end: str) -> None:
+    library = sentencepiece("<s>", "</s>", "<pad>", *HARMONY)
+    library.chat_template = CHANNELS
+    tokenizer = ChatTokenizer(library, end_ids=[1, 7])
+    said = tuple(library.convert_tokens_to_ids([*FINAL[:-1], end]))
+    asked, new = Message("user", "a"), Message("user", "b")
+    last = Completion(
+        prompt_ids=tokenizer.render([asked]),
+        token_ids=said,
+        logprobs=(-1.0,) * len(said),
+        versions=(1,) * len(said),
+        finish_reason="stop",
+        text="[4]",
+    )
+    chat = (asked, Message("assistant", "[4]"), new)
+    ids = tokenizer.render(Continuation(last=last, messages=chat, num_new=1))
+    so_far = last.prompt_ids + said
+    assert ids[: len(so_far)] == so_far
+    ends = ["<|end|>"] * (end == "[4]")
+    after = library.convert_ids_to_tokens(ids[len(so_far) :])
+    assert after[: len(ends) + 1] == [*ends, "<|start|>"]
+    assert after.count("<|end|>") == len(ends) + 1
 
 
 def test_thinking_before_a_call_stays_in_its_channel() -> None:
@@ -256,8 +283,6 @@ def test_lists_of_calls_after_a_mark_are_read(said: str) -> None:
 
 def test_a_prompt_without_a_template_does_not_end_with_the_end(tmp_path: Path) -> None:
     from tokenizers.processors import TemplateProcessing
-
-    from legos.records.message import Message
 
     library = sentencepiece(*SPECIAL)
     library.backend_tokenizer.post_processor = TemplateProcessing(
