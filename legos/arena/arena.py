@@ -31,7 +31,7 @@ from legos.protocols import Client, CreditAssigner, Curriculum, Matchmaker, Seat
 from legos.records.episode import Task
 from legos.records.group import Group
 from legos.records.message import Sampling
-from legos.records.numbers import shown
+from legos.records.numbers import plain_value, shown
 from legos.records.seeds import mix
 
 logger = logging.getLogger(__name__)
@@ -247,7 +247,7 @@ class Arena(Playable):
 def _json_of(part: Any) -> Any:
     """The state of a part, as JSON values of its own; NumPy's numbers become floats."""
     with user_code(f"state() of {type(part).__name__}, which must return JSON values,"):
-        return json.loads(json.dumps(part.state(), default=float))
+        return json.loads(json.dumps(part.state(), default=plain_value))
 
 
 class GameArena(Arena):

@@ -316,7 +316,7 @@ def checked_choices(choices: Any, role: str) -> tuple[str, ...]:
     texts = tuple(choices)
     if complaint := _complaint(texts):
         raise ArenaError(f"the choices for {role!r} {complaint}")
-    return texts
+    return tuple(map(str, texts))  # of classes derived from it, as NumPy's, too
 
 
 def _complaint(texts: tuple[Any, ...]) -> str | None:

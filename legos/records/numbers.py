@@ -1,6 +1,7 @@
 """Numbers that an arena gives: they are finite and bounded before anything computes with them."""
 
 import math
+import operator
 from numbers import Number
 from typing import Any
 
@@ -37,6 +38,17 @@ def number(value: Any) -> float:
         return math.inf
     except (TypeError, ValueError):
         return math.nan
+
+
+def plain_value(value: Any) -> str | int | float:
+    """Convert a value of NumPy, or of a class derived from str, to what JSON and MessagePack write.
+
+    Raises:
+        TypeError, ValueError: it is neither a text nor a number.
+    """
+    if isinstance(value, str):
+        return str(value)
+    return operator.index(value) if hasattr(value, "__index__") else float(value)
 
 
 def bounded(value: Any, what: str, most: float, least: float | None = None) -> float:

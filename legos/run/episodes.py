@@ -18,7 +18,7 @@ from legos.errors import CheckpointError
 from legos.loop.trained import TrainedTurn, TrainedTurns
 from legos.records.episode import Episode, Rollout, Turn
 from legos.records.message import Message, Sampling, ToolCall
-from legos.records.numbers import number
+from legos.records.numbers import number, plain_value
 
 _OF_SEATS = ("temperature", "max_tokens", "stop")  # settings that are always written
 _OF_TURNS = ("seed", "choices", "restrict")  # the seeds follow from the play's
@@ -178,9 +178,9 @@ def numbered_episode(path: Path, number: int, line: bytes) -> StoredEpisode:
 def episode_line(stored: StoredEpisode) -> bytes:
     """A line of the file, with its end."""
     try:
-        data = msgspec.json.encode(stored, enc_hook=float)  # NumPy's floats
+        data = msgspec.json.encode(stored, enc_hook=plain_value)
     except (ValueError, OverflowError):  # half a surrogate pair, or an integer above 64 bits
-        plain = msgspec.to_builtins(stored, enc_hook=float)
+        plain = msgspec.to_builtins(stored, enc_hook=plain_value)
         data = json.dumps(plain, separators=(",", ":")).encode()
     return data + b"\n"
 

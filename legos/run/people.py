@@ -10,6 +10,7 @@ from legos.files.atomic import refusals_named
 from legos.files.lines import NewLines, append_whole
 from legos.records.episode import Episode
 from legos.records.names import BASE
+from legos.records.numbers import plain_value
 from legos.run.folder import RUNS
 
 PEOPLE = RUNS / "people.jsonl"
@@ -38,7 +39,7 @@ class PersonalPlay(msgspec.Struct, frozen=True, kw_only=True):
         """
         with refusals_named(PEOPLE):
             PEOPLE.parent.mkdir(parents=True, exist_ok=True)
-            line = msgspec.json.encode(self, enc_hook=float)  # NumPy's floats
+            line = msgspec.json.encode(self, enc_hook=plain_value)
             append_whole(PEOPLE, line + b"\n")
 
 

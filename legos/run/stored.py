@@ -8,6 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from legos.records.group import Group
+from legos.records.numbers import plain_value
 from legos.run.kept import kept_plays
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ def groups_to_json(
         )
         for group in groups
     ]
-    return msgspec.to_builtins(waiting, enc_hook=float)  # NumPy's floats
+    return msgspec.to_builtins(waiting, enc_hook=plain_value)
 
 
 def groups_from_json(stored: Sequence[Mapping[str, Any]]) -> list[Group]:

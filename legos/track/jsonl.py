@@ -8,6 +8,7 @@ import msgspec
 
 from legos.files.lines import append_whole
 from legos.protocols import Tracker
+from legos.records.numbers import plain_value
 
 
 class JsonlTracker(Tracker):
@@ -32,7 +33,7 @@ class JsonlTracker(Tracker):
         Raises:
             CheckpointError: the line cannot be written (disk full); no partial line is left.
         """
-        line = msgspec.json.encode({"step": step, **metrics}, enc_hook=float)  # NumPy's floats
+        line = msgspec.json.encode({"step": step, **metrics}, enc_hook=plain_value)
         append_whole(self._path, line + b"\n")
 
     def close(self) -> None:

@@ -1,19 +1,21 @@
 """What waits in the queue comes back from a checkpoint as it was."""
 
 import json
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_records import make_episode
+from made_records import make_episode, make_turn
 from msgspec.structs import replace
 from random_samples import random_samples
 
 from legos.fakes import make_sample
 from legos.records.episode import Task
 from legos.records.group import Group
-from legos.run.episodes import episode_line, stored_episode
+from legos.records.message import Message
+from legos.run.episodes import episode_line, parse_episode, stored_episode
 from legos.run.stored import groups_from_json, groups_to_json
 
 
@@ -59,6 +61,22 @@ def test_plays_of_what_waits_come_back_as_they_are_written() -> None:
     [again] = groups_from_json(json.loads(text))
     written = [episode_line(stored_episode(episode)) for episode in batch.episodes]
     assert [episode_line(stored_episode(episode)) for episode in again.episodes] == written
+
+
+def test_values_of_numpy_are_stored_as_what_they_are() -> None:
+    text: Any = np.str_("odd")  # as from rng.choice
+    task = Task(id=text, level=text, seed=cast("Any", np.int64(5)))
+    turn = make_turn(token_ids=cast("Any", [np.int32(3)]))
+    turn = replace(turn, messages=(Message("user", text),))
+    played = replace(make_episode({"player": 1.0}, turns={"player": [turn]}), task=task)
+    plain = replace(task, id="odd", level="odd", seed=5)
+    again = parse_episode(episode_line(stored_episode(played)))
+    assert (again.task, again.level, again.seed) == ("odd", "odd", 5)
+    sample = replace(make_sample(), token_ids=cast("Any", tuple(map(np.int64, (1, 2, 3)))))
+    waiting = Group(samples=(sample,), episodes=(played,), tokens_generated=1)
+    [group] = groups_from_json(json.loads(json.dumps(groups_to_json([waiting], plays_kept=1.0))))
+    assert group.episodes[0].task == plain
+    assert group.samples == (sample,)
 
 
 def test_a_play_with_values_of_other_types_costs_no_resume(

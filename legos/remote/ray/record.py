@@ -7,13 +7,14 @@ import msgspec
 from msgspec.structs import replace
 
 from legos.records.episode import Episode, Task
+from legos.records.numbers import plain_value
 
 LEVEL = 1  # of zlib: four times as fast as its default, and a fifth larger
 
 Plays = Sequence[tuple[Task, int]]
 """The tasks of a group, each with the seed of its play."""
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=float)  # NumPy's floats
+_encoder = msgspec.msgpack.Encoder(enc_hook=plain_value)
 _decoder = msgspec.msgpack.Decoder(tuple[Episode, ...])
 
 
