@@ -158,9 +158,10 @@ class Arena(Playable):
 
         Args:
             thing: an arena, which is returned unchanged, a game, or a class of either.
-            seats: role -> seat of the play that spawns. In an arena that is made here, the same
-                players take the seats, except those that it gives to players of its own; a role
-                that is not among these is played by the first of them that is trained, if any.
+            seats: role -> seat of the play that spawns, with the adapters that ``seated`` gave. In
+                an arena that is made here, the same players take the seats, except those that it
+                gives to players of its own; a role that is not among these is played by the policy
+                that it names, or the first of them that is trained, if any.
 
         Raises:
             ArenaError: the thing is neither an arena nor a game.
@@ -181,6 +182,7 @@ class Arena(Playable):
         arena.temperature = first.sampling.temperature
         arena.stores = self.stores
         arena.configured = self.configured
+        arena.policies = self.policies
         for name, value in self.configured.items():
             setattr(arena, name, value)
 
@@ -188,9 +190,12 @@ class Arena(Playable):
             like = seats.get(own.role, first)
             if not own.trainable:
                 return own
-            if like.trainable:  # its own adapter stays, which an evaluation renames as the other
-                return replace(own, client=like.client)
-            return replace(like, role=own.role, sampling=own.sampling)
+            if not like.trainable:
+                return replace(like, role=own.role, sampling=own.sampling)
+            own = replace(own, client=like.client)
+            if own.role not in seats and own.adapter != self.policies[0]:
+                return own
+            return replace(own, name=like.name, adapter=like.adapter)
 
         arena.matchmaker = SeatOverride(change, arena.matchmaker)
         return arena

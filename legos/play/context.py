@@ -54,7 +54,10 @@ class PlayContext:
 
     def seats(self, arena: Arena, task: Task, seed: int) -> Mapping[str, Seat]:
         """The seats of one play, with the adapters and the temperature of the context."""
-        seats = arena.seated(task, seed)
+        return self.changed(arena.seated(task, seed))
+
+    def changed(self, seats: Mapping[str, Seat]) -> Mapping[str, Seat]:
+        """The same seats with the adapters and the temperature of the context."""
         if self.temperature is None and not self.adapters:
             return seats
         return {role: self._changed(seat) for role, seat in seats.items()}

@@ -56,7 +56,8 @@ class Table(PlayState):
         context: PlayContext,
         parent: "Table | None" = None,
     ) -> None:
-        super().__init__(arena, task, context.seats(arena, task, seed), seed=seed)
+        self._given = arena.seated(task, seed)
+        super().__init__(arena, task, context.changed(self._given), seed=seed)
         self._children_seeds = 0
         self._slot = self.slot = slot
         self._spawn = spawn
@@ -232,7 +233,7 @@ class Table(PlayState):
             ArenaError: ``arena`` cannot be played or is invalid, or plays spawn without an end.
         """
         await self.goes_on("spawn(...)")
-        check_attributes(child := self.arena.child(arena, self.seats))
+        check_attributes(child := self.arena.child(arena, self._given))
         given = [tasks] if isinstance(tasks, Task) else list(tasks)
         await asyncio.sleep(0)  # a play that catches this error in a loop must not block all others
         num_plays = self._tree["spawned"] + len(given) * max(n, 0)

@@ -1,10 +1,12 @@
-"""What simultaneous plays share: the count of those that have begun and ended."""
+"""What simultaneous plays share: adapters, and the count of those that have begun and ended."""
 
 import asyncio
 import itertools
 import random
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +14,7 @@ from legos.arena.arena import Arena
 from legos.fakes import ScriptedClient
 from legos.play.step import play_all
 from legos.play.table import Table
+from legos.protocols import Seat
 from legos.records.count import Count
 from legos.records.episode import Task
 
@@ -54,3 +57,47 @@ def test_plays_that_begin_and_end_are_counted_without_spawned_ones(
     asyncio.run(play_all(parent, plays, asyncio.Semaphore(slots), count=count))
     assert count == Count(6, begun=6, ended=6)
     assert 1 <= min(parent.running) <= max(parent.running) <= 6
+
+
+class Solve(Arena):
+    """Played by the solver of the play that spawns it, and by another policy where it says so."""
+
+    roles = ("solver", "proposer", "checker")
+
+    def seats(self, task: Task) -> Mapping[str, Seat]:
+        seats = super().seats(task)
+        checker = replace(seats["checker"], name="own", adapter="solver")
+        return {**seats, "checker": checker}
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        for role in self.roles:
+            await t.ask(role, role)
+        return dict.fromkeys(self.roles, 0.0)
+
+
+class Pose(Child):
+    """Two policies, of which none has the name of the default one."""
+
+    roles = policies = ("proposer", "solver")
+
+    def seats(self, task: Task) -> Mapping[str, Seat]:
+        seats = super().seats(task)
+        return {role: replace(seat, name=role, adapter=role) for role, seat in seats.items()}
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        await t.spawn(Solve, t.task)
+        return dict.fromkeys(self.roles, 0.0)
+
+
+@pytest.mark.parametrize("adapters", [{}, {"proposer": "p-now", "solver": "s-now"}])
+def test_the_policies_of_a_play_sit_in_the_seats_of_a_child_by_its_class(
+    adapters: Mapping[str, str],
+) -> None:
+    client = ScriptedClient(lambda asked: asked.prompt)
+    plays = [(Task(id="a"), 1)]
+    played = play_all(Pose(client), plays, asyncio.Semaphore(1), adapters=adapters)
+    [[child]] = [each.children for each in asyncio.run(played)]
+    assert child.error is None
+    assert [r.seat for r in child.rollouts] == ["solver", "proposer", "own"]
+    asked = [adapters.get(name, name) for name in ("solver", "proposer", "solver")]
+    assert [one.adapter for one in client.asked] == asked
