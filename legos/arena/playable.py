@@ -10,6 +10,8 @@ from legos.protocols import Curriculum
 from legos.records.episode import Episode, Task
 from legos.records.names import POLICY
 
+_ROUNDING = 1e-9  # of a reward that is a sum of parts
+
 IllegalMove = Literal["forfeit", "retry", "random"]
 Rewards = Mapping[str, float] | Mapping[str, Mapping[str, float]]
 """Role -> reward, or role -> name of a part -> its value (``reward_weights``)."""
@@ -87,7 +89,7 @@ class Playable:
 
         The curriculum uses it, and evaluations report its mean for each level.
         """
-        return float(episode.rewards[self.roles[0]] >= 1.0)
+        return float(episode.rewards[self.roles[0]] >= 1.0 - _ROUNDING)
 
     def example(self, role: str, prompt: str, rng: random.Random) -> str | None:
         """An answer in the form of a role's answers, for ``legos arenas check`` and ``answers``.

@@ -1,6 +1,7 @@
 """Rewards in named parts: a role's reward is the weighted sum of its parts."""
 
 from collections.abc import Mapping
+from math import fsum
 from typing import Any, cast
 
 from legos.errors import ArenaError, did_you_mean
@@ -34,7 +35,7 @@ def weighted(returned: Any, weights: Mapping[str, float], source: str) -> tuple[
         if isinstance(reward, Mapping)
     }
     sums = {
-        role: sum(weights[part] * value for part, value in values.items())
+        role: fsum(weights[part] * value for part, value in values.items())
         for role, values in parts.items()
     }
     return {**given, **sums}, parts

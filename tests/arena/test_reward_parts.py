@@ -72,6 +72,15 @@ def test_a_reward_is_the_weighted_sum_of_its_parts() -> None:
     assert [name for name in found if name.startswith("reward_part/judge")] == []
 
 
+def test_parts_that_sum_to_one_are_a_success() -> None:
+    arena = Graded({"writer": {"correct": 1.0, "format": 1.0, "length": 1.0}, "judge": 0.0})
+    arena.reward_weights = {"correct": 0.7, "format": 0.2, "length": 0.1}
+    [episode] = step(arena).episodes
+    assert episode.rewards["writer"] == arena.success(episode) == 1.0
+    assert arena.success(replace(episode, rewards={"writer": 0.7 + 0.2 + 0.1})) == 1.0
+    assert arena.success(replace(episode, rewards={"writer": 0.999})) == 0.0
+
+
 def test_plays_without_a_part_count_as_zero_also_in_other_groups() -> None:
     with_part = step(Graded({"writer": {"correct": 1.0}, "judge": 0.0}))
     ends = [Draw(), Forfeit("writer"), {"writer": 0.5, "judge": 0.0}]
