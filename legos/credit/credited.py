@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from legos.credit.means import step_metrics, with_children
 from legos.credit.merging import samples_of_rollout
+from legos.credit.returns import trained
 from legos.errors import ArenaError, RecordError, user_code
 from legos.protocols import CreditAssigner
 from legos.records.episode import Episode, Rollout
@@ -103,7 +104,7 @@ def _group_names(episodes: Sequence[Episode], scopes: Sequence[Hashable]) -> lis
     """[E] name of the group of each episode: its arena, its task, and its scope unless it is None.
 
     Args:
-        episodes: [E] episodes that are compared, children included.
+        episodes: [E] episodes, children included; those with a trained seat are compared.
         scopes: [E] keys; a rule compares only episodes with equal ones.
 
     Raises:
@@ -111,7 +112,8 @@ def _group_names(episodes: Sequence[Episode], scopes: Sequence[Hashable]) -> lis
             the id and both data.
     """
     try:
-        check_task_ids(((at, e.arena), e.task) for at, e in zip(scopes, episodes, strict=True))
+        compared = (pair for pair in zip(scopes, episodes, strict=True) if trained(pair[1]))
+        check_task_ids(((at, episode.arena), episode.task) for at, episode in compared)
     except ArenaError as error:
         error.add_note("credit 'hierarchical' compares only the spawned plays of one parent")
         raise

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,6 +144,19 @@ def test_hierarchical_credit_compares_the_children_of_one_parent_alone(wrapped: 
     assert len(batch.samples) == 2 + 4
     with pytest.raises(ArenaError, match="the id 'p/child' but different data: 1 and -1"):
         asyncio.run(Proposer(credit(), siblings=True).step(concurrency=1))
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_children_that_are_not_trained_may_share_an_id(train: bool) -> None:
+    class Checked(Proposer):
+        async def play(self, t: Table) -> Mapping[str, float]:
+            self._played += 1
+            await t.spawn(Listed([]), Task(id="c", data=self._played), train=train)
+            await t.ask("player", "?")
+            return {"player": 1.0}
+
+    with pytest.raises(ArenaError, match="the id 'c'") if train else nullcontext():
+        assert len(asyncio.run(Checked(GRPOCredit()).step()).samples) == 2
 
 
 class Family(Listed):
