@@ -50,8 +50,9 @@ class Spice(Arena):
     question, and -0.5 for what does not pass the gate; a solver gets 1 or 0. Credit
     ``hierarchical`` compares the questions about one passage with each other, and the answers to
     one question with each other. A tenth of the texts is held out; the numbers that show learning
-    are the gate's pass rate ``arena/gate`` and the solver's reward there, and ``arena/covered``,
-    the share of the passages of training that the stored questions come from.
+    are the gate's pass rate ``arena/gate`` and, of the questions that passed, the share of right
+    answers ``arena/solved`` there, and ``arena/covered``, the share of the passages of training
+    that the stored questions come from.
     """
 
     roles = ("challenger", "solver")
