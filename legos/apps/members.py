@@ -78,7 +78,7 @@ def free_seats(arena: Arena) -> Mapping[str, Seat]:
     [(task, _)] = plays_from(arena, arena.seed, 1, held_out=False)
     source = f"seats() of arena {arena.name!r}"
     with user_code(source):
-        seats = checked_seats(arena.seats(task), arena.policies, source)
+        seats = checked_seats(arena.seats(task), arena.roles, arena.policies, source)
     return {role: seat for role, seat in seats.items() if seat.policy is not None}
 
 

@@ -126,7 +126,7 @@ class Arena(Playable):
         source = (
             "seats()" if isinstance(maker, ArenaSeats) else f"seats() of {type(maker).__name__}"
         )
-        return checked_seats(seats, self.policies, f"{source} of arena {self.name!r}")
+        return checked_seats(seats, self.roles, self.policies, f"{source} of arena {self.name!r}")
 
     @property
     def kept(self) -> "dict[str, Arena]":

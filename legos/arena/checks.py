@@ -202,17 +202,20 @@ def _check_task(task: object, source: str, levels: Sequence[str]) -> None:
         )
 
 
-def checked_seats(seats: Any, policies: Sequence[str], source: str) -> Mapping[str, Seat]:
+def checked_seats(
+    seats: Any, roles: Sequence[str], policies: Sequence[str], source: str
+) -> Mapping[str, Seat]:
     """Check the seats of a play.
 
     Args:
         seats: the returned value.
+        roles: the arena's roles.
         policies: the adapters that are trained.
         source: describes the function that returned it, for the message.
 
     Raises:
         ArenaError: it is not a mapping from roles to seats of these roles, or a trainable seat has
-            an adapter that is not trained.
+            another role than the arena's, or an adapter that is not trained.
     """
     expected = "expected role -> Seat, as dict(super().seats(task)) is"
     if seats is None:
@@ -226,6 +229,11 @@ def checked_seats(seats: Any, policies: Sequence[str], source: str) -> Mapping[s
             raise ArenaError(
                 f"{source} put the seat of {seat.role!r} in seat {role!r}; give it the role: "
                 f"dataclasses.replace(seat, role={role!r})"
+            )
+        if seat.trainable and role not in roles:
+            raise ArenaError(
+                f"{source} put a seat to be trained in {role!r}, which is none of the arena's "
+                f"roles {', '.join(map(repr, roles))}; add it to roles, or write trainable=False"
             )
         policy = seat.policy
         if policy is not None and policy not in policies:

@@ -1,6 +1,7 @@
 """Seats that an arena or a matchmaker mixes up, and clients that return something else."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,12 +13,24 @@ from legos.errors import ArenaError
 from legos.fakes import ScriptedClient
 from legos.protocols import Seat
 
+DUEL = ("ann", "bob")
+
 
 def test_seats_that_are_swapped() -> None:
     """The forfeit of a seat would be counted for the other role."""
     ann, bob = (Seat(role=role, client=ScriptedClient("")) for role in ("ann", "bob"))
     with pytest.raises(ArenaError, match=r"the seat of 'bob' in seat 'ann'; .*, role='ann'\)"):
-        checked_seats({"ann": bob, "bob": ann}, ("policy",), "seats() of arena 'duel'")
+        checked_seats({"ann": bob, "bob": ann}, DUEL, ("policy",), "seats() of arena 'duel'")
+
+
+def test_a_trained_seat_of_another_role() -> None:
+    """Its reward would be missing when the play ends."""
+    seats = {role: Seat(role=role, client=ScriptedClient("")) for role in (*DUEL, "helper")}
+    message = r"in 'helper', which is none of the arena's roles 'ann', 'bob'; add it to roles"
+    with pytest.raises(ArenaError, match=message):
+        checked_seats(seats, DUEL, ("policy",), "seats() of arena 'duel'")
+    watching = {**seats, "helper": replace(seats["helper"], trainable=False)}
+    assert checked_seats(watching, DUEL, ("policy",), "seats() of arena 'duel'") == watching
 
 
 class Says:
