@@ -178,8 +178,9 @@ class Taboo(Arena):
 
 
 def _says(text: str, word: str) -> bool:
-    """Whether a text has the word, also in marks or letter by letter, or its plural."""
-    forms = [rf"{word}(?:e?s)?", r"[\W_]+".join(word), IRREGULAR.get(word, word)]
+    """Whether a text has the word, also with marks in it or letter by letter, or its plural."""
+    letters = (r"[\W_]+".join(word), r"(?:[^\w\s]|_)*".join(word))
+    forms = [rf"{word}(?:e?s)?", *letters, IRREGULAR.get(word, word)]
     if word.endswith("y"):
         forms.append(f"{word[:-1]}ies")
     said = rf"(?<![^\W_])(?:{'|'.join(forms)})(?![^\W_])"

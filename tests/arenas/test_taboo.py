@@ -67,6 +67,8 @@ def test_a_plural_is_the_word_and_a_longer_word_is_not() -> None:
     assert leaks("apple", "It is an _apple_.")
     assert leaks("pen", "A thing to write with, p-e-n, of plastic.")
     assert leaks("pen", "Spell P E N.")
+    assert leaks("apple", "It is an ap-ple.")
+    assert leaks("apple", "It is an a**pp**le.")
     assert not leaks("ear", "this year I hear and earn")
     assert not leaks("ant", "an important elephant")
     assert not leaks("bean", "it may be an animal")
