@@ -26,7 +26,7 @@ LANGUAGE = (
     "sort, reverse, unique, sum, max, min, len. N is 1 to 99."
 )
 _LIST = re.compile(r"\[\s*(?:-?\d+(?:\s*,\s*-?\d+)*)?\s*\]")
-_PROGRAM = re.compile(r"PROGRAM:\s*(.+?)\s*(?:INPUT:|$)", re.DOTALL)
+_PROGRAM = re.compile(r"PROGRAM:[\s`*]*(.+?)[\s`*.]*(?:INPUT:|$)", re.MULTILINE)
 
 
 class Problem(NamedTuple):
