@@ -16,7 +16,8 @@ MODES = ("tool_spam", "wrong_format", "success", "wrong_answer")
 SPAM = 2  # calls beyond what the task needs from which on a play counts as tool_spam
 _CALL = re.compile(r"\b(LOOKUP|GETKEY|FETCH|COMPUTE)\[([^\[\]]*)\]")
 _MINUS = "\u2212"
-_ANSWER = re.compile(r"\[ANSWER\]\s*(-?\d{1,18}(?:,\d{3})*(?:\.\d{1,18})?)(?!\d)")  # also 2,550
+_NUMBER = r"-?\d{1,18}(?:,\d{3})*(?:\.\d{1,18})?"  # also 2,550
+_ANSWER = re.compile(rf"\[ANSWER\][\s:=*]*({_NUMBER})(?!\d)")
 
 
 class Zorplex(Arena):
@@ -114,7 +115,9 @@ class Zorplex(Arena):
             if answer := _ANSWER.search(said.replace(_MINUS, "-")):
                 break
             results = [f"{name}[{of}] = {_result(puzzle, name, of)}" for name, of in asked]
-            prompt = "\n".join(results) or "There is neither a call nor an [ANSWER] in this."
+            prompt = (
+                "\n".join(results) or "There is neither a call nor a number after [ANSWER] in this."
+            )
         right = answer is not None and answer[1].replace(",", "") == str(puzzle.answer)
         extra = max(calls - puzzle.needed, 0)
         mode = (

@@ -34,6 +34,8 @@ def outcome(*answers: str, puzzle: Puzzle = PUZZLE) -> tuple[float, set[str], li
         (("LOOKUP[jade]", "[ANSWER] 17"), 1.2, "success"),
         (("LOOKUP[jade] LOOKUP[jade]", "[ANSWER] 17"), 1.1, "success"),
         (("[ANSWER] 17",), 1.2, "success"),
+        (("[ANSWER]: 17",), 1.2, "success"),
+        (("**[ANSWER]** **17**",), 1.2, "success"),
         (("LOOKUP[jade]", "It is 17."), 0.0, "wrong_format"),
         (("[ANSWER] 17.5",), 0.2, "wrong_answer"),
         (("[ANSWER] 18",), 0.2, "wrong_answer"),
@@ -66,7 +68,7 @@ def test_results_are_the_next_prompt() -> None:
     )
     assert prompts[1] == "LOOKUP[jade] = 17\nLOOKUP[ivory] = unknown\nCOMPUTE[2 + 3 * 4] = 14"
     assert prompts[2].startswith("COMPUTE[2 **] = error: ")
-    assert prompts[3] == "There is neither a call nor an [ANSWER] in this."
+    assert prompts[3] == "There is neither a call nor a number after [ANSWER] in this."
 
 
 def test_the_curriculum_begins_with_easy_tables() -> None:
