@@ -17,9 +17,12 @@ OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}  # those o
 
 
 def solution(expression: str, numbers: Sequence[int]) -> Fraction | None:
-    """The value of an expression that uses each number once; None: it is not one."""
+    """The value of an expression that uses each number once; None: it is not one.
+
+    Marks of code or formulas around it are dropped, and a value that is given after ``=``.
+    """
     try:
-        value, used = value_of(expression)
+        value, used = value_of(expression.partition("=")[0].strip().strip("`$"))
     except ValueError:
         return None
     return value if sorted(used) == sorted(numbers) else None
@@ -28,7 +31,8 @@ def solution(expression: str, numbers: Sequence[int]) -> Fraction | None:
 class Countdown(Arena):
     """Combine all given numbers with + - * / so that the expression has the given value.
 
-    The reply is the expression alone, such as ``(2 + 3) * 7``. Each task is made from a random
+    The reply is the expression alone, such as ``(2 + 3) * 7``, or with ``= 35`` after it, which is
+    not read. Each task is made from a random
     expression, so it has a solution. A tenth of the tasks is held out.
 
     Rewards: 1 for a right expression, 0.1 for one that uses each number once, otherwise 0. Credit

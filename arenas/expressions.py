@@ -15,6 +15,7 @@ _OPERATORS: Mapping[type[ast.operator], Any] = {
     ast.Div: Fraction.__truediv__,
 }
 MAX_CHARACTERS = 200
+_SIGNS = str.maketrans("\u00d7\u00f7\u2212", "*/-")  # as books print them
 
 
 def value_of(expression: str) -> tuple[Fraction, list[int]]:
@@ -33,7 +34,7 @@ def value_of(expression: str) -> tuple[Fraction, list[int]]:
             return Fraction(node.value)
         raise ValueError("only whole numbers and + - * / are allowed")
 
-    text = expression.strip()
+    text = expression.translate(_SIGNS).strip()
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"the expression has {len(text)} characters; at most {MAX_CHARACTERS}")
     try:

@@ -17,6 +17,11 @@ from legos.fakes import Asked, ScriptedClient
     [
         ("(3 + 5) * 7", 56),
         ("7*(5+3)", 56),
+        ("(3 + 5) * 7 = 56", 56),
+        ("(3 + 5) * 7 = 57", 56),  # the value after the sign is not read
+        ("`(3 + 5) \u00d7 7`", 56),
+        ("$7 \u2212 (5 \u2212 3)$", 5),
+        ("56 = (3 + 5) * 7", None),
         ("3 + 5", None),
         ("3 + 5 * 7 * 7", None),
         ("-3 + 5 + 7", None),
