@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import CacheList
+from mlx_lm.models.cache import ArraysCache, CacheList
 
 
 def evaluate(cache: Sequence[Any]) -> None:
@@ -22,6 +22,9 @@ def extract_rows(cache: Sequence[Any], indices: Sequence[int]) -> Iterator[list[
         evaluate(cache)  # otherwise every layer waits for its own padding, for each row
     for index in indices:
         row = [layer.extract(index) for layer in cache]
+        for part in parts(row):
+            if isinstance(part, ArraysCache):  # a view, which would hold the states of all rows
+                part.cache = [mx.contiguous(each) for each in part.cache]
         mx.eval([layer.state for layer in row])
         yield row
 
