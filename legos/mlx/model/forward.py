@@ -19,14 +19,15 @@ from legos.mlx.model.float32 import in_float32
 
 logger = logging.getLogger(__name__)
 WAY_OUT = "take a model of another architecture, such as llama, qwen3 or gemma3"
-Parts = tuple[Callable[..., mx.array], Callable[[mx.array], mx.array]]
+Head = Callable[[mx.array], mx.array]
+Parts = tuple[Callable[..., mx.array], Head]
 
 
 class CausalModel:
     """A module tree split into trunk and output head, where its architecture allows it.
 
-    The split is used only if head and trunk reproduce the model's logits on a probe; otherwise (a
-    model that scales or caps its logits in another place) the whole model is run.
+    The split is used only if head and trunk reproduce the model's logits on a probe; otherwise the
+    whole model is run.
 
     Attributes:
         model: the module tree.
@@ -120,14 +121,14 @@ def split(model: nn.Module) -> Parts | None:
     """Trunk and head of a model with mlx-lm's usual layout, or of the text model inside of it."""
     modules = sorted(model.named_modules(), key=lambda pair: pair[0].count(".") + bool(pair[0]))
     for _, whole in modules:
-        trunk: Any = whole.get("model") or whole.get("transformer")
+        trunk: Any = whole.get("model") or whole.get("transformer") or whole.get("backbone")
         if not isinstance(trunk, nn.Module):
             continue
-        embedding: Any = trunk.get("embed_tokens") or trunk.get("wte")
+        embedding: Any = trunk.get("embed_tokens") or trunk.get("wte") or trunk.get("embeddings")
         if isinstance(whole.get("lm_head"), nn.Module):
-            return _trunk(trunk), partial(_call, whole, "lm_head")
+            return _trunk(trunk), _finished(whole, partial(_call, whole, "lm_head"))
         if hasattr(embedding, "as_linear"):
-            return _trunk(trunk), partial(_call_as_linear, embedding)
+            return _trunk(trunk), _finished(whole, partial(_call_as_linear, embedding))
     return None
 
 
@@ -144,6 +145,23 @@ def _call(whole: Any, name: str, hidden: mx.array) -> mx.array:
 def _call_as_linear(embedding: Any, hidden: mx.array) -> mx.array:
     """Call an embedding as the head; a check may have changed its class meanwhile."""
     return embedding.as_linear(hidden)
+
+
+def _finished(whole: nn.Module, head: Head) -> Head:
+    """The head with what its model does to the logits: cohere, granite and gemma scale or cap."""
+    settings = vars(getattr(whole, "args", None) or getattr(whole, "config", whole))
+    names = ("logit_scale", "logits_scaling", "final_logit_softcapping")
+    scale, divisor, cap = map(settings.get, names)
+
+    def finished(hidden: mx.array) -> mx.array:
+        logits = head(hidden)
+        if scale:
+            logits = logits * scale
+        if divisor:
+            logits = logits / divisor
+        return mx.tanh(logits / cap) * cap if cap else logits
+
+    return finished if scale or divisor or cap else head
 
 
 def _reproduces(model: nn.Module, parts: Parts, probe: mx.array, expected: mx.array) -> bool:
