@@ -79,5 +79,6 @@ def _write(
     else:
         report_loading(model)
         handle = load_model(model, inline=True)
-        return {"largest_logprob_gap": handle.write_fused(adapter, folder)}
+        gap = handle.write_fused(adapter, folder)
+        return {} if gap is None else {"mean_logprob_gap": gap}
     return {"base_model": model}

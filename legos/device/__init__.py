@@ -102,14 +102,14 @@ class ModelHandle(Protocol):
             ModelError: the model has no LoRA.
         """
 
-    def write_fused(self, adapter: Adapter, folder: Path) -> float:
+    def write_fused(self, adapter: Adapter, folder: Path) -> float | None:
         """Merge an adapter into the model, and write the merged model into an empty folder.
 
         The handle has no weights afterwards; load the model again for other purposes.
 
         Returns:
-            The largest difference of a token's log-probability between the written model and the
-            base model with the adapter, nats.
+            The mean difference of a token's log-probability between the written model and the base
+            model with the adapter, nats; None: it is too large to be loaded here for this.
 
         Raises:
             AdapterError: the adapter does not fit, or the written model gives different results.

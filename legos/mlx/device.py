@@ -226,7 +226,7 @@ class MlxModel:
         """
         return self._adapter().without_effect()
 
-    def write_fused(self, adapter: Adapter, folder: Path) -> float:
+    def write_fused(self, adapter: Adapter, folder: Path) -> float | None:
         """Merge an adapter into the model and write it; see ``write_checked``."""
         if self.lora is None:
             self.add_lora(adapter.shape)

@@ -242,7 +242,7 @@ class TorchModel:
         """
         return self._adapter().without_effect()
 
-    def write_fused(self, adapter: Adapter, folder: Path) -> float:
+    def write_fused(self, adapter: Adapter, folder: Path) -> float | None:
         """Raise ``AdapterError``: MLX merges the adapters of both devices."""
         raise AdapterError("torch does not merge adapters; load the model with device mlx")
 

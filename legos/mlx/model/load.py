@@ -96,8 +96,7 @@ def _check_memory(folder: Path) -> None:
     Raises:
         ModelError: they do not fit; the message gives the sizes.
     """
-    size = sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
-    free = _free_memory()
+    size, free = weights_bytes(folder), free_memory()
     if CHECKED * size > free:
         raise ModelError(
             f"{folder} has {size / 2**30:.1f} GiB of weights but {free / 2**30:.1f} GiB of memory "
@@ -106,7 +105,12 @@ def _check_memory(folder: Path) -> None:
         )
 
 
-def _free_memory() -> int:
+def weights_bytes(folder: Path) -> int:
+    """Bytes of the weights of a model folder."""
+    return sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
+
+
+def free_memory() -> int:
     """Bytes that may still be allocated; on a Mac, which frees memory late, all that ever may."""
     memory = psutil.virtual_memory()
     if sys.platform == "darwin":

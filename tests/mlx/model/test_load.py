@@ -104,10 +104,10 @@ def test_a_model_whose_check_does_not_fit_is_not_loaded(
     """Its weights alone would fit."""
     folder = write_any_model(tmp_path)
     size = sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
-    monkeypatch.setattr(load, "_free_memory", lambda: int(1.05 * size))
+    monkeypatch.setattr(load, "free_memory", lambda: int(1.05 * size))
     with pytest.raises(ModelError, match=r"loading and checking them takes .*in 4 bits or a small"):
         load.load_tree(folder)
-    monkeypatch.setattr(load, "_free_memory", lambda: int(1.15 * size))
+    monkeypatch.setattr(load, "free_memory", lambda: int(1.15 * size))
     load.load_tree(folder)
 
 
@@ -118,7 +118,7 @@ def test_on_metal_a_model_gets_the_memory_that_the_gpu_may_use(
     monkeypatch.setattr(load.sys, "platform", "darwin")
     monkeypatch.setattr(load, "on_metal", lambda: True)
     monkeypatch.setattr(load, "usable_bytes", lambda: 123)
-    assert load._free_memory() == 123
+    assert load.free_memory() == 123
 
 
 def test_packed_weights_count_as_many_parameters_as_unpacked_ones(tmp_path: Path) -> None:
