@@ -75,6 +75,8 @@ def _resolved(model: str, refused: Mapping[str, str]) -> Path:
 def context_length(folder: Path) -> int:
     """The maximum number of tokens in the model's context, from its configuration.
 
+    Where that leaves it out, as those of Gemma 3 do, it is the architecture's in transformers.
+
     Raises:
         ModelError: the configuration has something else there than a number.
     """
@@ -82,6 +84,7 @@ def context_length(folder: Path) -> int:
     inner = config.get("text_config")
     text: dict[str, Any] = {**config, **(inner if isinstance(inner, dict) else {})}
     given = {name: text[name] for name in _CONTEXTS if text.get(name)}
+    given = given or _usual_contexts(text.get("model_type"))
     for name, value in given.items():
         if not is_number(value) or not 1 <= value < math.inf:
             raise ModelError(
@@ -97,6 +100,17 @@ def context_length(folder: Path) -> int:
             _UNKNOWN_CONTEXT,
         )
     return min(found, default=_UNKNOWN_CONTEXT)
+
+
+def _usual_contexts(kind: Any) -> dict[str, Any]:
+    """What transformers takes where the configuration of an architecture says nothing."""
+    from transformers import CONFIG_MAPPING
+
+    try:
+        fields = CONFIG_MAPPING[kind]().get_text_config().to_dict()
+    except KeyError:  # an architecture that it does not have
+        return {}
+    return {name: fields[name] for name in _CONTEXTS if fields.get(name)}
 
 
 def quantised_by(config: Mapping[str, Any]) -> str | None:

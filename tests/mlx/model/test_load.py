@@ -56,6 +56,9 @@ def test_token_ids_that_the_embedding_lacks_are_refused(
         ({"n_positions": 1024, "n_ctx": 512}, 512),
         ({"text_config": {"max_position_embeddings": 99}}, 99),
         ({"text_config": {"hidden_size": 1}, "max_position_embeddings": 88}, 88),
+        ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, 131072),
+        ({"model_type": "gemma3"}, 131072),
+        ({"model_type": "mamba"}, 4096),
     ],
 )
 def test_the_context_has_several_names(tmp_path: Path, config: object, context: int) -> None:
