@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -18,6 +20,7 @@ from legos.records.message import Completion, Prompt, Sampling
 from legos.records.names import BASE, POLICY
 
 logger = logging.getLogger(__name__)
+_LIMIT = "max_completion_tokens"
 
 
 class OpenAIClient:
@@ -76,6 +79,7 @@ class OpenAIClient:
         self._dialect: Dialect | None = dialect
         self._listed: tuple[str, ...] = ()
         self._warned = False  # that answers are not restricted
+        self._newer = False  # whether it asked for the newer name of max_tokens
         self.base_url, self.api_key = base_url, api_key
         self._asking: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
 
@@ -103,8 +107,23 @@ class OpenAIClient:
                     self._transport.url,
                 )
         path, body = request_of(prompt, sampling, target)
-        read = partial(completion_of, sampling=sampling, target=target)
-        return await self._transport.request("POST", path, read, json=body)
+        return await self._sent(
+            path, body, partial(completion_of, sampling=sampling, target=target)
+        )
+
+    async def _sent(
+        self, path: str, body: dict[str, Any], read: Callable[[bytes], Completion]
+    ) -> Completion:
+        """Send a request, whose limit OpenAI's newer models know by another name alone."""
+        if self._newer and (limit := body.pop("max_tokens", None)):
+            body[_LIMIT] = limit
+        try:
+            return await self._transport.request("POST", path, read, json=body)
+        except RequestError as error:
+            if "max_tokens" not in body or _LIMIT not in f"{error}":
+                raise
+        self._newer = True
+        return await self._sent(path, body, read)
 
     async def models(self) -> tuple[str, ...]:
         """Names of the models and adapters of the server."""

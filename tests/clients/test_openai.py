@@ -74,6 +74,25 @@ def test_tokens_are_exactly_the_servers() -> None:
     assert asked.headers["authorization"] == "Bearer k"
 
 
+def test_a_limit_has_the_newer_name_where_a_server_asks_for_it() -> None:
+    told = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
+
+    def answer(asked: HttpAsked) -> HttpAnswer:
+        refused = "max_tokens" in asked.body
+        return HttpAnswer({"error": {"message": told}}, 400) if refused else HttpAnswer(ANSWER)
+
+    async def twice(url: str) -> None:
+        async with OpenAIClient(f"{url}/v1", model="newer") as client:
+            for _ in range(2):
+                await client.complete(ASK, Sampling(max_tokens=9))
+
+    script = ScriptedServer(answer, models={"data": [{"id": "newer", "owned_by": "openai"}]})
+    with serving(script) as url:
+        asyncio.run(twice(url))
+    assert [asked.body.get("max_tokens") for asked in script.asked] == [9, None, None]
+    assert [asked.body.get("max_completion_tokens") for asked in script.asked] == [None, 9, 9]
+
+
 def test_choices_come_back_with_the_legal_tokens() -> None:
     choice = {**ANSWER["choices"][0], "legal": [[7, 9], [8]]}
     script = ScriptedServer(lambda asked: HttpAnswer({**ANSWER, "choices": [choice]}), models=OURS)
