@@ -47,7 +47,7 @@ def plain_value(value: Any) -> str | int | float:
         TypeError, ValueError: it is neither a text nor a number.
     """
     if isinstance(value, str):
-        return str(value)
+        return f"{value}"
     return operator.index(value) if hasattr(value, "__index__") else float(value)
 
 

@@ -1,5 +1,7 @@
 """The split of a model into trunk and output head, and the caches of single rows."""
 
+from typing import Any
+
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList
@@ -12,7 +14,7 @@ from legos.mlx.model.forward import CausalModel
 @pytest.mark.parametrize("name", ["qwen3", "cohere2", "gemma2", "gemma4_text", "granite", "mamba2"])
 def test_logits_are_scaled_and_capped_where_they_are_needed(name: str) -> None:
     """A vocabulary of 262,144 at every position takes a GiB for 2,048 tokens."""
-    fields = {"logits_scaling": 8.0} if name == "granite" else {}
+    fields: dict[str, Any] = {"logits_scaling": 8.0} if name == "granite" else {}
     tree = small_model(name, dtype=mx.bfloat16, **fields)
     forward = CausalModel(tree)
     assert forward.trunk is not tree
