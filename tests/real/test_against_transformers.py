@@ -207,6 +207,18 @@ def test_engine_and_trainer_agree_in_bf16(handle: ModelHandle, model_folder: Mod
     assert between < 0.01
 
 
+@pytest.mark.nightly
+def test_an_adapter_is_merged_in_bf16(
+    trainer: Trainer, handle: ModelHandle, model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    """Its log-probabilities are those with the adapter applied, but for the rounding of sums."""
+    adapter = random_adapter(handle.base_adapter(), name="policy", version=1, size=0.005)
+    merged = load_model(model_folder("bfloat16"), inline=True).write_fused(adapter, tmp_path)
+    assert merged is not None
+    assert merged < 0.15
+    assert (tmp_path / "model.safetensors").is_file()
+
+
 def token_logprobs(model: ModelHandle, said: Completion) -> NDArray[np.float32]:
     """[C] log-probabilities of an answer's tokens, nats."""
     known = normalised(model((*said.prompt_ids, *said.token_ids)))[len(said.prompt_ids) - 1 : -1]
