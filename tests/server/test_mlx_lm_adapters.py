@@ -152,7 +152,7 @@ def test_a_configuration_that_contradicts_the_weights_is_refused(
 def test_it_is_chatted_with(
     written: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n" * 8))  # three tokens may be spaces
     assert main(["chat", "--adapter", str(written), "--max-tokens", "3"]) == 0
     assert capsys.readouterr().out.strip()
 
