@@ -46,7 +46,7 @@ RATIOS: Mapping[str, Ratio] = {
     ),
 }
 PROMPTS, GROUP, MAX_TOKENS = 12, 8, 16
-STEPS, QUICK_STEPS, EVALUATED_EVERY = 9, 3, 3
+STEPS, QUICK_STEPS = 9, 3
 RIGHT, PLAYS = 0.25, 192
 ARENA = "sums"
 OFFLINE = os.environ | {"HF_HUB_OFFLINE": "1"}
@@ -111,7 +111,7 @@ def _ours(model: Path, out: Path, steps: int) -> _Run:
         "--play.group-size": GROUP,
         "--play.curriculum": "uniform",
         "--generation.max-tokens": MAX_TOKENS,
-        "--loop.checkpoint-every": EVALUATED_EVERY,
+        "--loop.checkpoint-every": 1,
         "--loop.keep-checkpoints": steps,
         "--loop.evaluate-every": steps,
         "--loop.evaluation-plays": 1,
@@ -122,7 +122,7 @@ def _ours(model: Path, out: Path, steps: int) -> _Run:
     return _Run(
         seconds=[one["loop/seconds_per_step"] or 0.0 for one in found],
         peak_bytes=int(max(one["memory/peak_gib"] or 0.0 for one in found) * 2**30),
-        adapters={step: out / "adapters" / f"v{step}" for step in _evaluated(steps)},
+        adapters={step: out / "adapters" / f"v{step}" for step in range(1, steps + 1)},
     )
 
 
@@ -154,22 +154,22 @@ def _theirs(python: Path, model: Path, out: Path, steps: int) -> tuple[str, _Run
     return name, _Run(
         seconds=[one["seconds"] for one in found],
         peak_bytes=max(one["peak_bytes"] for one in found),
-        adapters={step: out / f"v{step}" for step in _evaluated(steps)},
+        adapters={step: out / f"v{step}" for step in range(1, steps + 1)},
     )
 
 
-def _evaluated(steps: int) -> range:
-    return range(EVALUATED_EVERY, steps + 1, EVALUATED_EVERY)
-
-
 def _learned(one: _Run, run: Path) -> dict[str, Any]:
-    """Held-out accuracy by step, and the minutes of training until it is high enough."""
+    """Held-out accuracy by step until it is high enough, and at last; minutes of training to it."""
     right: dict[int, float] = {}
+    reached: int | None = None
     for step, adapter in one.adapters.items():
+        if reached and step < max(one.adapters):
+            continue
         plays = ("--loop.evaluation-plays", f"{PLAYS}")
         text = _legos("eval", str(run), "--adapter", str(adapter), *plays, "--json")
         right[step] = json.loads(text)["reward_part"]["player/correct"]
-    reached = next((step for step, share in right.items() if share >= RIGHT), None)
+        if reached is None and right[step] >= RIGHT:
+            reached = step
     minutes = None if reached is None else sum(one.seconds[:reached]) / 60
     return {"held_out_right": right, "minutes": minutes}
 
