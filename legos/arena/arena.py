@@ -160,8 +160,9 @@ class Arena(Playable):
             thing: an arena, which is returned unchanged, a game, or a class of either.
             seats: role -> seat of the play that spawns, with the adapters that ``seated`` gave. In
                 an arena that is made here, the same players take the seats, except those that it
-                gives to players of its own; a role that is not among these is played by the policy
-                that it names, or the first of them that is trained, if any.
+                gives to players of its own. A role that is not among these is played as the class
+                says, or, where it has neither ``seats`` nor ``policies``, by the first of them that
+                is trained, if any.
 
         Raises:
             ArenaError: the thing is neither an arena nor a game.
@@ -182,7 +183,9 @@ class Arena(Playable):
         arena.temperature = first.sampling.temperature
         arena.stores = self.stores
         arena.configured = self.configured
-        arena.policies = self.policies
+        named = arena.policies if arena.policies != Playable.policies else ()
+        arena.policies = tuple(dict.fromkeys((*named, *self.policies)))
+        chooses = bool(named) or type(arena).seats is not Arena.seats
         for name, value in self.configured.items():
             setattr(arena, name, value)
 
@@ -193,7 +196,7 @@ class Arena(Playable):
             if not like.trainable:
                 return replace(like, role=own.role, sampling=own.sampling)
             own = replace(own, client=like.client)
-            if own.role not in seats and own.adapter != self.policies[0]:
+            if chooses and own.role not in seats:
                 return own
             return replace(own, name=like.name, adapter=like.adapter)
 

@@ -101,3 +101,26 @@ def test_the_policies_of_a_play_sit_in_the_seats_of_a_child_by_its_class(
     assert [r.seat for r in child.rollouts] == ["solver", "proposer", "own"]
     asked = [adapters.get(name, name) for name in ("solver", "proposer", "solver")]
     assert [one.adapter for one in client.asked] == asked
+
+
+@pytest.mark.parametrize(
+    ("policies", "policy"), [(("policy",), "proposer"), (("solver",), "solver")]
+)
+def test_a_class_with_policies_keeps_them_in_roles_of_its_own(
+    policies: tuple[str, ...], policy: str
+) -> None:
+    class Alone(Child):
+        async def play(self, t: Table) -> Mapping[str, float]:
+            await t.ask("player", "?")
+            return {"player": 0.0}
+
+    class Asks(Pose):
+        async def play(self, t: Table) -> Mapping[str, float]:
+            await t.spawn(Alone, t.task)
+            return dict.fromkeys(self.roles, 0.0)
+
+    Alone.policies = policies
+    plays = [(Task(id="a"), 1)]
+    asked = play_all(Asks(ScriptedClient(lambda _: "a")), plays, asyncio.Semaphore(1))
+    [[child]] = [each.children for each in asyncio.run(asked)]
+    assert [rollout.policy for rollout in child.rollouts] == [policy]
