@@ -324,7 +324,7 @@ def checked_choices(choices: Any, role: str) -> tuple[str, ...]:
     texts = tuple(choices)
     if complaint := _complaint(texts):
         raise ArenaError(f"the choices for {role!r} {complaint}")
-    return tuple(map(str, texts))  # of classes derived from it, as NumPy's, too
+    return tuple(map(str.__str__, texts))  # also of NumPy's texts and of enumerations
 
 
 def _complaint(texts: tuple[Any, ...]) -> str | None:
