@@ -47,8 +47,11 @@ def plain_value(value: Any) -> str | int | float:
         TypeError, ValueError: it is neither a text nor a number.
     """
     if isinstance(value, str):
-        return f"{value}"
-    return operator.index(value) if hasattr(value, "__index__") else float(value)
+        return str.__str__(value)
+    try:
+        return operator.index(value)
+    except TypeError:  # also of an array with a float
+        return float(value)
 
 
 def bounded(value: Any, what: str, most: float, least: float | None = None) -> float:

@@ -179,10 +179,10 @@ def test_a_state_may_have_numbers_of_numpy_and_is_a_copy() -> None:
         def state(self) -> dict[str, Any]:
             return kept
 
-    kept: dict[str, Any] = {"means": [np.float32(0.5)]}
+    kept: dict[str, Any] = {"means": [np.float32(0.5), np.array(0.25), np.int64(3)]}
     arena = Solo()
     arena.credit_assigner = Rule()
     state = arena.state()
     kept["means"].append(1.0)
-    assert state["credit"] == {"means": [0.5]}
-    assert type(state["credit"]["means"][0]) is float
+    assert state["credit"] == {"means": [0.5, 0.25, 3]}
+    assert [type(mean) for mean in state["credit"]["means"]] == [float, float, int]
