@@ -62,7 +62,7 @@ def is_right(said: str, problem: Problem) -> bool:
     """Whether an answer solves a problem; the last list or program in it counts."""
     try:
         if problem.kind == "induction":
-            program = _PROGRAM.findall(said)[-1]
+            program = _programs(said)[-1]
             return all(run(program, x) == list(y) for x, y in _examples(problem))
         found = lists_in(said)[-1]
         made = run(problem.program, found) if problem.kind == "abduction" else list(found)
@@ -73,10 +73,15 @@ def is_right(said: str, problem: Problem) -> bool:
 
 def parse_problem(said: str) -> tuple[str, tuple[int, ...]]:
     """The program and the input of a proposal; ValueError if one of them is missing."""
-    program, given = _PROGRAM.search(said), lists_in(said)
-    if program is None or not given:
+    programs, given = _programs(said), lists_in(said)
+    if not programs or not given:
         raise ValueError("no proposal; expected PROGRAM: and INPUT: with a list of numbers")
-    return " | ".join(" ".join(p.split()) for p in program[1].split("|")), given[0]
+    return " | ".join(" ".join(p.split()) for p in programs[0].split("|")), given[0]
+
+
+def _programs(said: str) -> list[str]:
+    """The programs in a text, each one line, or several that ``|`` joins."""
+    return _PROGRAM.findall(re.sub(r"\s*\|\s*", " | ", said))
 
 
 def accepted(kind: str, program: str, given: tuple[int, ...]) -> tuple[Problem | None, str]:

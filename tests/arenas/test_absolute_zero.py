@@ -33,6 +33,8 @@ def problem(kind: str) -> Problem:
         ("induction", "PROGRAM: add 2 | keep odd.\nEach number grows by 2.", True),
         ("induction", "**PROGRAM:** `add 2 | keep odd`", True),
         ("induction", "PROGRAM:\nadd 2 | keep odd", True),
+        ("induction", "PROGRAM: add 2\n| keep odd", True),
+        ("induction", "PROGRAM: add 2 | \nkeep odd\nIt adds.", True),
         ("induction", "PROGRAM: drop 1", False),
         ("induction", "PROGRAM: launch 2", False),
         ("induction", "", False),
