@@ -1,5 +1,6 @@
 """The model card of an exported adapter, README.md in the format of the hub."""
 
+import json
 import platform
 import re
 import shlex
@@ -18,18 +19,21 @@ from legos.apps.markdown import four_digits, table_head, table_line
 from legos.builtin import BUILTIN
 from legos.config.command import train_command
 from legos.installed import own_version
+from legos.remote.vllm.command import RANKS
 from legos.run.key_figures import before_and_after, key_figures
 from legos.run.metrics import MetricTable
 from legos.run.reader import RunReader, RunSettings
 from legos.weights.adapter import Adapter
+from legos.weights.model_folder import quantised_by
 
 ExportFormat = Literal["mlx", "peft", "fused"]
 _LIBRARIES: dict[ExportFormat, str] = {"mlx": "mlx", "peft": "peft", "fused": "transformers"}
 _USES: dict[ExportFormat, str] = {
     "mlx": 'uv run mlx_lm.generate --model {base} --adapter-path . --prompt "..."',
-    "peft": "vllm serve {base} --enable-lora --lora-modules {name}=.",
+    "peft": "vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules {name}=.",
     "fused": "uv run legos chat --model .",
 }
+_WITH_LEGOS = "uv run legos serve --model {base} --adapter ."
 _CARD = resources.files("legos.apps") / "templates" / "model_card.md"
 _VERSIONS = ("mlx", "mlx-lm", "torch", "transformers")
 
@@ -78,9 +82,11 @@ def model_card(run: RunReader, adapter: Adapter, form: ExportFormat) -> str:
         ("versions of this export", ", ".join(_versions())),
     ]
     command = shlex.join(["uv", "run", *train_command(config.values, config.sources)])
-    use = _USES[form].format(base=shown_base, name=run.name)
-    if base == BUILTIN and form != "fused":  # which only legos can name
-        use = "uv run legos serve --model builtin --adapter ."
+    rank = next((rank for rank in RANKS if rank >= adapter.shape.rank), None)
+    # Only legos can name the built-in model, and vLLM does not read MLX's quantised models.
+    other = form == "peft" and (rank is None or _is_quantised(base))
+    own = other or (base == BUILTIN and form != "fused")
+    use = (_WITH_LEGOS if own else _USES[form]).format(base=shown_base, name=run.name, rank=rank)
     given = {
         "data": data,
         "name": run.name,
@@ -162,13 +168,26 @@ def _is_on_hub(model: str) -> bool:
 
 def _license(model: str) -> str | None:
     """The license in the card of the base model, where that card is on this machine."""
-    place = Path(model) / "README.md"
-    found = try_to_load_from_cache(model, "README.md") if _is_on_hub(model) else place
-    if not isinstance(found, str | Path) or not Path(found).is_file():
-        return None
-    text = Path(found).read_text(encoding="utf-8", errors="replace")
+    text = _read(model, "README.md")
     named = re.match(r"---\n(?:(?!---).*\n)*?license: *([\w.-]+) *\n", text)
     return named and named[1]
+
+
+def _is_quantised(model: str) -> bool:
+    """Whether MLX has quantised the base model, where its configuration is on this machine."""
+    try:
+        config = json.loads(_read(model, "config.json") or "{}")
+    except ValueError:
+        return False
+    return isinstance(config, dict) and quantised_by(config) == "mlx"
+
+
+def _read(model: str, name: str) -> str:
+    """A file of a model that is on this machine; nothing where it is not."""
+    found = try_to_load_from_cache(model, name) if _is_on_hub(model) else Path(model) / name
+    if not isinstance(found, str | Path) or not Path(found).is_file():
+        return ""
+    return Path(found).read_text(encoding="utf-8", errors="replace")
 
 
 def _versions() -> Iterator[str]:

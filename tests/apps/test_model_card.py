@@ -1,6 +1,8 @@
 """The model card of an export: the real numbers of the run, in the format of the hub."""
 
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,27 @@ def test_the_built_in_model_is_served_by_legos_alone(tmp_path: Path) -> None:
     card = card_of(made_run(tmp_path / "one"), 1)
     assert card.data.base_model is None
     assert "uv run legos serve --model builtin --adapter ." in card.text
+
+
+@pytest.mark.parametrize(
+    ("bits", "rank", "use"),
+    [
+        (None, 4, "vllm serve Small-1B --enable-lora --max-lora-rank 8 --lora-modules one=."),
+        (None, 1000, "uv run legos serve --model Small-1B --adapter ."),
+        (4, 4, "uv run legos serve --model Small-1B --adapter ."),
+    ],
+)
+def test_an_adapter_for_peft_is_served_by_what_reads_its_base(
+    tmp_path: Path, bits: int | None, rank: int, use: str
+) -> None:
+    base = tmp_path / "Small-1B"
+    base.mkdir()
+    config = {} if bits is None else {"quantization": {"bits": bits, "group_size": 64}}
+    (base / "config.json").write_text(json.dumps(config))
+    folder = made_run(tmp_path / "one", model=str(base))
+    adapter = small_adapter(1)
+    larger = replace(adapter, shape=replace(adapter.shape, rank=rank), arrays={})
+    assert f"```\n{use}\n```" in model_card(RunReader(folder), larger, "peft")
 
 
 def test_a_merged_model_is_used_by_a_command_that_exists(folder: RunFolder) -> None:
