@@ -83,7 +83,13 @@ class Imitation(Arena):
             kwargs: settings of every arena.
         """
         super().__init__(client, **kwargs)
-        self.answers, self._held_out = hold_out(_answers(data, min_reward), held_out)
+        answers = _answers(data, min_reward)
+        self.answers, self._held_out = hold_out(answers, held_out)
+        if not self.answers:
+            raise ArenaError(
+                f"all {len(answers)} answers of {data} are held out; give more, or "
+                "--play.options.held-out 0"
+            )
 
     @property
     def name(self) -> str:
@@ -112,7 +118,7 @@ class Imitation(Arena):
 
 
 def num_steps(config: RunConfig, epochs: float) -> int:
-    """Optimiser steps that train on every answer ``epochs`` times.
+    """Optimiser steps that train on every answer at least ``epochs`` times.
 
     Args:
         config: settings of the run.
@@ -132,7 +138,7 @@ def num_steps(config: RunConfig, epochs: float) -> int:
     arena = make_arena(f"{SETTINGS['arena']}", None, play=config.play)
     assert isinstance(arena, Imitation)
     tasks = -(-config.training.min_samples_per_step // arena.group_size)
-    return max(1, round(epochs * len(arena.answers) / max(tasks, arena.tasks_per_step)))
+    return math.ceil(epochs * len(arena.answers) / max(tasks, arena.tasks_per_step))
 
 
 def model_of(data: str, model: str | None) -> str | None:

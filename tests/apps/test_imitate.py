@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,7 @@ def test_rewards_of_turns_count_in_what_a_seat_has_earned(tmp_path: Path) -> Non
         ({"play.tasks_per_step": 8}, 4),  # a step waits for 16 samples
         ({"play.tasks_per_step": 8, "play.group_size": 2}, 8),
         ({"play.tasks_per_step": 8, "training.min_samples_per_step": 4}, 8),
+        ({"play.tasks_per_step": 60}, 2),  # the four that are left in another step
     ],
 )
 def test_an_epoch_has_as_many_steps_as_train_on_every_answer_once(
@@ -238,7 +240,13 @@ def test_an_epoch_has_the_answers_that_are_not_held_out(tmp_path: Path) -> None:
     found = len(Imitation(data=data, held_out=0.5).answers)
     assert 10 < found < 30
     steps = imitated(data, tmp_path / "run", "--play.options.held_out", "0.5", *options)
-    assert len(steps) == round(found / 2)
+    assert len(steps) == math.ceil(found / 2)
+
+
+def test_data_that_is_held_out_whole_is_named(tmp_path: Path) -> None:
+    data = written(tmp_path, ROW)
+    with pytest.raises(ArenaError, match=r"all 1 answers of .* are held out; give more, or"):
+        Imitation(data=data, held_out=0.999)
 
 
 @pytest.mark.parametrize(
