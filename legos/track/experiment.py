@@ -78,7 +78,7 @@ class ExperimentTracker(Tracker):
         self._logged = _Logged(rows=0, step=-1, evaluated=-1, best=None, versions={"0": 0})
         if self._file.is_file():
             self._logged |= json.loads(self._file.read_bytes())
-        self._plays: tuple[str, Sequence[Episode]] = ("", ())  # kind, and the newest plays
+        self._plays: tuple[str, Sequence[Episode], int] = ("", (), 0)  # kind, newest plays, step
         self._adapter: Path | None = None  # the newest that was logged
 
     def log(self, metrics: Mapping[str, float | int | None], *, step: int) -> None:
@@ -95,7 +95,7 @@ class ExperimentTracker(Tracker):
             return
         if kind == "evaluated":
             if self._plays[1]:
-                values["eval/plays"] = self._table(step)
+                values["eval/plays"] = self._table()
             self._keep_best(values, step)
         self._logged[kind] = step
         self._row(values, step)
@@ -105,7 +105,7 @@ class ExperimentTracker(Tracker):
     ) -> None:
         """Take the plays of a step or of an evaluation, before its metrics; see ``Tracker``."""
         if evaluation or self._plays[0] != "evaluation":
-            self._plays = ("evaluation" if evaluation else "training", episodes)
+            self._plays = ("evaluation" if evaluation else "training", episodes, step)
         if evaluation or step % _HISTOGRAMS_EVERY or step <= self._logged["step"]:
             return
         rollouts = [r for e in episodes for r in e.rollouts if r.policy is not None]
@@ -144,15 +144,15 @@ class ExperimentTracker(Tracker):
         self._logged["rows"] += 1
         write_file(self._file, json.dumps(self._logged))
 
-    def _table(self, step: int) -> Any:
+    def _table(self) -> Any:
         """A table of some plays that lie evenly between the worst and the best."""
-        kind, episodes = self._plays
+        kind, episodes, step = self._plays
         ordered = sorted(episodes, key=_reward)
         count = min(_PLAYS, len(ordered))
         places = np.linspace(0, len(ordered) - 1, count).round().astype(int)
         rows = [[step, kind, *_cells(ordered[int(place)])] for place in places]
         if kind == "evaluation":  # the next one has its own
-            self._plays = ("", ())
+            self._plays = ("", (), 0)
         return self._library.Table(columns=list(_COLUMNS), data=rows)
 
     def _keep_best(self, values: Mapping[str, Any], step: int) -> None:

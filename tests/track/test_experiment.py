@@ -197,9 +197,10 @@ def test_an_evaluation_has_a_table_of_plays_from_the_worst_to_the_best(service: 
         "only +99",
     )
     assert "only> " in table[-1]["play"]
-    tracker.plays(played(3), step=1, evaluation=False)  # an exact evaluation plays nothing
+    tracker.plays(played(3), step=2, evaluation=False)  # an exact evaluation plays nothing
     tracker.log({"eval/reward_mean": 0.5}, step=1)
-    assert [row["kind"] for row in service.rows[-1][1]["eval/plays"]] == ["training"] * 3
+    rows = service.rows[-1][1]["eval/plays"]
+    assert [(row["kind"], row["step"]) for row in rows] == [("training", 2)] * 3
 
 
 def test_the_table_has_the_rewards_of_turns_too(service: Service) -> None:
