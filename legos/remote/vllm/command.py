@@ -19,6 +19,7 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM has room f
 CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"  # environment variable, GiB; only vLLM for CPUs reads it
 THREADS = "OMP_NUM_THREADS"  # environment variable
 WHOLE_PREFILLS = 16384  # tokens of a step; vLLM for CPUs fails if it splits a seeded prompt
+_GPUS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))  # of NVIDIA's and AMD's drivers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +72,14 @@ def vllm_command(program: Path, options: VllmOptions, port: int) -> list[str]:
             f"LoRA rank {options.rank} is larger than vLLM serves, {RANKS[-1]}; set "
             "training.lora_rank to a smaller one"
         )
+    # On a GPU a step of so many tokens would take gigabytes of memory from the keys and values.
+    whole = ("--max-num-batched-tokens", str(max(WHOLE_PREFILLS, options.context)))
     return [
         *(str(program), "serve", str(options.model), "--served-model-name", options.name),
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--dtype", options.dtype, "--max-model-len", str(options.context)),
         *("--max-num-seqs", "256"),
-        *("--max-num-batched-tokens", str(max(WHOLE_PREFILLS, options.context))),
+        *(() if _has_gpu() else whole),
         *("--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(options.max_loras)),
         *("--max-cpu-loras", str(2 * options.max_loras)),
         # Probabilities of the distribution that was sampled from, and no other sampling settings
@@ -102,7 +105,7 @@ def vllm_environment(environment: Mapping[str, str], command: Sequence[str] = ()
     """
     free_gib = psutil.virtual_memory().available >> 30
     settings = {} if _MEMORY.intersection(command) else {CPU_CACHE: f"{max(1, free_gib // 4)}"}
-    if not any(device.exists() for device in _GPUS):
+    if not _has_gpu():
         settings[THREADS] = f"{max(1, (os.cpu_count() or 1) - 1)}"
     settings |= {
         "DO_NOT_TRACK": "1",
@@ -111,6 +114,10 @@ def vllm_environment(environment: Mapping[str, str], command: Sequence[str] = ()
     }
     kept = {name: text for name, text in environment.items() if name not in _OURS}
     return {**settings, **kept, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+
+
+def _has_gpu() -> bool:
+    return any(device.exists() for device in _GPUS)
 
 
 def vllm_process(
@@ -132,7 +139,6 @@ def vllm_process(
     )
 
 
-_GPUS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))  # of NVIDIA's and AMD's drivers
 _MEMORY = frozenset(("--gpu-memory-utilization", "--kv-cache-memory-bytes"))
 _OURS = (
     "LD_PRELOAD",  # a BLAS for the trainer's libraries; vLLM brings its own

@@ -187,7 +187,10 @@ def test_a_server_that_never_answers_is_ended(
     server.close()
 
 
-def test_the_command_has_room_for_the_adapters_and_reports_the_sampler_s_probabilities() -> None:
+def test_the_command_has_room_for_the_adapters_and_reports_the_sampler_s_probabilities(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_GPUS", ())
     line = vllm_command(Path("/bin/vllm"), OPTIONS, port=8011)
     text = " ".join(line)
     assert text.startswith("/bin/vllm serve m --served-model-name tiny --host 127.0.0.1 --port 80")
@@ -195,6 +198,8 @@ def test_the_command_has_room_for_the_adapters_and_reports_the_sampler_s_probabi
     assert "--logprobs-mode processed_logprobs --generation-config vllm" in text
     assert "--max-num-batched-tokens 16384" in text
     assert line[-1] == "--x"
+    monkeypatch.setattr(command, "_GPUS", (tmp_path,))
+    assert "--max-num-batched-tokens" not in vllm_command(Path("/bin/vllm"), OPTIONS, port=8011)
 
 
 def test_a_rank_that_vllm_does_not_serve_is_refused() -> None:
