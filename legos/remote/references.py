@@ -18,6 +18,7 @@ from legos.records.sample import Sample
 from legos.remote.engine import RemoteEngine
 
 ROWS = 16  # of one request, so that the servers share the samples of a step
+LISTS = 2  # requests at a server, which works on all of them in turns within one time limit
 _Row = tuple[int, ...]
 _Asked = tuple[_Row, tuple[_Row, ...]]
 """A prompt, and the answers after it."""
@@ -40,6 +41,7 @@ class ReferenceServers:
         """
         self._engine, self._names = engine, ", ".join(server.name for server in engine.servers)
         self._num_vocabulary = num_vocabulary
+        self._places = asyncio.Semaphore(LISTS * len(engine.servers))
 
     def __call__(self, samples: Sequence[Sample]) -> "Future[list[Sample]]":
         """The samples with reference log-probabilities; those that have them are not asked for.
@@ -93,10 +95,13 @@ class ReferenceServers:
         self, asked: Sequence[_Asked], *, by_token: bool
     ) -> dict[_Asked, Sequence[float]]:
         parts = [asked[start : start + ROWS] for start in range(0, len(asked), ROWS)]
-        scores = [
-            self._engine.score(part, end_ids=(), adapter=BASE, by_token=by_token) for part in parts
-        ]
-        found = await asyncio.gather(*map(asyncio.wrap_future, scores))
+
+        async def scored(part: Sequence[_Asked]) -> Sequence[Sequence[float]]:
+            async with self._places:
+                score = self._engine.score(part, end_ids=(), adapter=BASE, by_token=by_token)
+                return await asyncio.wrap_future(score)
+
+        found = await asyncio.gather(*map(scored, parts))
         return dict(zip(asked, (one for part in found for one in part), strict=True))
 
 
