@@ -112,7 +112,9 @@ def text_router(service: Service) -> APIRouter:
         most = service.options.max_running + service.options.max_queue
         with service.admitted(min(len(body.prompts), most)):
             work = _scores(service, body, adapter)
-            scores = await service.attend(request.receive, work)
+            of_a_run = any(isinstance(one, ScoredTokens) for one in body.prompts)
+            wait_s = math.inf if of_a_run else 0.0  # a run waits for as long as its client does
+            scores = await service.attend(request.receive, work, wait_s=wait_s)
             if not all(map(math.isfinite, (score for row in scores for score in row))):
                 raise EngineError("a score is no number; the model's weights or adapter are bad")
             return await _json({"scores": scores}, sum(map(len, scores)))

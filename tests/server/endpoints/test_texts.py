@@ -77,6 +77,25 @@ def test_the_end_of_the_server_ends_a_score(fake: Any, eventually: Callable[...,
     assert engine.scores[0].cancelled()
 
 
+def test_the_scores_of_a_run_have_no_time_limit(fake: Any, eventually: Callable[..., bool]) -> None:
+    engine = Scoring()
+    texts = {"prompts": [{"messages": [{"role": "user", "content": "hi"}], "choices": ["a"]}]}
+    statuses: list[int] = []
+    with fake(engine, request_timeout_s=1.0) as server, server.http() as http:
+
+        def ask() -> None:
+            with server.http() as other:
+                statuses.append(other.post("/v1/score", json=BODY).status_code)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        assert eventually(lambda: len(engine.scores) == 1)
+        assert http.post("/v1/score", json=texts).status_code == 504
+        engine.scores[0].set_result([[-1.0, -2.0]])
+        asking.join(10)
+    assert statuses == [200]
+
+
 @pytest.mark.parametrize("end_token_ids", [[10**30], [100_000], [-7]])
 def test_an_end_outside_the_vocabulary_is_refused(served: Any, end_token_ids: list[int]) -> None:
     prompt = {"prompt": [1, 20], "choices": [[30], [30, 31]]}
