@@ -18,7 +18,13 @@ from legos.records.request import Progress
 from legos.server.bodies import JsonRoute
 from legos.server.endpoints.chat_body import ChatBody, ChatPrompt
 from legos.server.endpoints.chat_message import ReplyFormat, ReplyReader
-from legos.server.endpoints.generation import Fields, GenerationRequest, respond, seeded
+from legos.server.endpoints.generation import (
+    Fields,
+    GenerationRequest,
+    most_tokens,
+    respond,
+    seeded,
+)
 from legos.server.endpoints.token_fields import TokenReport, token_fields
 from legos.server.problems import Problem
 from legos.server.service import LONG, Service
@@ -117,9 +123,11 @@ async def _asked(
     if not prompt:
         raise Problem(400, "prompt_token_ids is empty", param="prompt_token_ids")
     service.check_prompts([prompt], param="messages" if ids is None else "prompt_token_ids")
+    alternatives = (body.top_logprobs or 0) if body.logprobs else None
+    longest = min(service.context - len(prompt), most_tokens(alternatives or 0, body.n or 1))
     sampling = body.sampling(
-        max_tokens=None if body.choices else service.context - len(prompt),
-        alternatives=(body.top_logprobs or 0) if body.logprobs else None,
+        max_tokens=None if body.choices else int(longest),
+        alternatives=alternatives,
         json_schema=call_schema(tools) if forced else None,
     )
     calls, schema = service.tools if tools else None, sampling.json_schema

@@ -8,6 +8,7 @@ outlives the event loop.
 
 import asyncio
 import logging
+import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -196,6 +197,11 @@ async def respond(
     size = sum(len(one.token_ids) + sum(map(len, one.alternatives)) for one in completions)
     answer = await asyncio.to_thread(encoded) if size > LONG_ANSWER else encoded()
     return Response(answer, media_type="application/json")
+
+
+def most_tokens(alternatives: int, answers: int) -> float:
+    """Maximum number of tokens of each of several answers with so many alternatives."""
+    return MOST_ALTERNATIVES // (alternatives * answers) if alternatives else math.inf
 
 
 def check_alternatives(total: int) -> None:

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from legos.device import ModelHandle
 from legos.records.message import Completion, Continuation, Message
+from legos.server.endpoints.generation import MOST_ALTERNATIVES, check_alternatives, most_tokens
 
 QUESTION = "Nim: 5 left, last one wins.\nMoves: 1 2 3"
 CHAT = [{"role": "user", "content": QUESTION}]
@@ -129,6 +130,13 @@ def test_a_bad_request_names_the_field(client: OpenAI, fields: dict, named: str)
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, **fields)
     assert named in str(caught.value)
+
+
+def test_alternatives_bound_an_answer_without_a_limit() -> None:
+    """Of most models the rest of the context, times 20, is more than a request may ask for."""
+    assert most_tokens(20, 2) == MOST_ALTERNATIVES // 40
+    assert most_tokens(0, 2) == math.inf
+    check_alternatives(int(20 * most_tokens(20, 1)))
 
 
 def test_too_many_tokens_have_the_code_of_a_context_that_is_too_small(client: OpenAI) -> None:
