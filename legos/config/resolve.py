@@ -272,7 +272,8 @@ def _with_source(problem: BadSetting, origins: Mapping[str, str]) -> str:
     if not problem.joint:
         whole = (name for name in origins if f"{problem.key}.".startswith(f"{name}."))
         return f"{problem} ({origins.get(next(whole, ''), 'default')})"
-    words = set(re.findall(r"[a-z_0-9]+", problem.text.partition(";")[0]))  # without the advice
+    told = problem.text.partition(";")[0]  # without the advice
+    words = set(re.findall(r"[a-z_0-9]+(?= is | names | ')", told))  # before a value
     named = [name for name in knobs() if name.rpartition(".")[2] in words]
     listed = ", ".join(f"{name}: {origins.get(name, 'default')}" for name in named)
     return f"{problem} [{listed}]"

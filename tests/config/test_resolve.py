@@ -230,6 +230,13 @@ def test_a_wrong_part_of_a_value_names_the_file_of_the_value(
     assert str(caught.value).endswith(f"(file {path})")
 
 
+def test_settings_that_contradict_each_other_are_named_and_no_others() -> None:
+    with pytest.raises(ConfigError, match="compares the plays of a group") as caught:
+        resolve(overrides={"play.group_size": 1, "play.credit": "grpo"})
+    named = "[play.group_size: command line, play.credit: command line]"
+    assert str(caught.value).endswith(named)
+
+
 def test_bad_advice_of_an_arena_is_named_as_its() -> None:
     with pytest.raises(ConfigError, match=r"training\.kl \(arena nim\) is not a setting"):
         resolve(recommend=lambda _arena, _model: {"training.kl": 1})
