@@ -5,7 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from legos.arena.registry import advice
-from legos.config.resolve import ResolvedConfig, is_chosen, knobs, read_config, resolve, settings_of
+from legos.config.resolve import (
+    COMMAND_LINE,
+    ResolvedConfig,
+    is_chosen,
+    knobs,
+    read_config,
+    resolve,
+    settings_of,
+)
 from legos.errors import ConfigError
 from legos.run.checkpoint import read_state
 from legos.run.find import checkpoint_of, find_adapter, find_run, split_place
@@ -94,7 +102,7 @@ def _forked(files: Sequence[Path], fork: str, overrides: Mapping[str, object]) -
     parent = find_run(name)
     step = int(read_state(checkpoint_of(parent, at))["trainer"]["step"])
     start = f"{parent.path}@{step}"
-    overrides = {"out": None, **overrides, "fork_from": start}
+    overrides = {**overrides, "fork_from": start}
     resolved = resolve(
         run=parent.settings,
         files=files,
@@ -107,9 +115,10 @@ def _forked(files: Sequence[Path], fork: str, overrides: Mapping[str, object]) -
             f"loop.steps is {resolved.config.loop.steps} but {start} has done {step} steps "
             f"already; give a larger total, such as --steps {2 * step or 1}"
         )
-    if overrides["out"] is None:
-        return replace(resolved, sources={**resolved.sources, "out": "default"})
-    return resolved
+    if resolved.sources["out"].startswith((COMMAND_LINE, "file ")):
+        return resolved
+    sources = {**resolved.sources, "out": "default"}  # and not the folder of the other run
+    return replace(resolved, config=resolved.config.replace(out=None), sources=sources)
 
 
 def _check_kept(

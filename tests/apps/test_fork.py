@@ -14,6 +14,7 @@ from stored_plays import TIMES
 
 from legos.builtin import builtin_path
 from legos.cli.process import main
+from legos.cli.run_settings import resolve_run
 from legos.config.resolve import read_config
 from legos.run.checkpoint import newest_whole, read_state
 from legos.weights.base import fingerprint_of
@@ -192,6 +193,14 @@ def test_a_run_by_its_name_and_its_best_checkpoint(
     }
     assert fork("a@best", Path("runs/b"), "--steps", "8") == 0
     assert read_config(Path("runs/b/config.toml")).fork_from == f"runs/a@{step}"
+
+
+def test_a_fork_goes_where_a_file_says(parent: Path, tmp_path: Path) -> None:
+    file = tmp_path / "my.toml"
+    fork_from: dict[str, object] = {"fork_from": f"{parent}@2", "loop.steps": 9}
+    assert resolve_run([], resume=None, overrides=fork_from).config.out is None
+    file.write_text(f'out = "{tmp_path}/new"\n')
+    assert resolve_run([file], resume=None, overrides=fork_from).config.out == tmp_path / "new"
 
 
 def test_settings_of_a_forked_run_are_not_taken_for_a_fork(
