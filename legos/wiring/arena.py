@@ -29,7 +29,7 @@ OF_ARENAS = (
     *("system", "play_timeout_s", "report_after_s", "policies"),
 )
 """Attributes of arenas that somebody may write in a game."""
-MATCHMAKER = ("seats", "record", "state", "restore", "seating")  # methods
+MATCHMAKER = ("seats", "record", "state", "restore", "seating", "evaluation")  # methods
 PASS_ON = (
     "; an arena's __init__ takes (self, client=None, *, ..., **kwargs) and passes them on: "
     "super().__init__(client, **kwargs)"

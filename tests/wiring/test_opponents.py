@@ -35,6 +35,9 @@ class Own(Matchmaker):
 class Empty:
     pass
 
+class Most:
+    seats = record = state = restore = seating = None
+
 class Needs:
     def __init__(self, size):
         pass
@@ -134,6 +137,7 @@ def test_a_matchmaker_of_ones_own(tmp_path: Path) -> None:
     assert type(made(matchmaker=f"{file}:Own").matchmaker).__name__ == "Own"
     for name, message in {
         "Empty": r"whose class has no 'seats'; make it a subclass of legos\.Matchmaker",
+        "Most": r"whose class has no 'evaluation'; make it a subclass of legos\.Matchmaker",
         "Needs": r"cannot be made: TypeError.*'size'",
         "Lost": r"has no 'Lost'",
     }.items():
