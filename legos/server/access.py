@@ -198,7 +198,8 @@ class _Exchange:
     def report_to_seat(self) -> None:
         """Tell the seat why its request was answered with an error, if it was."""
         if self.seat is not None and self._error:
-            reason = msgspec.json.decode(self._error)["error"]["message"]
+            told = msgspec.json.decode(self._error)  # of /health: a status alone
+            reason = told.get("error", {}).get("message", told)
             self.seat.refused(f"{self.status}: {reason}")
 
 
