@@ -214,7 +214,7 @@ class _PlayPlace:
         arena = make_arena(
             self.arena.here(),
             client,
-            play=config.play,
+            play=config.play.replace(credit=None),  # which the trainer gives
             generation=config.generation,
             league=config.league,
             seed=config.seed,
