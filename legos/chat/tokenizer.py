@@ -63,6 +63,11 @@ class ChatTokenizer:
         self.thinking: Thinking = thinking
 
     @property
+    def template(self) -> str:
+        """The text of the chat template; empty: there is none."""
+        return str(self._tokenizer.chat_template or "")
+
+    @property
     def thinks(self) -> bool:
         """Whether chats ask for thinking by default, and can ask for none."""
         return self._template.thinks

@@ -63,6 +63,23 @@ def also_known(template: str) -> ToolFormat | None:
     return JSON_TOOLS if '"parameters": dictionary' in template else None
 
 
+def shown_format(template: str, place: object) -> ToolFormat | None:
+    """``also_known``, with a warning where the format is none that is known.
+
+    Args:
+        template: the chat template, which has tools.
+        place: where it is, for the warning.
+    """
+    found = also_known(template)
+    if found is None and PLAIN_TOOLS.start not in template:
+        logger.warning(
+            "the format in which the model in %s calls tools is not known: its calls stay text; "
+            'tool_choice "required" forces a call in a form that is known',
+            place,
+        )
+    return found
+
+
 _ADVICE = (
     "You may call these functions, given as JSON schemas:\n{tools}\n"
     'To call one, write {start}{{"name": ..., "arguments": {{...}}}}{end}.'

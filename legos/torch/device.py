@@ -15,7 +15,7 @@ import transformers
 from numpy.typing import NDArray
 
 from legos.chat.load import load_tokenizer
-from legos.chat.tools import PLAIN_TOOLS
+from legos.chat.tools import PLAIN_TOOLS, ToolFormat, shown_format
 from legos.device.backend import LoraBackend
 from legos.device.leader import Leader, follow
 from legos.device.worker import CLOSE_S, InlineWorker, ThreadWorker, Worker, closed_after_error
@@ -134,7 +134,6 @@ class TorchModel:
         call: runs a function that computes with the model, on its thread or now.
     """
 
-    tool_format = PLAIN_TOOLS  # which prompts explain
     turns: Mapping[str, int | None] = {}  # no thread is watched: no engine runs here
 
     def __init__(self, folder: Path, *, inline: bool) -> None:
@@ -156,6 +155,13 @@ class TorchModel:
         self.num_vocabulary = min(self.causal.num_vocabulary, self.tokenizer.vocab_size)
         self.num_parameters: int = whole.num_parameters()  # packed weights hold two each
         self.dtype = str(whole.dtype).removeprefix("torch.")
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """The model's own format of tool calls, or the plain one, which prompts then explain."""
+        tokenizer = self.tokenizer
+        shown = tokenizer.knows_tools and shown_format(tokenizer.template, self.folder)
+        return shown or PLAIN_TOOLS
 
     def __call__(
         self, input_ids: Sequence[int], *, adapter: Adapter | None = None

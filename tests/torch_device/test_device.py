@@ -13,10 +13,12 @@ from backend_steps import check_stops, logprobs_of
 from pydantic import ValidationError
 from random_samples import random_samples
 from safetensors.numpy import load_file, save_file
+from tiny_folders import builtin_with_template
 from tiny_models import write_any_model
 from vocabulary import TOKENS as TOKENIZER
 
 from legos.builtin import BUILTIN
+from legos.chat.tools import JSON_TOOLS, PLAIN_TOOLS
 from legos.config.schema import RunConfig
 from legos.errors import AdapterError, ModelError, TrainerError
 from legos.fakes import make_sample
@@ -32,6 +34,16 @@ UPDATE = Update(learning_rate=1e-2)
 
 def load(folder: Path | str = BUILTIN) -> Any:
     return load_model(folder, device="torch", inline=True)
+
+
+def test_calls_have_the_format_that_the_chat_template_shows(tmp_path: Path) -> None:
+    llama = (
+        "{% if tools %}{'name': function name, \"parameters\": dictionary}{{ tools }}{% endif %}"
+    )
+    talk = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    for name, template, form in (("own", llama, JSON_TOOLS), ("plain", "", PLAIN_TOOLS)):
+        model = load(builtin_with_template(tmp_path / name, template + talk))
+        assert model.tool_format == form
 
 
 def test_logits_are_those_of_mlx_with_and_without_lora() -> None:
