@@ -1,6 +1,7 @@
 """Seats that an arena or a matchmaker mixes up, and clients that return something else."""
 
 import asyncio
+import enum
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from talks import talk
 
 from legos import GRPOCredit, make_arena
-from legos.arena.checks import checked_seats
+from legos.arena.checks import checked_choices, checked_seats
 from legos.errors import ArenaError
 from legos.fakes import ScriptedClient
 from legos.protocols import Seat
@@ -31,6 +32,16 @@ def test_a_trained_seat_of_another_role() -> None:
         checked_seats(seats, DUEL, ("policy",), "seats() of arena 'duel'")
     watching = {**seats, "helper": replace(seats["helper"], trainable=False)}
     assert checked_seats(watching, DUEL, ("policy",), "seats() of arena 'duel'") == watching
+
+
+class Move(str, enum.Enum):  # noqa: UP042 - whose str() is its name
+    UP = "up"
+    DOWN = "down"
+
+
+def test_choices_of_an_enumeration_are_its_values() -> None:
+    choices = checked_choices(list(Move), "ann")
+    assert (choices, {type(choice) for choice in choices}) == (("up", "down"), {str})
 
 
 class Says:
