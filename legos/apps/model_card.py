@@ -19,7 +19,7 @@ from legos.apps.markdown import four_digits, table_head, table_line
 from legos.builtin import BUILTIN
 from legos.config.command import train_command
 from legos.installed import own_version
-from legos.remote.vllm.command import RANKS
+from legos.remote.vllm.command import max_rank
 from legos.run.key_figures import before_and_after, key_figures
 from legos.run.metrics import MetricTable
 from legos.run.reader import RunReader, RunSettings
@@ -82,7 +82,7 @@ def model_card(run: RunReader, adapter: Adapter, form: ExportFormat) -> str:
         ("versions of this export", ", ".join(_versions())),
     ]
     command = shlex.join(["uv", "run", *train_command(config.values, config.sources)])
-    rank = next((rank for rank in RANKS if rank >= adapter.shape.rank), None)
+    rank = max_rank(adapter.shape.rank)
     # Only legos can name the built-in model, and vLLM does not read MLX's quantised models.
     other = form == "peft" and (rank is None or _is_quantised(base))
     own = other or (base == BUILTIN and form != "fused")

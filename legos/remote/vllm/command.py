@@ -15,7 +15,7 @@ from legos.remote.process import Command, ServerProcess
 logger = logging.getLogger(__name__)
 
 PROGRAM = "LEGOS_VLLM_BIN"  # environment variable: path of the program
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM has room for
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM has room for
 CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"  # environment variable, GiB; only vLLM for CPUs reads it
 THREADS = "OMP_NUM_THREADS"  # environment variable
 WHOLE_PREFILLS = 16384  # tokens of a step; vLLM for CPUs fails if it splits a seeded prompt
@@ -33,6 +33,11 @@ class VllmOptions:
     rank: int  # largest LoRA rank
     max_loras: int  # number of adapters that can answer at the same time
     arguments: Sequence[str] = ()  # further arguments, after all others
+
+
+def max_rank(rank: int) -> int | None:
+    """The ``--max-lora-rank`` with which vLLM serves adapters of a rank; None: it has no room."""
+    return next((room for room in _RANKS if room >= rank), None)
 
 
 def find_vllm(program: str | Path | None = None) -> Path:
@@ -66,10 +71,10 @@ def vllm_command(program: Path, options: VllmOptions, port: int) -> list[str]:
     Raises:
         ConfigError: vLLM has no room for adapters of this rank.
     """
-    rank = next((rank for rank in RANKS if rank >= options.rank), None)
+    rank = max_rank(options.rank)
     if rank is None:
         raise ConfigError(
-            f"LoRA rank {options.rank} is larger than vLLM serves, {RANKS[-1]}; set "
+            f"LoRA rank {options.rank} is larger than vLLM serves, {_RANKS[-1]}; set "
             "training.lora_rank to a smaller one"
         )
     # On a GPU a step of so many tokens would take gigabytes of memory from the keys and values.
