@@ -5,15 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from legos.arena.registry import advice
-from legos.config.resolve import (
-    COMMAND_LINE,
-    ResolvedConfig,
-    is_chosen,
-    knobs,
-    read_config,
-    resolve,
-    settings_of,
-)
+from legos.config.resolve import ResolvedConfig, is_chosen, knobs, read_config, resolve, settings_of
 from legos.errors import ConfigError
 from legos.run.checkpoint import read_state
 from legos.run.find import checkpoint_of, find_adapter, find_run, split_place
@@ -102,12 +94,13 @@ def _forked(files: Sequence[Path], fork: str, overrides: Mapping[str, object]) -
     parent = find_run(name)
     step = int(read_state(checkpoint_of(parent, at))["trainer"]["step"])
     start = f"{parent.path}@{step}"
+    parents = f"run {start}"  # source of the settings that it has from there
     overrides = {**overrides, "fork_from": start}
     resolved = resolve(
         run=parent.settings,
         files=files,
         overrides=overrides,
-        inherit=lambda source: f"run {start}" if is_chosen(source) else source,
+        inherit=lambda source: parents if is_chosen(source) else source,
     )
     _check_kept(parent, resolved, keep=_SHARED, what=f"{start} to fork from")
     if resolved.config.loop.steps <= step:
@@ -115,7 +108,7 @@ def _forked(files: Sequence[Path], fork: str, overrides: Mapping[str, object]) -
             f"loop.steps is {resolved.config.loop.steps} but {start} has done {step} steps "
             f"already; give a larger total, such as --steps {2 * step or 1}"
         )
-    if resolved.sources["out"].startswith((COMMAND_LINE, "file ")):
+    if is_chosen(out := resolved.sources["out"]) and out != parents:
         return resolved
     sources = {**resolved.sources, "out": "default"}  # and not the folder of the other run
     return replace(resolved, config=resolved.config.replace(out=None), sources=sources)
