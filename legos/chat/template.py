@@ -26,6 +26,7 @@ class ChatTemplate:
     """Writes chats as a model was tuned to read them.
 
     Attributes:
+        source: the text of the template; empty: there is none.
         exists: whether the tokenizer has a template; without one, each message is a line.
         knows_thinking: whether it knows marks of thinking.
         knows_effort: whether it reads the variable ``reasoning_effort``.
@@ -47,7 +48,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._variables: Mapping[str, Any] = {}
         self._neutral = neutral
-        template = str(tokenizer.chat_template or "")
+        self.source = template = str(tokenizer.chat_template or "")
         self.exists = bool(template)
         self.knows_thinking = any(mark in template for mark in (OPEN, *TAGS))
         self.knows_effort = "reasoning_effort" in template

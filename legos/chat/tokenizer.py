@@ -33,6 +33,7 @@ class ChatTokenizer:
         knows_tools: whether the chat template writes tools.
         knows_thinking: whether the chat template knows thinking tags.
         knows_effort: whether it reads the variable ``reasoning_effort``.
+        template: the text of the chat template; empty: there is none.
         thinking: what every chat asks for that names no other.
     """
 
@@ -60,12 +61,8 @@ class ChatTokenizer:
         self.knows_tools: bool = self._template.knows_tools
         self.knows_thinking: bool = self._template.knows_thinking
         self.knows_effort: bool = self._template.knows_effort
+        self.template: str = self._template.source
         self.thinking: Thinking = thinking
-
-    @property
-    def template(self) -> str:
-        """The text of the chat template; empty: there is none."""
-        return str(self._tokenizer.chat_template or "")
 
     @property
     def thinks(self) -> bool:
