@@ -57,17 +57,23 @@ def test_a_client_that_leaves_ends_its_score(fake: Any, eventually: Callable[...
         assert eventually(engine.scores[0].cancelled)
 
 
+def asked_aside(server: Any) -> tuple[threading.Thread, list[int]]:
+    """A thread that asks for a score, and the statuses that it gets."""
+    statuses: list[int] = []
+
+    def ask() -> None:
+        with server.http() as http:
+            statuses.append(http.post("/v1/score", json=BODY).status_code)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread, statuses
+
+
 def test_the_end_of_the_server_ends_a_score(fake: Any, eventually: Callable[..., bool]) -> None:
     engine = Scoring()
-    statuses: list[int] = []
     with fake(engine, drain_s=0.2) as server:
-
-        def ask() -> None:
-            with server.http() as http:
-                statuses.append(http.post("/v1/score", json=BODY).status_code)
-
-        asking = threading.Thread(target=ask)
-        asking.start()
+        asking, statuses = asked_aside(server)
         assert eventually(lambda: len(engine.scores) == 1)
         began = time.monotonic()
         server.stop()
@@ -80,15 +86,8 @@ def test_the_end_of_the_server_ends_a_score(fake: Any, eventually: Callable[...,
 def test_the_scores_of_a_run_have_no_time_limit(fake: Any, eventually: Callable[..., bool]) -> None:
     engine = Scoring()
     texts = {"prompts": [{"messages": [{"role": "user", "content": "hi"}], "choices": ["a"]}]}
-    statuses: list[int] = []
     with fake(engine, request_timeout_s=1.0) as server, server.http() as http:
-
-        def ask() -> None:
-            with server.http() as other:
-                statuses.append(other.post("/v1/score", json=BODY).status_code)
-
-        asking = threading.Thread(target=ask)
-        asking.start()
+        asking, statuses = asked_aside(server)
         assert eventually(lambda: len(engine.scores) == 1)
         assert http.post("/v1/score", json=texts).status_code == 504
         engine.scores[0].set_result([[-1.0, -2.0]])
