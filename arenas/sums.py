@@ -4,6 +4,7 @@ import operator
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import zip_longest
 from typing import Any
 
 from legos import Arena, Episode, Table, Task, hold_out
@@ -27,8 +28,8 @@ class Sums(Arena):
     """Say what two numbers make, such as 17 + 25.
 
     Levels: ``sum1`` (numbers of one digit), ``sum2`` (of two), ``difference2``, ``product1`` and
-    ``product2``; a run has those up to ``hardest``. A tenth of the questions is held out, each in
-    both orders of its numbers.
+    ``product2``; a run has those up to ``hardest``. A tenth of the questions is held out, of those
+    with one digit three tenths, each in both orders of its numbers.
 
     Rewards: 1 if the last number of the answer is right, and 0.2 if the answer ends before its
     token limit. Credit compares the answers to one question. The number that shows learning is
@@ -52,11 +53,21 @@ class Sums(Arena):
 
     def tasks(self, rng: random.Random) -> Iterator[Task]:
         """Random questions that are not held out."""
-        return (task for task, held_out in self._drawn(rng) if not held_out)
+        while True:
+            level = rng.choice(self.levels)
+            size = 10 ** LEVELS[level][1]
+            task = _task(level, rng.randrange(size), rng.randrange(size))
+            if not _is_held_out(task):
+                yield task
 
     def held_out(self, rng: random.Random) -> Iterable[Task]:
-        """The tenth of the questions that is never trained on."""
-        return (task for task, held_out in self._drawn(rng) if held_out)
+        """The questions that are never trained on, each once, of all levels in turn."""
+        given = set()  # 3 + 4 is a question of sum1 and of sum2
+        for questions in zip_longest(*(_held_out(level, rng) for level in self.levels)):
+            for task in questions:
+                if task is not None and task.id not in given:
+                    given.add(task.id)
+                    yield task
 
     async def play(self, t: Table) -> Mapping[str, Mapping[str, float]]:
         """One answer."""
@@ -84,12 +95,22 @@ class Sums(Arena):
         """The right number."""
         return self.right(task), 1.2
 
-    def _drawn(self, rng: random.Random) -> Iterator[tuple[Task, bool]]:
-        """Random questions, and whether each is held out."""
-        while True:
-            level = rng.choice(self.levels)
-            sign, digits = LEVELS[level]
-            left, right = (rng.randrange(10**digits) for _ in range(2))
-            task = Task(id=f"{left} {sign} {right}", data=(left, sign, right), level=level)
-            unordered = Task(id=task.id, data=(sign, *sorted((left, right))))
-            yield task, not hold_out([unordered], 0.1)[0]
+
+def _held_out(level: str, rng: random.Random) -> Iterator[Task]:
+    """The held-out questions of one level, in random order."""
+    size = 10 ** LEVELS[level][1]
+    every = (_task(level, *divmod(both, size)) for both in rng.sample(range(size**2), size**2))
+    return filter(_is_held_out, every)
+
+
+def _is_held_out(task: Task) -> bool:
+    """Whether a question is held out, in both orders of its numbers."""
+    left, sign, right = task.data
+    unordered = Task(id=task.id, data=(sign, *sorted((left, right))))
+    share = 0.3 if max(left, right) < 10 else 0.1  # few questions have one digit
+    return bool(hold_out([unordered], share)[1])
+
+
+def _task(level: str, left: int, right: int) -> Task:
+    sign, _ = LEVELS[level]
+    return Task(id=f"{left} {sign} {right}", data=(left, sign, right), level=level)

@@ -59,6 +59,14 @@ def test_held_out_questions_are_never_trained_on() -> None:
     assert {task.level for task in islice(arena.tasks(random.Random(3)), 200)} == set(LEVELS)
 
 
+def test_held_out_questions_come_once_and_of_all_levels() -> None:
+    held_out = list(Sums(None, hardest="sum2").held_out(random.Random(1)))
+    assert len({task.id for task in held_out}) == len(held_out)
+    few = [task.level == "sum1" for task in held_out]
+    assert sum(few) >= 20
+    assert sum(few[:64]) == sum(few)  # an evaluation of 64 plays asks all of one digit
+
+
 def test_a_level_that_does_not_exist_is_named() -> None:
     with pytest.raises(ValueError, match="hardest is 'sum3'; expected one of: sum1, sum2, "):
         Sums(None, hardest="sum3")
