@@ -14,6 +14,7 @@ from legos import Arena, GRPOCredit, Task
 from legos.arena.matchmaker import SeatOverride
 from legos.chat.tokenizer import ChatTokenizer
 from legos.clients.engine import EngineClient
+from legos.clients.transport import server_root
 from legos.credit.merging import samples_of_rollout
 from legos.errors import ArenaError, EngineError
 from legos.fakes import ScriptedClient
@@ -45,6 +46,10 @@ class Program:
     async def post(self, path: str = CHAT, key: str = "", **body: Any) -> httpx.Response:
         headers = {"authorization": f"Bearer {key or self.endpoint.api_key}"}
         return await self._http.post(f"{self.endpoint.base_url}/{path}", json=body, headers=headers)
+
+    async def get(self, path: str) -> httpx.Response:
+        headers = {"authorization": f"Bearer {self.endpoint.api_key}"}
+        return await self._http.get(server_root(self.endpoint.base_url) + path, headers=headers)
 
     async def say(self, messages: Sequence[Json], **body: Any) -> Json:
         """The first answer to a chat."""
@@ -281,6 +286,21 @@ def test_a_program_that_is_never_answered_fails_the_play(
     assert error in episode.error
     assert episode.failure == failure
     assert not episode.rollouts[0].turns
+
+
+def test_a_program_may_ask_for_the_health_of_a_dead_engine(
+    play: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stats(_: FakeEngine) -> Any:
+        raise EngineError("its thread has died")
+
+    async def agent(program: Program) -> None:
+        monkeypatch.setattr(FakeEngine, "stats", stats)
+        assert (await program.get("/health")).status_code == 503
+        monkeypatch.undo()
+
+    episode, _ = play(agent)
+    assert "its thread has died" in episode.error
 
 
 def test_refused_requests_are_counted(play: Any) -> None:
