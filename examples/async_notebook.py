@@ -94,6 +94,7 @@ class Operators(Slow, Countdown):
 class Lookups(Slow, Zorplex):
     """The number of a word, which the model looks up."""
 
+    tasks_per_step, max_tokens = 8, 24
     options, modes = {"kinds": ["simple"], "levels": ["easy"]}, MODES
 
 
