@@ -249,8 +249,8 @@ def _with_people(
             whole = len(sides) == 2 and {one, two} == {*sides}
             if whole and any(people) and (table.sides > 1 or len(sides[one]) == 1):
                 returns = kept.result.mean_return(sides[one]), kept.result.mean_return(sides[two])
-                table.account(mine, theirs, sides[one]).count(*returns, kept.result.gave_up)
-                unit = unit and max(unit, *map(abs, returns))
+                account = table.account(mine, theirs, sides[one])
+                unit = unit and max(unit, abs(account.count(*returns, kept.result.gave_up)))
                 number += people[0]
     for person in (who for who in names if who.startswith(PERSON)):
         if not any(table.tally(person, other).plays for other in names):

@@ -29,7 +29,7 @@ class Standing(Struct, frozen=True, kw_only=True):
     plays: float = 0.0
     length: float = 1.0  # tokens of a seat, over those at the best snapshot
     entropy: float = 1.0  # entropy, over that at the best snapshot
-    collusion: float = 0.0  # reward of a seat with the newest policies alone, above that with older
+    collusion: float = 0.0  # reward with the newest policies alone, above that with older ones, as a share
 
     def metrics(self) -> dict[str, float]:
         """The numbers under flat names, without those that few plays do not show."""
@@ -55,14 +55,14 @@ def standing(
 ) -> Standing:
     """Compare the newest snapshot with the others, and with the bots that it has met.
 
-    Where rewards differ in size, most are far below the unit, and differences of ratings are small
-    at any strength. So the fall is that of plays for the usual reward, its root mean square.
+    Where gains differ in size, most are far below the unit, and differences of ratings are small at
+    any strength. So the fall is that of plays for the usual gain, the root mean square.
 
     Args:
         table: the plays.
         pool: the snapshots.
         policy: whose newest snapshot it is.
-        unit: the largest reward, as for ``ratings``.
+        unit: as for ``ratings``.
         length: tokens of a seat in a play of the newest step; 0: not known.
         entropy: entropy of the policy in that step, nats.
     """
@@ -71,7 +71,7 @@ def standing(
         return Standing()
     newest = snapshots[-1]
     own = {each.name: each for each in snapshots}
-    together = Standing(collusion=_collusion(table, pool, newest) / (unit or 1.0))
+    together = Standing(collusion=_collusion(table, pool, newest))
     rated = {each.member: each for each in pool_ratings(table, pool, policy, unit=unit)}
     if (now := rated.get(newest.name)) is None:
         return together
@@ -83,7 +83,7 @@ def standing(
     total = sum((table.tally(newest.name, name) for name in others), Tally())
     apart = 1 - np.eye(len(met))
     every = Tally(*np.einsum("ij,ijk->k", apart, table.sums(met)).tolist())
-    usual = math.sqrt(every.squares / every.plays) or 1.0
+    usual = math.sqrt(every.gains / every.plays) or 1.0
     return structs.replace(
         together,
         rating=now,
@@ -135,9 +135,9 @@ def guard_rules(
         f"meet more of the past ({PAST})"
     )
     agreed = (
-        "seats of the newest weights earn that share of the largest reward more with each other "
-        "than with earlier versions: they may have agreed on what only they understand; look at "
-        "the plays (legos watch), and meet more of the past"
+        "seats of the newest weights earn that share of the usual reward more with each other than "
+        "with earlier versions: they may have agreed on what only they understand; look at the "
+        "plays (legos watch), and meet more of the past"
     )
     longer = (
         f"a seat takes that many times the tokens that it took at {best}, which is no weaker; "
@@ -198,14 +198,14 @@ def guard_prefixes(metrics: Iterable[str]) -> list[str]:
 def _sure(table: PayoffTable, member: str, other: str) -> float:
     """1 where a member gains from another beyond the noise, -1 where it loses, 0 otherwise."""
     mine, theirs = table.tally(member, other), table.tally(other, member)
-    gain, noise = mine.reward - theirs.reward, SURE * math.sqrt(2 * (mine.squares + theirs.squares))
+    gain, noise = mine.reward - theirs.reward, SURE * math.sqrt(2 * (mine.gains + theirs.gains))
     return math.copysign(1.0, gain) if abs(gain) > noise else 0.0
 
 
 def _collusion(table: PayoffTable, pool: Pool, newest: Snapshot) -> float:
     """Mean reward of a seat with the newest policies, above that with earlier versions of them.
 
-    0 where there are few plays of either, and in every game of constant sum.
+    As a share of the usual reward, the root mean square. 0 where there are few plays of either, and in every game of constant sum.
     """
     together = Tally()
     apart = Tally()
@@ -216,7 +216,10 @@ def _collusion(table: PayoffTable, pool: Pool, newest: Snapshot) -> float:
         else:
             apart += sides
     enough = min(together.plays, apart.plays) >= 2 * ENOUGH  # counted from both sides
-    return max(together.mean - apart.mean, 0.0) if enough else 0.0
+    if not enough or together.mean <= apart.mean:
+        return 0.0
+    usual = math.sqrt((together.squares / together.plays + apart.squares / apart.plays) / 2)
+    return (together.mean - apart.mean) / usual
 
 
 def _seat_gap(table: PayoffTable, member: str, others: Sequence[str]) -> float:

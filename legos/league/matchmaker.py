@@ -59,7 +59,7 @@ class LeagueSeats(Matchmaker):
         pool: the snapshots.
         table: what members have earned against each other; the policy's own plays count for its
             newest snapshot.
-        unit: the largest reward so far, without its sign; it counts as a whole win.
+        unit: the largest gain so far, without its sign; it counts as a whole win.
         cast: seats members by name.
         every: steps from one snapshot to the next.
         progress: share of the run that is done, for shares that change during it.
@@ -287,9 +287,8 @@ class LeagueSeats(Matchmaker):
             earned, lost = mean_of(returns, mine), mean_of(returns, other)
             met[0] += 1
             met[1] += 1 - result(earned, lost) / 2
-            self.unit = max(self.unit, abs(earned), abs(lost))
             if account is not None:
-                account.count(earned, lost, gave_up)
+                self.unit = max(self.unit, abs(account.count(earned, lost, gave_up)))
 
     def _accounts(self, rollouts: Sequence[Rollout], fixed: Container[str]) -> "list[_Counted]":
         """Where a play counts: once for each two players of whom one is trained."""

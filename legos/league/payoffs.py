@@ -14,7 +14,7 @@ from legos.games.exact import GameTree, Policy
 from legos.games.graph import FloatArray
 from legos.games.solve import SAME, reach
 
-NUM_SUMS = 6  # fields of a tally
+NUM_SUMS = 7  # fields of a tally
 
 
 class Tally(Struct, frozen=True):
@@ -26,6 +26,7 @@ class Tally(Struct, frozen=True):
     reward: float = 0.0  # sum of the rewards
     squares: float = 0.0  # sum of the squared rewards
     forfeits: float = 0.0  # plays that this side forfeited; wins, draws and losses contain them
+    gains: float = 0.0  # sum of the squared gains, see ``Account.count``
 
     @property
     def plays(self) -> float:
@@ -84,7 +85,8 @@ class PayoffTable:
                 (self._sums(one, two, role), role, 1 / len(played), own)
                 for one, two, played, own in sides
                 for role in played
-            ]
+            ],
+            self.sides,
         )
 
     def put(self, mine: str, theirs: str, role: str, plays: Tally) -> None:
@@ -121,7 +123,7 @@ class PayoffTable:
         return plays, gain
 
     def sums(self, members: Sequence[str]) -> FloatArray:
-        """[M, M, 6] the fields of the tally of each member (row) against each (column)."""
+        """[M, M, 7] the fields of the tally of each member (row) against each (column)."""
         cells = [self._cells.get(pair) for pair in product(members, members)]
         nothing = [0.0] * NUM_SUMS
         found = [
@@ -197,30 +199,37 @@ class PayoffTable:
         self._cells, self._members = {}, {}
         for mine, theirs, role, *numbers in state["rows"]:
             names = state["members"][mine], state["members"][theirs], state["roles"][role]
+            if len(numbers) < NUM_SUMS:  # of an earlier version; right in zero-sum games
+                numbers.append(numbers[4])
             self.put(*names, Tally(*map(float, numbers)))
 
 
 class Account:
     """Counts plays of two members, in roles that are always the same; a table makes it."""
 
-    __slots__ = ("_cells",)
+    __slots__ = ("_cells", "_sides")
 
-    def __init__(self, cells: Sequence[tuple[list[float], str, float, bool]]) -> None:
+    def __init__(self, cells: Sequence[tuple[list[float], str, float, bool]], sides: int) -> None:
         """Take what is summed up of each role.
 
         Args:
             cells: the sums, the role, its part of a play, and whether it is the first member's.
+            sides: those of the table.
         """
-        self._cells = cells
+        self._cells, self._sides = cells, sides
 
-    def count(self, mine: float, theirs: float, gave_up: Container[str] = ()) -> None:
-        """Count a play.
+    def count(self, mine: float, theirs: float, gave_up: Container[str] = ()) -> float:
+        """Count a play, and return the gain of the first member.
+
+        A gain is half the difference of the rewards, or the reward, where plays are counted from
+        one side.
 
         Args:
             mine: mean return of the roles of the first member.
             theirs: that of the roles of the other.
             gave_up: roles that forfeited the play.
         """
+        gain = mine if self._sides == 1 else (mine - theirs) / 2
         for sums, role, share, own in self._cells:
             reward, other = (mine, theirs) if own else (theirs, mine)
             sums[result(reward, other)] += share
@@ -228,6 +237,8 @@ class Account:
             sums[4] += share * reward * reward
             if role in gave_up:
                 sums[5] += share
+            sums[6] += share * gain * gain
+        return gain
 
 
 def result(mine: float, theirs: float) -> int:
@@ -259,7 +270,8 @@ def exact_payoffs(tree: GameTree, policies: Mapping[str, Policy]) -> PayoffTable
     theirs_NR = (mine_NR.sum(axis=1, keepdims=True) - mine_NR) / (len(graph.roles) - 1)
     gap_NR = mine_NR - theirs_NR
     results = [gap_NR > SAME, np.abs(gap_NR) <= SAME, gap_NR < -SAME]  # as ``result`` says
-    counts = np.stack([*results, mine_NR, mine_NR**2])  # [5, ends, R]
+    nobody_NR = np.zeros_like(mine_NR)  # forfeits
+    counts = np.stack([*results, mine_NR, mine_NR**2, nobody_NR, (gap_NR / 2) ** 2])  # [7, ends, R]
     flat = {member: tree.everywhere(policy) for member, policy in policies.items()}
     table = PayoffTable(exact=True)
     for mine, mine_P in flat.items():

@@ -61,13 +61,13 @@ def ratings(
         members: whom to rate; by default all members of the table.
         anchor: the member whose rating is 0; if it is not among them, their mean is 0.
         level: probability that an interval contains the true difference from the anchor.
-        unit: the largest reward, which counts as a whole win; by default all wins count the same.
+        unit: the largest gain, which counts as a whole win; by default all wins count the same.
 
     Returns:
         Ratings, the strongest first.
 
     Raises:
-        ArenaError: plays do not connect the members, or rewards exceed the unit.
+        ArenaError: plays do not connect the members, or gains exceed the unit.
 
     Source: Bradley and Terry, Rank analysis of incomplete block designs, 1952; White, Maximum
     likelihood estimation of misspecified models, 1982.
@@ -185,7 +185,7 @@ def strongest_cycle(
     Args:
         table: the plays.
         members: who is looked at.
-        unit: the largest reward, as for ``ratings``.
+        unit: as for ``ratings``.
     """
     plays, points, squares = _results(table, members, unit)
     noise = np.zeros_like(plays)
@@ -255,14 +255,14 @@ def _results(
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """[M, M] plays of each pair, and the sums of the scores of the row and of their squares."""
     sums = table.sums(members) * (1 - np.eye(len(members)))[..., None]
-    wins, draws, losses, gain, squares, _ = np.moveaxis(sums, -1, 0)
+    wins, draws, losses, gain, _, _, squares = np.moveaxis(sums, -1, 0)
     plays = wins + draws + losses
     if unit is None:
         unit, gain, squares = 1.0, wins - losses, wins + losses
     plays, squares = (plays + plays.T) / table.sides, (squares + squares.T) / table.sides
     if (squares > plays * unit**2 * (1 + 1e-9)).any():
         largest = math.sqrt((squares / np.maximum(plays, TINY)).max())
-        raise ArenaError(f"rewards reach {largest:g} and more, but unit is {unit:g}; raise it")
+        raise ArenaError(f"gains reach {largest:g} and more, but unit is {unit:g}; raise it")
     half_gain = (gain - gain.T) / (2 * unit * table.sides)
     return plays, plays / 2 + half_gain, plays / 4 + half_gain + squares / (4 * unit**2)
 

@@ -37,7 +37,7 @@ class Results:
     failed: int = 0
     void: int = 0
     failure: str | None = None  # why the first of them failed
-    unit: float | None = None  # largest reward, of a zero-sum game whose wins differ in size
+    unit: float | None = None  # largest gain, in a zero-sum game whose wins differ in size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,9 +155,8 @@ async def played_results(
     for seating, played in zip(seatings, found, strict=True):
         for episode in played:
             if not episode.error and not episode.void:
-                _count(table, episode, seating, roles)
-    if unit is not None:  # a forfeit may cost more than the game does
-        unit = max([unit, *(abs(reward) for each in episodes for reward in each.rewards.values())])
+                gain = _count(table, episode, seating, roles)
+                unit = unit and max(unit, abs(gain))  # a forfeit may cost more than the game does
     failed = [episode for episode in episodes if episode.error]
     return Results(
         table=table,
@@ -220,13 +219,13 @@ async def _all_played(
     return [[task.result() for task in tasks] for tasks in running]
 
 
-def _count(table: PayoffTable, episode: Episode, seating: _Seating, roles: Sequence[str]) -> None:
-    """Count a play from the side of each of two members, or of the one with one role."""
+def _count(table: PayoffTable, episode: Episode, seating: _Seating, roles: Sequence[str]) -> float:
+    """Count a play from the side of each of two members, or of the one with one role; its gain."""
     others = [role for role in roles if role != seating.role]
     mine, theirs = episode.mean_return([seating.role]), episode.mean_return(others)
     both = len(roles) == PAIR and seating.mine != seating.theirs
     account = table.account(seating.mine, seating.theirs, [seating.role], others if both else ())
-    account.count(mine, theirs, episode.gave_up)
+    return account.count(mine, theirs, episode.gave_up)
 
 
 def mean_interval(tally: Tally, *, z: float = 1.96) -> tuple[float, float]:

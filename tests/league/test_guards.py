@@ -100,6 +100,15 @@ def test_a_fall_within_the_noise_is_none() -> None:
     assert found.fall == 0.0
 
 
+def test_small_differences_of_large_rewards_are_seen() -> None:
+    table = PayoffTable()
+    for step, more in enumerate((0.1, -0.1)):
+        for _ in range(PLAYS):
+            account = table.account(f"policy@{step}", "random", ["first"], ["second"])
+            account.count(1.0 + more, 1.0)
+    assert standing(table, pool_of(2), "policy", unit=0.05).forgotten == ("random",)
+
+
 def test_what_was_beaten_and_beats_now_is_forgotten() -> None:
     table = improving()
     meet(table, "policy@3", "random", 0.3)
@@ -190,7 +199,8 @@ def test_seats_that_agree_with_themselves_alone(with_past: float, fires: bool) -
             table.account("policy@1", other, ["first"], ["second"]).count(earned, earned)
     found = standing(table, pool_of(2), "policy", unit=1.0)
     assert ("league/collusion" in alarms(found)) == fires
-    assert found.collusion == pytest.approx(0.9 - with_past)
+    usual = ((0.9**2 + with_past**2) / 2) ** 0.5
+    assert found.collusion == pytest.approx((0.9 - with_past) / usual)
 
 
 def test_no_game_of_constant_sum_has_collusion() -> None:

@@ -196,7 +196,7 @@ def test_the_best_by_its_rating_stays_although_nobody_meets_it_again() -> None:
         league.add(snapshot)
         for play in range(100):
             league.record(played("policy", "random", 1.0 if play < wins else -1.0))
-        found = standing(league.table, league.pool, "policy", unit=league.unit)
+        found = standing(league.table, league.pool, "policy", unit=league.unit or None)
         assert found.best is not None
         falls.append(found.fall)
     assert found.best.name == "policy@10"

@@ -46,10 +46,10 @@ def random_members(tree: GameTree, count: int) -> dict[str, Policy]:
 def test_plays_are_counted_for_each_role_and_side() -> None:
     table = played()
     assert table.members == ("a", "b", "c")
-    assert table.tally("a", "b") == Tally(2, 1, 0, reward=2, squares=2)
-    assert table.tally("b", "a") == Tally(0, 1, 2, reward=-2, squares=2)
-    assert table.tally("a", "b", "w") == Tally(1, 1, 0, reward=1, squares=1)
-    assert table.tally("a", "b", "b") == Tally(1, 0, 0, reward=1, squares=1)
+    assert table.tally("a", "b") == Tally(2, 1, 0, reward=2, squares=2, gains=2)
+    assert table.tally("b", "a") == Tally(0, 1, 2, reward=-2, squares=2, gains=2)
+    assert table.tally("a", "b", "w") == Tally(1, 1, 0, reward=1, squares=1, gains=1)
+    assert table.tally("a", "b", "b") == Tally(1, 0, 0, reward=1, squares=1, gains=1)
     assert table.tally("b", "c") == Tally()
     mine = table.tally("a", "b")
     assert (mine.plays, mine.score, mine.mean) == (3, 2.5 / 3, 2 / 3)
@@ -59,7 +59,7 @@ def test_plays_are_counted_for_each_role_and_side() -> None:
 
 def test_a_forfeit_is_a_loss_that_is_counted_apart() -> None:
     table = played()
-    assert table.tally("c", "a") == Tally(0, 0, 1, reward=-1, squares=1, forfeits=1)
+    assert table.tally("c", "a") == Tally(0, 0, 1, reward=-1, squares=1, forfeits=1, gains=1)
     assert table.tally("a", "c").forfeits == 0
 
 
@@ -67,7 +67,7 @@ def test_only_the_order_of_rewards_wins() -> None:
     table = PayoffTable()
     table.account("a", "b", ["r"]).count(-1.0, -2.0)
     table.account("a", "b", ["r"]).count(0.5, 0.5)
-    assert table.tally("a", "b") == Tally(1, 1, 0, reward=-0.5, squares=1.25)
+    assert table.tally("a", "b") == Tally(1, 1, 0, reward=-0.5, squares=1.25, gains=0.25)
 
 
 def test_equal_rewards_are_a_draw_whatever_the_rounding_of_a_mean() -> None:
@@ -130,7 +130,7 @@ def test_the_exact_table_of_32_members(game: Game) -> None:
 def test_squares_are_those_of_single_plays_and_not_of_means() -> None:
     tree = GameTree(pennies(3.0))
     tally = exact_payoffs(tree, {"u": uniform_policy(tree)}).tally("u", "u", "b")
-    assert tally == Tally(0.5, 0, 0.5, reward=0.5, squares=3.0)  # 3, -1, -1, 1 equally often
+    assert tally == Tally(0.5, 0, 0.5, reward=0.5, squares=3.0, gains=3.0)  # of 3, -1, -1, 1
 
 
 def test_the_best_policy_beats_all_at_nim() -> None:
@@ -152,9 +152,9 @@ def test_with_three_roles_the_others_count_by_their_mean() -> None:
     tree = GameTree(game)
     goes, stays = ({("a", "move"): {move: 1.0}} for move in ("go", "stay"))
     table = exact_payoffs(tree, {"goes": goes, "stays": stays})
-    assert table.tally("goes", "stays", "a") == Tally(1, 0, 0, reward=2, squares=4)
+    assert table.tally("goes", "stays", "a") == Tally(1, 0, 0, reward=2, squares=4, gains=0.25)
     assert table.tally("goes", "stays", "b") == Tally(0, 1, 0, reward=1, squares=1)
-    assert table.tally("stays", "goes", "c") == Tally(0, 0, 1, reward=-1, squares=1)
+    assert table.tally("stays", "goes", "c") == Tally(0, 0, 1, reward=-1, squares=1, gains=3.0625)
 
 
 def test_a_game_of_one_role_has_no_table() -> None:

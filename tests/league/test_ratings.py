@@ -136,8 +136,22 @@ def test_with_a_unit_rewards_count_and_not_wins() -> None:
     squares = 75 * (0.6 - p) ** 2 + 25 * p**2 + 0.5 * (1 - p) ** 2 + 0.5 * p**2
     variance = squares / (101 * p * (1 - p)) ** 2
     assert rating.high - rating.elo == pytest.approx(1.959964 * ELO * math.sqrt(variance))
-    with pytest.raises(ArenaError, match=r"rewards reach 2\.64575 and more, but unit is 1"):
+    with pytest.raises(ArenaError, match=r"gains reach 2\.64575 and more, but unit is 1"):
         ratings(table, unit=1.0)
+
+
+def test_what_both_sides_earn_alike_is_no_noise() -> None:
+    """Rewards of 1.0 and 0.9 have the intervals of rewards of 0.05 and -0.05."""
+    tables = PayoffTable(), PayoffTable()
+    for table, shared in zip(tables, (0.95, 0.0), strict=True):
+        for gain in (0.05, 0.05, -0.05) * 100:
+            account = table.account("a", "random", ["r"], ["r"])
+            assert account.count(shared + gain, shared - gain) == pytest.approx(gain)
+    found, expected = (by_name(ratings(table, unit=0.5))["a"] for table in tables)
+    assert found.elo > 0.0
+    assert (found.elo, found.low, found.high) == pytest.approx(
+        (expected.elo, expected.low, expected.high)
+    )
 
 
 def test_the_optimum_at_poker_has_more_chips_and_not_more_wins() -> None:

@@ -43,6 +43,15 @@ def test_a_forfeit_counts_for_the_side_that_forfeited() -> None:
     assert league.table.tally("policy@0", "policy@1", "second").forfeits == 0
 
 
+def test_a_forfeit_that_costs_more_than_a_loss_leaves_a_win_whole() -> None:
+    _, league = arena_with({"past": 1.0})
+    with_snapshots(league, 2)
+    league.record(played("policy", "policy@0", 1.0))
+    forfeited = replace(played("policy", "policy@0", 0.0), notes=("first forfeits: ???",))
+    league.record(replace(forfeited, rewards={"first": -1.5, "second": 0.0}))
+    assert league.unit == 1.0
+
+
 def test_a_play_of_three_seats_counts_once_with_the_mean_of_two_and_their_turns() -> None:
     _, league = arena_with({"past": 1.0})
     with_snapshots(league, 2)
@@ -105,8 +114,8 @@ def test_what_seats_of_one_policy_earn_together_shows_collusion() -> None:
     for other, reward in [("policy", 10.0), ("policy@0", 4.0)] * 100:
         episode = played("policy", other, reward, trained=other == "policy")
         league.record(replace(episode, rewards=dict.fromkeys(("first", "second"), reward)))
-    found = standing(league.table, league.pool, "policy", unit=league.unit)
-    assert found.collusion == pytest.approx(0.6)
+    found = standing(league.table, league.pool, "policy", unit=league.unit or None)
+    assert found.collusion == pytest.approx(6 / 58**0.5)  # of 10 and 4, the usual reward
     assert league.table.members == ("policy@1", "policy@0")
     assert league.metrics()["plays_past"] == 100.0
     again = LeagueSeats({"self": 1.0}, Cast(arena))
