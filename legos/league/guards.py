@@ -29,7 +29,7 @@ class Standing(Struct, frozen=True, kw_only=True):
     plays: float = 0.0
     length: float = 1.0  # tokens of a seat, over those at the best snapshot
     entropy: float = 1.0  # entropy, over that at the best snapshot
-    collusion: float = 0.0  # reward with the newest policies alone, above that with older ones, as a share
+    collusion: float = 0.0  # share of the usual reward, see ``_collusion``
 
     def metrics(self) -> dict[str, float]:
         """The numbers under flat names, without those that few plays do not show."""
@@ -205,7 +205,8 @@ def _sure(table: PayoffTable, member: str, other: str) -> float:
 def _collusion(table: PayoffTable, pool: Pool, newest: Snapshot) -> float:
     """Mean reward of a seat with the newest policies, above that with earlier versions of them.
 
-    As a share of the usual reward, the root mean square. 0 where there are few plays of either, and in every game of constant sum.
+    It is a share of the usual reward, the root mean square. 0 where there are few plays of either,
+    and in every game of constant sum.
     """
     together = Tally()
     apart = Tally()

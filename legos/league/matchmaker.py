@@ -101,7 +101,7 @@ class LeagueSeats(Matchmaker):
         self._tokens = 0  # that opponents sampled since the step before
         self._step: object = None  # progress and pool for which the following are made
         self._shares_up_to: list[float] = []  # of the opponents
-        self._rivals: dict[tuple[str, str], _Rivals] = {}  # by opponent and policy
+        self._rivals: dict[tuple[str, str, str], _Rivals] = {}
         self._mirror = _Company({})  # the arena's seats, for which the following are made
         self._trained: list[str] = []  # roles
         self._policies: list[str] = []  # that they have
@@ -171,7 +171,8 @@ class LeagueSeats(Matchmaker):
         if opponent == SELF:
             return self._mirror
         learner = self._trained[int(learns * len(self._trained))]
-        rivals = tuple([self._rival(opponent, policy, draw) for policy in self._policies])
+        mine = seats[learner].policy or ""
+        rivals = tuple([self._rival(opponent, mine, policy, draw) for policy in self._policies])
         company = self._companies.get((learner, rivals))
         if company is None:
             made = dict(seats)
@@ -206,15 +207,15 @@ class LeagueSeats(Matchmaker):
         pairs = ((self._shares.get(n, 0.0), self._ends.get(n, 0.0)) for n in self._names)
         return [start + self.progress * (end - start) for start, end in pairs]
 
-    def _rival(self, opponent: str, policy: str, draw: float) -> tuple[str, str]:
+    def _rival(self, opponent: str, mine: str, policy: str, draw: float) -> tuple[str, str]:
         """Who sits in the place of a policy: a name, and of a snapshot that in the engines."""
-        if (opponent, policy) not in self._rivals:
-            self._rivals[opponent, policy] = self._rivals_of(opponent, policy)
-        bounds, rivals = self._rivals[opponent, policy]
+        if (key := (opponent, mine, policy)) not in self._rivals:
+            self._rivals[key] = self._rivals_of(*key)
+        bounds, rivals = self._rivals[key]
         return rivals[bisect(bounds, draw)]
 
-    def _rivals_of(self, opponent: str, policy: str) -> "_Rivals":
-        """Who may sit in a policy's place, and how often; ``ArenaError`` where none is taken."""
+    def _rivals_of(self, opponent: str, mine: str, policy: str) -> "_Rivals":
+        """Who sits in a policy's place against ``mine``, and how often; ``ArenaError``: nobody."""
         if opponent == EXPLOITER or opponent not in DRAWS:
             return [1.0], [(opponent, "")]
         snapshots = self.pool.of(EXPLOITER if opponent == EXPLOITERS else policy)
@@ -227,7 +228,8 @@ class LeagueSeats(Matchmaker):
             )
         if not snapshots:
             return [1.0], [("", "")]  # the policy itself
-        return _bounds(self._weights(opponent, snapshots)), [(s.name, s.live) for s in snapshots]
+        weights = self._weights(opponent, mine, snapshots)
+        return _bounds(weights), [(s.name, s.live) for s in snapshots]
 
     def _seat(self, seat: Seat, name: str, adapter: str) -> Seat:
         """The seat of a rival in the place of a policy."""
@@ -237,27 +239,27 @@ class LeagueSeats(Matchmaker):
             return replace(seat, name=EXPLOITER, adapter=EXPLOITER)
         return self.cast.seat(name, seat) if name else seat
 
-    def _weights(self, opponent: str, snapshots: Sequence[Snapshot]) -> list[float]:
-        """How often each snapshot is drawn."""
-        if opponent not in BY_SCORE:
+    def _weights(self, opponent: str, mine: str, snapshots: Sequence[Snapshot]) -> list[float]:
+        """How often each snapshot is drawn against a policy."""
+        if opponent not in BY_SCORE or not (own := self.pool.of(mine)):
             return [1.0] * len(snapshots)
         if opponent == "matched":
-            scores = predicted_scores(self.table, snapshots, unit=self.unit or None)
+            scores = predicted_scores(self.table, snapshots, own, unit=self.unit or None)
         else:
-            scores = [self.score(snapshot) for snapshot in snapshots]
+            scores = [self.score(mine, snapshot) for snapshot in snapshots]
         found = [(1 - x) ** 2 if opponent == "hard" else x * (1 - x) for x in scores]
         return found if sum(found) > 0 else [1.0] * len(snapshots)
 
-    def score(self, against: Snapshot) -> float:
-        """The policy's score against a snapshot: 1/2 + gain / (2 unit); 1/2 at first.
+    def score(self, policy: str, against: Snapshot) -> float:
+        """A policy's score against a snapshot: 1/2 + gain / (2 unit); 1/2 at first.
 
         The gain is half the difference of the rewards, as in ratings. The score is the mean over
         the plays since the newest two snapshots, and over one win and one loss, which decide until
         there are plays.
         """
         gain, plays = 0.0, 2.0
-        for newest in self.pool.of(against.policy)[-2:]:
-            if newest.step != against.step:
+        for newest in self.pool.of(policy)[-2:]:
+            if newest != against:
                 more, gained = self.table.gain(newest.name, against.name)
                 plays, gain = plays + more, gain + gained
         return 0.5 + gain / (2 * (self.unit or 1.0) * plays)

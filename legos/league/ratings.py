@@ -126,27 +126,33 @@ def pool_ratings(
 
 
 def predicted_scores(
-    table: PayoffTable, snapshots: Sequence[Snapshot], *, unit: float | None = None
+    table: PayoffTable,
+    snapshots: Sequence[Snapshot],
+    mine: Sequence[Snapshot],
+    *,
+    unit: float | None = None,
 ) -> list[float]:
-    """The score of a policy against its snapshots, as their ratings by all plays so far predict it.
+    """The score of a policy against snapshots, as their ratings by all plays so far predict it.
 
     Plays against one snapshot tell about the others too, also about one that was not met for long.
 
     Args:
         table: the plays; those of the policy count for its newest snapshot.
-        snapshots: of the policy, the oldest first.
+        snapshots: of this policy or of another one.
+        mine: those of the policy, the oldest first.
         unit: as for ``ratings``.
 
     Returns:
         Scores in (0, 1); 1/2 where no plays connect a snapshot with the newest that has met any.
     """
-    names = [snapshot.name for snapshot in snapshots]
-    policy = next((name for name in reversed(names) if name in table.members), names[-1])
+    own = [snapshot.name for snapshot in mine]
+    names = [*dict.fromkeys([*(snapshot.name for snapshot in snapshots), *own])]
+    policy = next((name for name in reversed(own) if name in table.members), own[-1])
     met = table.connected(policy, names)
     rated = ratings(table, met, anchor=policy, unit=unit) if len(met) > 1 else []
     elo = {each.member: each.elo for each in rated}
     theta = np.array([elo.get(name, 0.0) / ELO for name in names])
-    return _expected(theta)[names.index(policy)].tolist()
+    return _expected(theta)[names.index(policy), : len(snapshots)].tolist()
 
 
 def cyclic_share(scores: FloatArray) -> float:

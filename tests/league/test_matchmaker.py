@@ -4,19 +4,31 @@ import gc
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace as replace_adapter
+from dataclasses import replace as replaced
 
 import pytest
 from kuhn_leagues import arena_with, played, with_snapshots
 from made_snapshots import adapter, take
 
-from legos.arena.arena import Arena
+from arenas.kuhn import Kuhn
+from legos.arena.arena import Arena, GameArena
 from legos.errors import ArenaError
+from legos.fakes import ScriptedClient
 from legos.league.guards import standing
 from legos.protocols import Seat
 from legos.records.episode import Episode, Task
 
 DRAWS = 4000
+
+
+class Apart(GameArena):
+    """Each role has its own policy."""
+
+    policies = ("policy", "bob")
+
+    def seats(self, task: Task) -> Mapping[str, Seat]:
+        seats = super().seats(task)
+        return {**seats, "second": replaced(seats["second"], name="bob", adapter="bob")}
 
 
 def drawn(arena: Arena, number: int = DRAWS) -> list[Mapping[str, Seat]]:
@@ -123,12 +135,27 @@ def test_prioritised_draws_follow_the_scores(
             reward = size if play < wins else -size
             league.table.account("policy@2", name, ["first"], ["second"]).count(reward, -reward)
     # 98 plays, and one win and one loss; the newest is met as by the one before it.
-    scores = [league.score(snapshot) for snapshot in league.pool.of("policy")]
+    scores = [league.score("policy", snapshot) for snapshot in league.pool.of("policy")]
     assert scores == pytest.approx([0.75, 0.25, 0.75])
     expected = [w / sum(weights) for w in weights]
     found = rivals(drawn(arena))
     for step, share in enumerate(expected):
         assert found[f"policy@{step}"] / DRAWS == pytest.approx(share, abs=0.03)
+
+
+@pytest.mark.parametrize("opponent", ["hard", "even", "matched"])
+def test_the_score_of_who_learns_counts_where_each_role_has_its_own_policy(opponent: str) -> None:
+    _, league = arena_with({opponent: 1.0})
+    arena = Apart(Kuhn(), ScriptedClient([]), matchmaker=league)
+    for step in range(3):
+        take(league.pool, adapter(step), step)
+        take(league.pool, adapter(step, name="bob"), step)
+    for name, wins in (("bob@0", 200), ("bob@1", 0), ("bob@2", 100)):
+        for play in range(200):
+            league.record(played("policy", name, 1.0 if play < wins else -1.0))
+    found = Counter(seats["second"].name for seats in drawn(arena) if not seats["second"].trainable)
+    most = "bob@1" if opponent == "hard" else "bob@2"
+    assert found[most] / found.total() > 0.7
 
 
 def test_matched_draws_follow_what_ratings_predict_of_snapshots_not_met_for_long() -> None:
@@ -156,7 +183,9 @@ def test_who_wins_small_and_loses_big_is_behind() -> None:
     for reward in (1.0, 1.0, 1.0, -5.0):
         league.record(played("policy", "policy@0", reward))
     assert league.unit == 5.0
-    assert league.score(league.pool.of("policy")[0]) == pytest.approx(0.5 - 2 / (2 * 5 * 6))
+    assert league.score("policy", league.pool.of("policy")[0]) == pytest.approx(
+        0.5 - 2 / (2 * 5 * 6)
+    )
     tally = league.table.tally("policy@1", "policy@0")
     assert (tally.wins, tally.losses, tally.reward) == (3, 1, -2)
 
@@ -234,7 +263,7 @@ def test_the_policy_meets_earlier_exploiters() -> None:
     assert league.pools("exploiter")
     assert not arena_with({"exploiter": 1.0})[1].pools("exploiter")
     for step in range(2):
-        take(league.pool, replace_adapter(adapter(step), name="exploiter"), step)
+        take(league.pool, replaced(adapter(step), name="exploiter"), step)
     found = rivals(drawn(arena))
     for step in range(2):
         assert found[f"exploiter@{step}"] / DRAWS == pytest.approx(0.25, abs=0.03)
