@@ -37,7 +37,7 @@ from legos.run.run import Run
 from legos.stalls import STALL_AFTER_S, LoopWatch
 from legos.track.console import ConsoleTracker
 from legos.track.output import OutputConsole
-from legos.wiring.arena import make_mix
+from legos.wiring.arena import make_mix, warn_of_few_plays
 from legos.wiring.evaluate import evaluation_of
 from legos.wiring.model import has_followers
 from legos.wiring.options import check_options
@@ -128,6 +128,8 @@ def _train(
     )
     with closing(made) as trainer:
         mix = make_mix(config, client := trainer.client())
+        for arena, one in zip(mix.arenas.values(), config.arenas.values(), strict=True):
+            warn_of_few_plays(arena, one.play)
         put = partial(put_on, trainer.engine, model=config.model)
         seated, opponents = load_seated(mix.arenas.values(), put)
         place = trainer.generation, trainer.model

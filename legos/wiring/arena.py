@@ -13,7 +13,7 @@ from legos.arena.matchmaker import ArenaSeats
 from legos.arena.registry import find_arena, made_of
 from legos.config.league import LeagueConfig
 from legos.config.schema import GenerationConfig, PlayConfig, PlayedArena, RunConfig
-from legos.credit import make_credit
+from legos.credit import RULES, WITHOUT_GROUPS, make_credit
 from legos.errors import ArenaError, ConfigError, LegosError, with_story
 from legos.league.cast import OPTIMAL, Cast, is_own_bot
 from legos.league.matchmaker import EXPLOITER, EXPLOITERS, LeagueSeats
@@ -24,6 +24,7 @@ from legos.wiring.options import OF_EVERY_ARENA, checked_options
 logger = logging.getLogger(__name__)
 
 DEFAULT_CREDIT = "dr_grpo"
+MOST_ALONE = 0.2  # share of plays of a step with a start that no other play of it has
 OF_ARENAS = (
     *("tasks_per_step", "group_size", "illegal", "retries", "restrict_choices", "max_tokens"),
     *("system", "play_timeout_s", "report_after_s", "policies"),
@@ -114,6 +115,22 @@ def _warn_of_unread(kind: type[Game]) -> None:
             kind.name,
             " and ".join(unread),
             kind.__name__,
+        )
+
+
+def warn_of_few_plays(arena: Arena, play: PlayConfig) -> None:
+    """Say that plays of a step of a game begin apart, where credit compares those of one start."""
+    if not isinstance(arena, GameArena) or arena.group_size > 1:
+        return
+    if (play.credit or DEFAULT_CREDIT) not in RULES.keys() - WITHOUT_GROUPS:
+        return
+    plays = arena.tasks_per_step
+    alone = sum(share * (1 - share) ** (plays - 1) for _, share in arena.game.starts() or ())
+    if alone > MOST_ALONE:
+        logger.warning(
+            "%.0f %% of the %d plays of a step of arena %r begin as no other one does: nothing is "
+            "learned from them; give --play.group-size 8 --play.tasks-per-step %d",
+            *(100 * alone, plays, arena.name, max(1, plays // 8)),
         )
 
 
