@@ -229,8 +229,8 @@ class Backend(Protocol):
             stop: asked between two passes; once it returns True, the future raises ``Stopped``.
         """
 
-    def optim_step(self, update: Update, *, policy: str = POLICY) -> "Future[int]":
-        """Apply the gradients of a policy's last ``forward_backward``; returns the new version."""
+    def optim_step(self, update: Update, *, policies: Sequence[str] = (POLICY,)) -> "Future[None]":
+        """Apply the gradients of the last ``forward_backward`` of each policy: of all or none."""
 
     def adapter(self, policy: str = POLICY) -> Adapter:
         """The current adapter of a policy; its arrays never change afterwards."""

@@ -245,7 +245,7 @@ class TableBackend:
         )
 
     @answered
-    def optim_step(self, update: Update, *, policy: str = POLICY) -> int:
+    def optim_step(self, update: Update, *, policies: Sequence[str] = (POLICY,)) -> None:
         """Apply the last step's gradients by gradient descent, whatever their norm."""
         gradients, self._gradients = self._gradients, None
         if gradients is None:
@@ -261,7 +261,6 @@ class TableBackend:
         self._version += 1
         if update.kl_refresh_steps and self._version % update.kl_refresh_steps == 0:
             self._parts["reference"] = table
-        return self._version
 
     def adapter(self, policy: str = POLICY) -> Adapter:
         """The current table."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any
@@ -125,8 +125,8 @@ class SlowBackend(FakeBackend):
         )
         return self._later(call, TrainerError)
 
-    def optim_step(self, update: Update, *, policy: str = POLICY) -> "Future[int]":
-        return self._later(partial(super().optim_step, update, policy=policy))
+    def optim_step(self, update: Update, *, policies: Sequence[str] = (POLICY,)) -> "Future[None]":
+        return self._later(partial(super().optim_step, update, policies=policies))
 
     def snapshot(self) -> "Future[Snapshot]":
         return self._later(super().snapshot)

@@ -113,12 +113,12 @@ class LoraBackend:
         step = StepSamples(samples=samples, weights=weights)
         return self._call(self._forward_backward, step, objective, policy, stop)
 
-    def optim_step(self, update: Update, *, policy: str = POLICY) -> "Future[int]":
-        """Apply the gradients of the policy's last ``forward_backward``; returns the new version.
+    def optim_step(self, update: Update, *, policies: Sequence[str] = (POLICY,)) -> "Future[None]":
+        """Apply the gradients of the last ``forward_backward`` of each policy: of all or none.
 
         The future raises ``TrainerError`` where there are no gradients.
         """
-        return self._call(self._optim_step, update, policy)
+        return self._call(self._optim_step, update, policies)
 
     def adapter(self, policy: str = POLICY) -> Adapter:
         """A policy's newest adapter; later steps do not change its arrays.
@@ -247,28 +247,26 @@ class LoraBackend:
             return arrays
         return {name: np.asarray(array) for name, array in self._device.host(arrays).items()}
 
-    def _optim_step(self, update: Update, name: str) -> int:
-        policy = self._find(name)
-        if policy.pending is None:
-            raise TrainerError("there are no gradients to apply; call forward_backward first")
-        gradients, policy.pending = policy.pending, None
-        after, moments, ema = self._device.computed(
-            lambda: self._updated(policy, gradients, update)
-        )
-        policy.arrays, policy.moments, policy.ema = after, moments, ema
-        policy.updates += 1
-        policy.adapter = self._adapter(name, policy.adapter.version + 1, after)
-        self._device.install(after)
-        every, version = update.kl_refresh_steps, policy.adapter.version
-        if every is not None and version % every == 0:
-            policy.reference = Lora(arrays=after, scale=self._shape.scale)
-            logger.info("the reference of the divergences is now version %d", version)
-        return version
+    def _optim_step(self, update: Update, names: Sequence[str]) -> None:
+        computed = [
+            self._device.computed(partial(self._updated, self._find(name), update))
+            for name in names
+        ]
+        for name, (after, moments, ema) in zip(names, computed, strict=True):
+            policy = self._find(name)
+            policy.arrays, policy.moments, policy.ema, policy.pending = after, moments, ema, None
+            policy.updates += 1
+            policy.adapter = self._adapter(name, policy.adapter.version + 1, after)
+            self._device.install(after)
+            every, version = update.kl_refresh_steps, policy.adapter.version
+            if every is not None and version % every == 0:
+                policy.reference = Lora(arrays=after, scale=self._shape.scale)
+                logger.info("the reference of the divergences is now version %d", version)
 
-    def _updated(
-        self, policy: _Policy, gradients: Arrays, update: Update
-    ) -> tuple[Arrays, Arrays, Arrays]:
+    def _updated(self, policy: _Policy, update: Update) -> tuple[Arrays, Arrays, Arrays]:
         """The arrays, moments and EMA after an update with Adam; clips the gradients' norm."""
+        if (gradients := policy.pending) is None:
+            raise TrainerError("there are no gradients to apply; call forward_backward first")
         xp, array = self._device.xp, self._device.array
         beta1, beta2 = self._config.betas
         number = policy.updates + 1

@@ -225,9 +225,9 @@ class PolicyTrainer:
                 PolicyPass(policy, before[policy], objective, of_policy, found, metrics, reason)
             )
         update = settings.update(self.step, self.num_steps)
-        for part in parts:  # after all passes: if one fails, no policy has changed
-            if part.reason is None:
-                yield self.backend.optim_step(update, policy=part.policy)
+        # After all passes, and all at once: if one fails, no policy has changed.
+        if applied := [part.policy for part in parts if part.reason is None]:
+            yield self.backend.optim_step(update, policies=applied)
         for part in parts:
             self._book(part)
         self.step += 1

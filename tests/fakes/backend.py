@@ -79,13 +79,12 @@ class FakeBackend:
         )
 
     @answered
-    def optim_step(self, update: Update, *, policy: str = POLICY) -> int:
+    def optim_step(self, update: Update, *, policies: Sequence[str] = (POLICY,)) -> None:
         """Record and count an update."""
         self.updates.append(update)
         self._digest(f"{update}")
         self._version += 1
         self.value += 1
-        return self._version
 
     def _digest(self, text: str) -> None:
         self.trail = hashlib.sha256(f"{self.trail} {text}".encode()).hexdigest()

@@ -117,7 +117,8 @@ def compared(pair: Pair, samples: list[Sample], objective: Objective, folder: Pa
     for one, other in zip(found.entropies, expected.entropies, strict=True):
         assert one == pytest.approx(other, abs=1e-4)
     for each in (pair.mlx, pair.torch):
-        assert each.optim_step(UNBOUNDED).result() == 4
+        each.optim_step(UNBOUNDED).result()
+        assert each.adapter().version == 4
     states = [saved(each, folder / name) for name, each in (("m", pair.mlx), ("t", pair.torch))]
     gradients = [
         {name: array for name, array in state["optimiser"].items() if name.endswith(".m")}

@@ -114,11 +114,11 @@ def test_what_is_rewarded_gets_likelier_on_the_models_own_thread() -> None:
     backend = model.make_backend(BackendConfig(policies=("a", "b")))
     sample = make_sample(TOKENS, logprobs=-3.0)
     with pytest.raises(TrainerError, match="call forward_backward first"):
-        backend.optim_step(UPDATE, policy="a").result()
+        backend.optim_step(UPDATE, policies=["a"]).result()
     before = float(logprobs_of(backend, [sample], policy="a")[0][0])
     for _ in range(3):
         backend.forward_backward([sample], [1.0], Objective(), policy="a").result()
-        backend.optim_step(UPDATE, policy="a").result()
+        backend.optim_step(UPDATE, policies=["a"]).result()
     assert float(logprobs_of(backend, [sample], policy="a")[0][0]) > before + 0.1
     assert float(logprobs_of(backend, [sample], policy="b")[0][0]) == pytest.approx(before)
     assert (backend.adapter("a").version, backend.adapter("b").version) == (3, 0)

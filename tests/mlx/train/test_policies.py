@@ -162,7 +162,8 @@ def test_each_policy_is_trained_as_if_it_were_alone(tiny_models: Mapping[str, Pa
             alone[name].optim_step(update).result()
             found = both.forward_backward(samples, weights, objective, policy=name).result()
             assert found.sums == expected.sums
-            assert both.optim_step(update, policy=name).result() == seed + 1
+            both.optim_step(update, policies=[name]).result()
+            assert both.adapter(name).version == seed + 1
     for name, backend in alone.items():
         mine, own = both.adapter(name), backend.adapter()
         assert (mine.name, mine.version) == (name, 3)
@@ -187,7 +188,7 @@ def test_policies_are_saved_by_name_and_go_on_to_the_bit(
             weights = normalisation_weights(samples, "token")
             pull = Objective(ema_kl_coef=0.2)
             backend.forward_backward(samples, weights, pull, policy=name).result()
-            backend.optim_step(update, policy=name).result()
+            backend.optim_step(update, policies=[name]).result()
 
     train(whole, 0)
     whole.snapshot().result()(tmp_path)
@@ -256,10 +257,38 @@ def test_gradients_from_before_a_restore_are_not_applied(
     assert backend.adapter().version == 3
 
 
+def test_an_update_that_fails_for_one_policy_changes_none(
+    tiny_models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, rate = ("policy", "rival"), Update(learning_rate=1e-2)
+    _, backend = made(tiny_models["llama"], policies=names)
+
+    def compute() -> None:
+        for name in names:
+            backend.forward_backward(some(1), [1.0] * len(some(1)), Objective(), policy=name)
+
+    compute()
+    updated = LoraBackend._updated
+
+    def failing(self: LoraBackend, policy: Any, update: Update) -> Any:
+        if policy is self._find("rival"):
+            raise TrainerError("the memory is full")
+        return updated(self, policy, update)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LoraBackend, "_updated", failing)
+        with pytest.raises(TrainerError, match="the memory is full"):
+            backend.optim_step(rate, policies=names).result()
+    assert [backend.adapter(name).version for name in names] == [0, 0]
+    compute()
+    backend.optim_step(rate, policies=names).result()
+    assert [backend.adapter(name).version for name in names] == [1, 1]
+
+
 def test_an_unknown_policy_is_named(tiny_models: Mapping[str, Path]) -> None:
     _, backend = made(tiny_models["llama"])
     for call in (
-        lambda: backend.optim_step(Update(learning_rate=0.1), policy="rival").result(),
+        lambda: backend.optim_step(Update(learning_rate=0.1), policies=["rival"]).result(),
         lambda: logprobs_of(backend, some(0), policy="rival"),
         lambda: backend.adapter("rival"),
     ):
