@@ -208,13 +208,18 @@ class MlxEngine:
         for sequence in self._inside:
             if sequence.live.epoch != sequence.epoch:
                 sequence.epoch = -1
-        self._scheduler.tidy(self._inside)
+        self._tidy()
         self.swaps += 1
         return adapter.info
 
     def _drop(self, name: str) -> None:
         self._scheduler.adapters.drop(name)
+        self._tidy()
+
+    def _tidy(self) -> None:
         self._scheduler.tidy(self._inside)
+        if isinstance(self._worker, InlineWorker):  # of a run that goes on exactly after a restart
+            self._scheduler.forget()
 
     def _post(self, message: Message) -> None:
         """Queue a message for the next step; callable on any thread."""

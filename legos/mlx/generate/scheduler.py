@@ -165,8 +165,13 @@ class Scheduler:
         self._unread = None
         self._rows.clear()
         self.waiting.clear()
+        self.forget()
+
+    def forget(self) -> None:
+        """Remove all that earlier steps have computed, so that later ones compute it anew."""
         self._prefixes.keep_only(())
         self.sampler.known.clear()
+        self._slots.forget()
 
     def start_again(self, sequences: Iterable[SequenceState]) -> None:
         """After the device has failed: prefill sequences again, for a while with half the cache."""

@@ -21,7 +21,7 @@ class SlotBatch:
     Attributes:
         slots: [B] slot of each row.
         uniform: the slot that all rows use; None where they use several.
-        stacked: the slots whose LoRA pairs are multiplied where rows use several, sorted.
+        stacked: the slots whose LoRA pairs are multiplied where rows use several.
     """
 
     def __init__(self, slots: tuple[int, ...], stacked: tuple[int, ...]) -> None:

@@ -46,6 +46,7 @@ class AdapterSlots:
                 raise AdapterError(f"{name} has LoRA already; give a tree as it was loaded")
         self._adapted: dict[str, AdaptedModule] = {}
         self._slots: dict[int, frozenset[str]] = {NO_ADAPTER: frozenset()}
+        self._digests: dict[int, str] = {}  # of the weights in a slot
         self._next = NO_ADAPTER + 1
         self._current = Current()
         self._batch: SlotBatch | None = None  # the last one, for rows with the same slots
@@ -69,13 +70,18 @@ class AdapterSlots:
         self._next += 1
         for name, pair in pairs.items():
             self._adapted_module(name).put(slot, pair)
-        self._slots[slot] = frozenset(pairs)
+        self._slots[slot], self._digests[slot] = frozenset(pairs), adapter.digest
         return slot
 
     def free(self, slot: int) -> None:
         """Remove a slot that ``load`` has returned, and release its arrays."""
         for name in self._slots.pop(slot):
             self._adapted[name].put(slot, None)
+        del self._digests[slot]
+        self._batch = None
+
+    def forget(self) -> None:
+        """Compute the next rows whatever rows came before."""
         self._batch = None
 
     def rows(self, slots: Sequence[int]) -> AbstractContextManager[None]:
@@ -102,10 +108,14 @@ class AdapterSlots:
         return self._current.using(self._batch)
 
     def _stacked(self, distinct: frozenset[int]) -> tuple[int, ...]:
-        """Slots to stack; those of the last batch are kept if few, to avoid rebuilding stacks."""
+        """Slots to stack; those of the last batch are kept if few, to avoid rebuilding stacks.
+
+        Weights decide their order, as slots are numbered in the order of loading.
+        """
         before = frozenset(self._batch.stacked if self._batch else ()) & self._slots.keys()
         union = before | distinct
-        return tuple(sorted(union if len(union) <= 2 * len(distinct) else distinct))
+        stacked = union if len(union) <= 2 * len(distinct) else distinct
+        return tuple(sorted(stacked, key=lambda slot: (self._digests[slot], slot)))
 
     def _adapted_module(self, name: str) -> AdaptedModule:
         adapted = self._adapted.get(name)
