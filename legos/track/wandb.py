@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +21,7 @@ WandbMode = Literal["auto", "online", "offline"]
 _Begun = Literal["online", "offline", "disabled"]  # disabled: nothing is written or sent
 FLUSH_S = 1.0  # a process that is killed loses at most what it logged in this time
 START_S = 30  # until an unreachable service is given up
+_REJECTED = re.compile("returned error 40[13]")  # in a message of W&B's process
 _SUMMARY = {"eval/*": "min,max,last", "train/*": "min,max,last"}
 
 
@@ -46,11 +48,10 @@ def start_wandb(
         ConfigError: the run cannot be started, for instance because the key was rejected.
     """
     import wandb
-    from wandb.errors import CommError
+    from wandb.errors import AuthenticationError, CommError
 
     folder = folder.absolute()  # W&B's process may have another working directory
     wandb.setup(wandb.Settings(silent=True))  # the console shows the run
-    chosen = choose_mode(mode)
     arguments: dict[str, Any] = {
         "project": os.environ.get("WANDB_PROJECT", "legos"),
         "name": folder.resolve().name,
@@ -74,9 +75,10 @@ def start_wandb(
 
     try:
         try:
-            run = begin(chosen)
+            run = begin(choose_mode(mode))
         except CommError as error:
-            if mode == "online":
+            rejected = isinstance(error, AuthenticationError) or _REJECTED.search(f"{error}")
+            if mode == "online" or rejected:
                 raise
             logger.warning("Weights & Biases cannot be reached, so the run is offline: %s", error)
             wandb.teardown()  # its process still holds the id of the run
@@ -84,7 +86,8 @@ def start_wandb(
             run = begin("offline")
     except wandb.Error as error:
         raise ConfigError(
-            f"cannot start Weights & Biases: {error}; use --track.wandb offline"
+            f"cannot start Weights & Biases: {error}; check the key (WANDB_API_KEY, or wandb "
+            "login) and the connection, or use --track.wandb offline"
         ) from error
     run.define_metric("step", hidden=True)
     run.define_metric("*", step_metric="step")

@@ -252,3 +252,52 @@ def test_a_service_that_cannot_be_reached_leaves_the_run_offline(
     assert (done.stdout, done.returncode) == (told, 0), done.stderr
     assert ("cannot be reached" in done.stderr) == (mode == "auto")
     assert bool([*tmp_path.glob("run/wandb/offline-run-*/*.wandb")]) == (mode == "auto")
+
+
+REJECTED = """
+import os, sys, threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from legos.errors import ConfigError
+from legos.track.wandb import start_wandb
+
+class Rejecting(BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(int(sys.argv[2]))
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+server = ThreadingHTTPServer(("127.0.0.1", 0), Rejecting)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+os.environ["WANDB_BASE_URL"] = f"http://127.0.0.1:{server.server_port}"
+try:
+    start_wandb(Path(sys.argv[1]), config={})
+except ConfigError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("key", "status", "reason"),
+    [("a" * 40, 401, "error 401"), ("a" * 40, 403, "error 403"), ("short", 401, "has 5")],
+)
+def test_a_run_does_not_start_with_a_key_that_is_rejected(
+    key: str, status: int, reason: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", REJECTED, str(tmp_path / "run"), f"{status}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**{n: v for n, v in os.environ.items() if n != "WANDB_MODE"}, "WANDB_API_KEY": key},
+    )
+    assert done.stdout.startswith("cannot start Weights & Biases: "), done.stderr
+    assert reason in done.stdout
+    assert "check the key (WANDB_API_KEY" in done.stdout
+    assert not [*tmp_path.glob("run/wandb/offline-run-*")]
