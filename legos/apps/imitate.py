@@ -155,15 +155,20 @@ def model_of(data: str, model: str | None) -> str | None:
         ConfigError: the run has another model.
         CheckpointError: there is no such run.
     """
-    if not _is_run(data):
+    if (settings := played_with(data)) is None:
         return model
-    played = read_config(find_run(data).settings).model
+    played = settings.model
     if model is not None and model_name(model) != model_name(played):
         raise ConfigError(
             f"model is {model!r} but {data} was played by {played!r}, and its answers are tokens "
             f"of that model; leave --model out, or give --model {played}"
         )
     return model or played
+
+
+def played_with(data: str) -> RunConfig | None:
+    """The settings of a run that is imitated; None: ``data`` is no run."""
+    return read_config(find_run(data).settings) if _is_run(data) else None
 
 
 def _answers(data: str, min_reward: float) -> list[Task]:

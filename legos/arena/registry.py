@@ -39,6 +39,7 @@ CHAT_GAMES: Mapping[str, object] = {
 CHAT_TEXT: Mapping[str, object] = {"training.learning_rate_end_fraction": 0.1}
 """Settings of other arenas for chat models, unless the arena recommends its own."""
 
+_ANY_MODEL = ("play.", "generation.thinking")  # recommended settings that hold for every model
 _FILE = "legos_arena_file_"  # before the path, in the name of a module from a file
 
 
@@ -74,9 +75,10 @@ def find_arena(name: str) -> type:
 def advice(name: str, model: str) -> Mapping[str, object]:
     """Settings that an arena recommends for a model, under dotted names.
 
-    Settings of play suit any model; the others were tuned on the built-in model, and are left out
-    for other models, since its learning rates are too high for large models. Those do not know the
-    games either, so that they are told the rules, and sample only legal moves.
+    Settings of play and the thinking that prompts ask for suit any model; the others were tuned on
+    the built-in model, and are left out for other models, since its learning rates are too high for
+    large models. Those do not know the games either, so that they are told the rules, and sample
+    only legal moves.
 
     In games a chat model is pulled towards the average of its weights and gets an entropy bonus
     that stays: as the game recommends it where its hidden cards need such a pull, otherwise as
@@ -88,7 +90,7 @@ def advice(name: str, model: str) -> Mapping[str, object]:
     recommended: Mapping[str, object] = getattr(kind, "recommended", {})
     if model == BUILTIN:
         return recommended
-    kept = {key: value for key, value in recommended.items() if key.startswith("play.")}
+    kept = {key: value for key, value in recommended.items() if key.startswith(_ANY_MODEL)}
     if is_builtin(model):
         return kept
     if not issubclass(kind, Game | GameArena):

@@ -47,7 +47,7 @@ def imitate(
         loop: Settings of the run.
         tracking: Settings of the trackers.
     """
-    from legos.apps.imitate import SETTINGS, model_of, num_steps  # imports the arenas
+    from legos.apps.imitate import SETTINGS, model_of, num_steps, played_with  # imports the arenas
 
     groups = {"": run, "training": training, "play": play, "loop": loop, "track": tracking}
     shorthands = {
@@ -63,6 +63,8 @@ def imitate(
     model = None if asked.sources["model"] == "default" else asked.config.model
     if (found := model_of(data, model)) is not None and model is None:
         overrides["model"] = found
+    if (played := played_with(data)) and asked.sources["generation.thinking"] == "default":
+        overrides["generation.thinking"] = played.generation.thinking  # as its prompts are
     if asked.sources["loop.steps"] == "default":
         overrides["loop.steps"] = num_steps(asked.config, epochs)
     resolved = resolve_run(config, resume=None, overrides=overrides)

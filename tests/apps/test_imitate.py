@@ -288,6 +288,19 @@ def test_settings_of_a_file_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert seven.loop.steps == 7
 
 
+@pytest.mark.parametrize("thinking", [None, "low"])
+def test_the_plays_of_a_run_are_imitated_with_its_thinking(
+    thinking: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = list[ResolvedConfig]()
+    monkeypatch.setattr(
+        "legos.cli.imitate.start", lambda resolved, *_, **__: found.append(resolved)
+    )
+    run = made_run(tmp_path / "nim", generation__thinking=thinking).path
+    assert main(["imitate", str(run), "--steps", "2"]) == 0
+    assert [resolved.config.generation.thinking for resolved in found] == [thinking]
+
+
 def test_a_file_names_no_other_model_than_that_of_the_imitated_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -78,6 +78,15 @@ def test_the_rate_falls_in_arenas_of_text_and_stays_in_games() -> None:
     assert imitated["training.learning_rate_end_fraction"] == 1.0
 
 
+@pytest.mark.parametrize("chosen", [{}, {"generation.thinking": "off"}])
+def test_answers_are_imitated_with_the_thinking_of_the_chat_template(
+    chosen: dict[str, object],
+) -> None:
+    asked = {**SETTINGS, "model": "org/chat-model", **chosen}
+    given = resolve(overrides=asked, recommend=advice).config.generation.thinking
+    assert given == ("off" if chosen else "default")
+
+
 def test_an_exact_evaluation_asks_what_plays_ask() -> None:
     scored: set[Any] = set()
 
