@@ -30,9 +30,9 @@ class Loaded:
     engine: LocalEngine
     scale: float  # LoRA scale of the first adapter
 
-    def client(self) -> EngineClient:
-        """A client of the engine that renders and parses as the model does."""
-        return TokenEngine(self.engine, self.handle).client()
+    def client(self, thinking: Thinking | None = None) -> EngineClient:
+        """A client of the engine that renders and parses as the model does; see ``TokenEngine``."""
+        return TokenEngine(self.engine, self.handle).client(thinking)
 
 
 def report_loading(model: str) -> None:

@@ -51,7 +51,7 @@ def view(
         checkpoints = None
         if model is not None:
             live = stack.enter_context(loaded(model, [], EngineLimits()))
-            checkpoints = Checkpoints(live.name, live.client(), shown)
+            checkpoints = Checkpoints(live.name, live.client, shown)
         app = make_page(shown, options, checkpoints)
         asyncio.run(_until_signal(app, listener, shown, open_browser=open_browser, say=say))
 

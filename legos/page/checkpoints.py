@@ -2,9 +2,10 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from legos.errors import CheckpointError
 from legos.games.scored import legal_shares
 from legos.page.run_view import RunView
 from legos.page.shown import ShownRuns
-from legos.records.message import Completion, Message, Sampling
+from legos.records.message import Completion, Message, Sampling, Thinking
 from legos.records.names import BASE
 from legos.run.find import adapter_of, split_place
 from legos.server.problems import Problem
@@ -29,10 +30,13 @@ class Checkpoints:
         model: the base model.
     """
 
-    def __init__(self, model: str, client: EngineClient, runs: ShownRuns) -> None:
-        """Take the client of an engine of the model, and the runs."""
+    def __init__(
+        self, model: str, client: Callable[[Thinking], EngineClient], runs: ShownRuns
+    ) -> None:
+        """Take what makes clients of one engine of the model by what prompts ask, and the runs."""
         self.model = model
-        self._client, self._runs = client, runs
+        self._client, self._runs = cache(client), runs
+        self._clients = {BASE: self._client("default")}  # of the names that were asked
         # Names that the engine was given, and whether they have arrived; the newest asked is last.
         self._live: dict[str, bool] = {}
         self._users: Counter[str] = Counter()
@@ -49,7 +53,7 @@ class Checkpoints:
             RequestError: it cannot be asked this.
         """
         async with self._adapter(who) as name:
-            return await self._client.complete(messages, sampling, adapter=name)
+            return await self._clients[name].complete(messages, sampling, adapter=name)
 
     async def shares(
         self, who: str, messages: Sequence[Message], moves: Sequence[str], *, restricted: bool
@@ -57,7 +61,7 @@ class Checkpoints:
         """The probabilities of moves, as ``legal_shares``; errors as for ``complete``."""
         async with self._adapter(who) as name:
             asked = [(messages, moves)]
-            [scores] = await self._client.score(asked, adapter=name, restricted=restricted)
+            [scores] = await self._clients[name].score(asked, adapter=name, restricted=restricted)
             return legal_shares(moves, scores)
 
     @asynccontextmanager
@@ -77,10 +81,12 @@ class Checkpoints:
     async def _load(self, folder: Path, written_at: int) -> str:
         """Make an adapter live; returns its name in the engine."""
         name = f"page-{hash((folder, written_at)):x}"
-        engine = self._client.engine
+        engine = self._clients[BASE].engine
         if not self._live.pop(name, False):
             adapter = await asyncio.to_thread(read_adapter, folder)
             adapter.check_base(self.model)
+            thinking = adapter.thinking or "default"
+            self._clients[name] = await asyncio.to_thread(self._client, thinking)
             self._live[name] = False  # it may arrive although nobody waits for it any more
             await asyncio.wrap_future(engine.load_adapter(replace(adapter, name=name)))
         self._live[name] = True

@@ -12,6 +12,7 @@ from legos.clients.requests import Dialect
 from legos.clients.transport import Transport, api_root
 from legos.device import LocalEngine, ModelHandle
 from legos.errors import ConfigError, EndpointError, EngineError, RequestError
+from legos.records.message import Thinking
 from legos.records.names import frozen_name
 from legos.remote.engine import RemoteEngine
 from legos.remote.legos_server import RETRIES, LegosServer, ListedAdapters
@@ -36,12 +37,16 @@ class TokenEngine:
     model: ModelHandle
     closing: Callable[[], object] = lambda: None
 
-    def client(self) -> EngineClient:
-        """A client of the engine, whose seats other programs can play too."""
+    def client(self, thinking: Thinking | None = None) -> EngineClient:
+        """A client of the engine, whose seats other programs can play too.
+
+        Args:
+            thinking: what prompts of chats ask for; None: as the model's tokenizer does.
+        """
         model = self.model
         return EngineClient(
             self.engine,
-            model.tokenizer,
+            model.tokenizer if thinking is None else model.tokenizer.with_thinking(thinking),
             tool_format=lambda: model.tool_format,
             endpoints=lambda: self.endpoints,
             context=model.context,

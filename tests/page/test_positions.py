@@ -25,7 +25,7 @@ from legos.page.app import make_page
 from legos.page.checkpoints import Checkpoints
 from legos.page.shown import ShownRuns
 from legos.records.limits import EngineLimits
-from legos.records.message import Message, Sampling
+from legos.records.message import Message, Sampling, Thinking
 from legos.run.episodes import in_order
 from legos.server.options import ServerOptions
 
@@ -46,7 +46,7 @@ def page(runs: Path) -> Iterator[TestClient]:
     """The page of these runs, with the built-in model."""
     shown = ShownRuns([str(runs)])
     with loaded("builtin", [], EngineLimits()) as live:
-        checkpoints = Checkpoints(live.name, live.client(), shown)
+        checkpoints = Checkpoints(live.name, live.client, shown)
         app = make_page(shown, ServerOptions.for_host("127.0.0.1", api_key=None), checkpoints)
         with TestClient(app, base_url=LOOPBACK, raise_server_exceptions=False) as client:
             yield client
@@ -215,6 +215,7 @@ class _Adapter:
     """An adapter that fits every model."""
 
     name: str = ""
+    thinking: Thinking | None = None
 
     def check_base(self, model: str) -> None:
         pass
@@ -251,7 +252,7 @@ def test_an_adapter_whose_question_was_left_is_dropped_in_its_turn(
     monkeypatch.setattr(Checkpoints, "_place", lambda _, who: (Path(who), 0))
     engine, client = _Engine(), ScriptedClient(["1"] * 9)
     monkeypatch.setattr(client, "engine", engine, raising=False)
-    checkpoints = Checkpoints("model", cast("EngineClient", client), ShownRuns())
+    checkpoints = Checkpoints("model", lambda _: cast("EngineClient", client), ShownRuns())
     asked = [Message("user", "?")]
 
     async def scenario() -> None:
@@ -264,6 +265,28 @@ def test_an_adapter_whose_question_was_left_is_dropped_in_its_turn(
 
     asyncio.run(scenario())
     assert len(engine.live) == 1
+
+
+def test_each_checkpoint_is_asked_with_the_thinking_of_its_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trained: dict[str, Thinking | None] = {"off": "off", "unknown": None}
+    monkeypatch.setattr(
+        live_adapters, "read_adapter", lambda folder: _Adapter(thinking=trained[str(folder)])
+    )
+    monkeypatch.setattr(Checkpoints, "_place", lambda _, who: (Path(who), 0))
+    engine = _Engine()
+    engine.asked.set()
+
+    def client(thinking: Thinking) -> EngineClient:
+        made: Any = ScriptedClient([thinking] * 9)
+        made.engine = engine
+        return cast("EngineClient", made)
+
+    checkpoints = Checkpoints("model", client, ShownRuns())
+    for who, thinking in (("base", "default"), ("off", "off"), ("unknown", "default")):
+        asked = checkpoints.complete(who, [Message("user", "?")], Sampling())
+        assert asyncio.run(asked).text == thinking
 
 
 def test_without_a_model_positions_are_shown_and_nobody_answers(runs: Path) -> None:
