@@ -88,7 +88,7 @@ class Imitation(Arena):
         if not self.answers:
             raise ArenaError(
                 f"all {len(answers)} answers of {data} are held out; give more, or "
-                "--play.options.held-out 0"
+                "--play.options.held_out 0"
             )
 
     @property
