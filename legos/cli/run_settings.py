@@ -22,8 +22,9 @@ def resolve_run(
 ) -> ResolvedConfig:
     """Merge defaults, the arena's recommendations, files and options.
 
-    A resumed run keeps its folder, model, arena, seed, LoRA and credit rule; a forked run keeps
-    model, LoRA and arena of its parent. The other settings can be changed.
+    A resumed run keeps its folder, model, first adapter, arenas, thinking, LoRA, seed and credit
+    rule; a forked run keeps those of its parent but folder, seed and credit rule. The other
+    settings can be changed, but a checkpoint fits no exploiter that joins the opponents.
 
     A new run that starts from an adapter has the model that the adapter was trained on, and its
     prompts ask for the same thinking, unless it is given others.
