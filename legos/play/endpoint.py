@@ -38,7 +38,7 @@ class Endpoint:
 
 
 class EndpointHost(Protocol):
-    """Serves seats over HTTP; a client of an engine in this process has one."""
+    """Serves seats over HTTP; a trainer's client has one, wherever its engine runs."""
 
     def open(self, seat: "AgentSeat") -> AbstractAsyncContextManager[Endpoint]:
         """Within the block, requests with the endpoint's key are answered by this seat."""
@@ -61,8 +61,8 @@ def host_of(seat: Seat) -> EndpointHost:
     if host is None:
         raise NoEndpointError(
             f"{seat.role!r} is answered by a {type(seat.client).__name__}, which offers no "
-            "endpoint to other programs; the seat's client must be that of an engine in this "
-            "process, as trainer.client() is"
+            "endpoint to other programs; the seat's client must be trainer.client(), in the "
+            "trainer's process (on Ray: --players 0)"
         )
     return host()
 

@@ -306,8 +306,8 @@ class Table(PlayState):
 
         Raises:
             EndpointError: no request was answered within the block.
-            ArenaError: the role does not exist, or its client does not belong to an engine in this
-                process.
+            ArenaError: the role does not exist, or its client offers no endpoint, as the trainer's
+                does.
         """
         await self.goes_on(f"endpoint({role!r}, ...)")
         seat = AgentSeat(self, role)

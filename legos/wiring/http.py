@@ -66,7 +66,7 @@ def app_of(
 
 
 def seat_host(handle: ModelHandle, engine: Engine) -> SeatHost:
-    """Serves seats whose client is that of an engine in this process.
+    """Serves seats whose client is that of an engine, in this process or on servers.
 
     Args:
         handle: the model.

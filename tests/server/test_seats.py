@@ -366,5 +366,5 @@ def test_a_request_that_runs_at_the_end_is_ended_and_not_recorded(play: Any, str
 def test_a_bot_has_no_endpoint() -> None:
     arena = Hosted(nothing)
     arena.client = ScriptedClient(["a"])
-    with pytest.raises(ArenaError, match="'player' is answered by a ScriptedClient, which offers"):
+    with pytest.raises(ArenaError, match=r"a ScriptedClient, which offers .* trainer\.client\(\)"):
         asyncio.run(play_all(arena, [(Task(id="a"), 0)], asyncio.Semaphore(1)))
