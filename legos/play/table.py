@@ -266,7 +266,8 @@ class Table(PlayState):
         """Call a function in another process, which is killed if the call exceeds a limit.
 
         Use it for code that may hang or crash; other plays continue meanwhile. It is no protection
-        against code that attacks the machine. A process is used for several calls.
+        against code that attacks the machine. A process is used for several calls; a call of more
+        than 32 processes is killed too, and calls beyond the number of cores wait.
 
         Args:
             function: the function, no coroutine; it and its arguments must be picklable, and a
