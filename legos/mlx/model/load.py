@@ -19,7 +19,7 @@ from legos.mlx.model.patched import patch
 from legos.weights.model_folder import WAY_OUT, quantised_by
 
 logger = logging.getLogger(__name__)
-CHECKED = 1.1  # peak of memory while a model is loaded and checked / its weights
+CHECKED = 1.1  # peak of memory while a model is loaded and checked / its weights, with 36 layers
 REFUSED = {"phi3small": "mlx-lm's code for it corrupts the memory of the process"}
 BY_TOKEN = frozenset(("embed_tokens", "wte", "embed_in", "embeddings", "tok_embeddings", "lm_head"))
 """Names of the modules that have a row for each token."""
