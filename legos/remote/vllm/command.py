@@ -82,7 +82,8 @@ def vllm_command(program: Path, options: VllmOptions, port: int) -> list[str]:
     return [
         *(str(program), "serve", str(options.model), "--served-model-name", options.name),
         *("--host", "127.0.0.1", "--port", str(port)),
-        *("--dtype", options.dtype, "--max-model-len", str(options.context)),
+        # The model's context, or as much of it as the memory holds.
+        *("--dtype", options.dtype, "--max-model-len", "auto"),
         *("--max-num-seqs", "256"),
         *(() if _has_gpu() else whole),
         *("--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(options.max_loras)),
