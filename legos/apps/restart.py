@@ -12,6 +12,7 @@ from legos.apps.adapters import resume_command
 from legos.run.checkpoint import checkpoints
 from legos.run.folder import RunFolder
 from legos.stalls import LoopWatch, Watchdog
+from legos.track.wandb import kill_service
 
 logger = logging.getLogger(__name__)
 MAX_RESTARTS = 3  # in a row
@@ -57,6 +58,7 @@ def restart(folder: Path, reason: str) -> None:
     command += [option for option in sys.argv if option in ("--view", "--quiet", "--json")]
     if sys.__stdout__ is not None:
         os.dup2(sys.__stdout__.fileno(), 1)  # --json had put standard error in its place
+    kill_service()
     os.execv(sys.executable, command)  # no shell; the process keeps its number and its terminal
 
 

@@ -103,8 +103,10 @@ def start_wandb(
 def kill_service() -> None:
     """End the process of W&B, which keeps this one from exiting while it cannot upload.
 
-    Its file has what it was sent; ``wandb sync`` uploads it later.
+    Its file has what it was sent; ``wandb sync`` uploads it later. A process that replaces this one
+    starts another: the old one holds the id of the run.
     """
+    os.environ.pop("WANDB_SERVICE", None)  # its address
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             if process.name().startswith("wandb"):

@@ -63,7 +63,7 @@ def steps(folder: Path) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("hangs", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_a_run_resumes_itself_after_the_device_failed_or_hung(tmp_path: Path, hangs: bool) -> None:
-    ended, folder = run(tmp_path, "--json", hangs=hangs)
+    ended, folder = run(tmp_path, "--json", "--track.wandb", "offline", hangs=hangs)
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["step"] == 3
     assert steps(folder) == [1, 2, 3]
