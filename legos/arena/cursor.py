@@ -121,23 +121,22 @@ class TaskCursor:
         """
         self._drawn = Counter(dict(state["drawn"]))
         self._plays_planned = state["plays_planned"]
-        self._streams = {}
-        self._rounds = {}
-        for unfinished in state["unfinished"]:
-            tasks: dict[int, Task] = {}
-            places = {number: _Place(*place) for number, *place in unfinished}
-            for level in (None, *self._arena.levels):
-                wanted = {at.position: n for n, at in places.items() if at.level == level}
-                if wanted:
-                    first, last = min(wanted), max(wanted)
-                    tasks_of = tasks_from(
-                        self._arena, skip=first, seed=self._arena.seed, level=level
-                    )
-                    stream = islice(tasks_of, last - first + 1)
-                    found = enumerate(stream, start=first)
-                    tasks |= {wanted[at]: task for at, task in found if at in wanted}
-            if tasks:
-                self._begin(_Round(tasks, places))
+        self._streams, self._rounds = {}, {}
+        rounds = [{n: _Place(*place) for n, *place in each} for each in state["unfinished"]]
+        found: dict[tuple[str | None, int], Task] = {}
+        for level in (None, *self._arena.levels):
+            if drawn := self._drawn[level]:
+                places = (place for each in rounds for place in each.values())
+                wanted = (place.position for place in places if place.level == level)
+                first = min(wanted, default=drawn - 1)  # so the next round draws no earlier task
+                stream = tasks_from(self._arena, skip=first, seed=self._arena.seed, level=level)
+                again = enumerate(islice(stream, drawn - first), first)
+                found |= {(level, position): task for position, task in again}
+                self._streams[level] = stream
+        for each in rounds:
+            at = {n: (place.level, place.position) for n, place in each.items()}
+            if tasks := {n: found[key] for n, key in at.items() if key in found}:
+                self._begin(_Round(tasks, each))
 
     def _begin(self, drawn: _Round) -> int:
         """Add a round; returns its number."""

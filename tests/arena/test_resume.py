@@ -69,6 +69,26 @@ def test_a_resumed_arena_goes_on_with_the_same_plays(steps: int) -> None:
         assert next_round(resumed) == next_round(arena)
 
 
+@pytest.mark.parametrize("num_finished", [0, 3])
+def test_a_resumed_arena_draws_each_task_once(num_finished: int) -> None:
+    class Counted(Solo):
+        num_drawn = 0
+
+        def tasks(self, rng: random.Random) -> Iterable[Task]:
+            for task in super().tasks(rng):
+                self.num_drawn += 1
+                yield task
+
+    arena, resumed = Counted(), Counted()
+    for group in [arena.cursor.next_group("round") for _ in range(3)][:num_finished]:
+        arena.cursor.finish(group)
+    resumed.restore(arena.state())
+    assert resumed.num_drawn == arena.num_drawn == 12
+    for _ in range(4 - num_finished):
+        next_round(resumed)
+    assert resumed.num_drawn == 16
+
+
 def test_groups_are_finished_one_by_one_and_the_others_played_again() -> None:
     arena = Solo()  # a round of t0, t1, t2 and t0 with other data
     groups = [arena.cursor.next_group("id") for _ in range(4)]
