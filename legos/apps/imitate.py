@@ -180,7 +180,8 @@ def _answers(data: str, min_reward: float) -> list[Task]:
         path = find_run(data).episodes
         found = [
             Task(id=f"{data}/{number}.{place}", data=pair)
-            for number, line in NewPlays(path).read()
+            for lines in NewPlays(path).files()
+            for number, line in lines
             for place, pair in enumerate(_of_play(numbered_episode(path, number, line), min_reward))
         ]
     if not found:

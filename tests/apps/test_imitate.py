@@ -17,13 +17,14 @@ from short_runs import NIM
 from starlette.testclient import TestClient
 
 from legos import Message, Trainer, TrainingConfig, load_model
+from legos.apps import imitate
 from legos.apps.imitate import SETTINGS, Imitation, model_of, num_steps
 from legos.cli.process import main
 from legos.config.resolve import ResolvedConfig, resolve
 from legos.credit.imitated import ImitationCredit
 from legos.errors import ArenaError, ConfigError
-from legos.run.episodes import parse_episode
-from legos.run.play_files import NewPlays
+from legos.run.episodes import StoredEpisode, numbered_episode, parse_episode
+from legos.run.play_files import NewPlays, OldPlays, PlayFiles
 from legos.server.options import ServerOptions
 from legos.wiring.http import app_of
 
@@ -190,6 +191,29 @@ def test_rewards_of_turns_count_in_what_a_seat_has_earned(tmp_path: Path) -> Non
         turns = {"only": [make_turn((1, 2), (3,), reward=of_turn)]}
         run.add_episodes(1, [make_episode({"only": reward}, turns=turns)])
     assert pairs(str(run.path)) == [([1, 2], [3])]
+
+
+def test_one_file_of_a_run_is_in_memory_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, read = made_run(tmp_path / "run"), list[str]()
+    for token in (3, 4):
+        turns = {"only": [make_turn((1, 2), (token,))]}
+        run.add_episodes(1, [make_episode({"only": 1.0}, turns=turns)])
+        PlayFiles(run.episodes).append(b"", full_at=1)
+
+    def lines(old: OldPlays) -> list[tuple[int, bytes]]:
+        read.append("file")
+        return list(enumerate(old.data().splitlines(), start=old.first))
+
+    def parsed(path: Path, number: int, line: bytes) -> StoredEpisode:
+        read.append("play")
+        return numbered_episode(path, number, line)
+
+    monkeypatch.setattr(OldPlays, "lines", lines)
+    monkeypatch.setattr(imitate, "numbered_episode", parsed)
+    assert pairs(str(run.path)) == [([1, 2], [3]), ([1, 2], [4])]
+    assert read == ["file", "play", "file", "play"]
 
 
 @pytest.mark.parametrize(
