@@ -72,8 +72,8 @@ class Duel(Arena):
         return rng.sample(self._trained, len(self._trained))
 
     def held_out(self, rng: random.Random) -> Iterable[Task] | None:
-        """A tenth of the questions of a file."""
-        return self._held_out or None
+        """A tenth of the questions of a file, in random order."""
+        return rng.sample(self._held_out, len(self._held_out)) or None
 
     def seats(self, task: Task) -> Mapping[str, Seat]:
         """The policy answers, and the model without LoRA judges."""

@@ -258,8 +258,8 @@ class Math(Arena):
         return rng.sample(self._trained, len(self._trained))
 
     def held_out(self, rng: random.Random) -> Iterable[Task] | None:
-        """The rows that are held out; none: evaluate on the others."""
-        return self._held_out or None
+        """The rows that are held out, in random order; none: evaluate on the others."""
+        return rng.sample(self._held_out, len(self._held_out)) or None
 
     def oracle(self, role: str, prompt: str, task: Task, rng: random.Random) -> tuple[str, float]:
         """The known answer, marked."""

@@ -111,8 +111,8 @@ class Spice(Arena):
         return rng.sample(self._trained, len(self._trained))
 
     def held_out(self, rng: random.Random) -> Iterable[Task] | None:
-        """Passages of the texts that are held out."""
-        return self._held_out or None
+        """Passages of the texts that are held out, in random order."""
+        return rng.sample(self._held_out, len(self._held_out)) or None
 
     def example(self, role: str, prompt: str, rng: random.Random) -> str:
         """A question about a word of the passage, or a word as the answer."""

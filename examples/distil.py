@@ -38,8 +38,8 @@ class Distil(Arena):
         return rng.sample(self._trained, len(self._trained))
 
     def held_out(self, rng: random.Random) -> Iterable[Task] | None:
-        """Those that are only evaluated."""
-        return self._held_out or None
+        """Those that are only evaluated, in random order."""
+        return rng.sample(self._held_out, len(self._held_out)) or None
 
     async def play(self, t: Table) -> Mapping[str, float]:
         """One answer; its reward is nothing, so only the divergence counts."""

@@ -101,8 +101,8 @@ class Imitation(Arena):
         return rng.sample(self.answers, len(self.answers))
 
     def held_out(self, rng: random.Random) -> Iterable[Task] | None:
-        """The answers that are held out; none: evaluate on the others."""
-        return self._held_out or None
+        """The answers that are held out, in random order; none: evaluate on the others."""
+        return rng.sample(self._held_out, len(self._held_out)) or None
 
     def seats(self, task: Task) -> Mapping[str, Seat]:
         """The policy, which says the answer."""

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -265,6 +266,13 @@ def test_an_epoch_has_the_answers_that_are_not_held_out(tmp_path: Path) -> None:
     assert 10 < found < 30
     steps = imitated(data, tmp_path / "run", "--play.options.held_out", "0.5", *options)
     assert len(steps) == math.ceil(found / 2)
+
+
+def test_answers_are_held_out_in_random_order(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{number}", "completion": "1"} for number in range(40)]
+    arena = Imitation(data=written(tmp_path, *rows), held_out=0.5)
+    orders = {tuple(task.id for task in arena.held_out(random.Random(n)) or ()) for n in range(9)}
+    assert len(orders) > 1
 
 
 def test_data_that_is_held_out_whole_is_named(tmp_path: Path) -> None:

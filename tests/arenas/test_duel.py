@@ -86,5 +86,7 @@ def test_questions_from_a_file(tmp_path: Path) -> None:
     assert len(trained) + len(held_out) == 60
     assert held_out
     assert trained.isdisjoint(held_out)
+    orders = {tuple(task.id for task in arena.held_out(random.Random(n)) or ()) for n in range(9)}
+    assert len(orders) > 1
     assert Duel().held_out(random.Random(0)) is None
     assert len(list(Duel().tasks(random.Random(0)))) == 10

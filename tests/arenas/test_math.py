@@ -214,6 +214,8 @@ def test_problems_of_a_file(file: Path) -> None:
     trained = list(arena.tasks(random.Random(0)))
     assert len(held_out) + len(trained) == 30
     assert {task.id for task in held_out}.isdisjoint(task.id for task in trained)
+    orders = {tuple(task.id for task in arena.held_out(random.Random(n)) or ()) for n in range(9)}
+    assert len(orders) > 1
 
 
 @pytest.mark.parametrize("strict", [False, True])

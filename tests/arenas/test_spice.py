@@ -133,6 +133,8 @@ def test_whole_texts_are_held_out(folder: Path) -> None:
     assert files[1]
     assert files[0].isdisjoint(files[1])
     assert files[0] | files[1] == {f"text{number}.md" for number in range(12)}
+    orders = {tuple(task.id for task in arena.held_out(random.Random(n)) or ()) for n in range(9)}
+    assert len(orders) > 1
 
 
 @pytest.mark.parametrize("texts", ["", "nowhere"])
