@@ -34,35 +34,6 @@ from pathlib import Path
 from types import FrameType
 from typing import cast
 
-__all__ = [
-    "AdapterError",
-    "ArenaError",
-    "CheckpointError",
-    "ConfigError",
-    "DeviceError",
-    "EndpointError",
-    "EngineError",
-    "GameSizeError",
-    "LegosError",
-    "ModelError",
-    "NoEndpointError",
-    "NotFoundError",
-    "PlayCancelledError",
-    "PlayTimeoutError",
-    "RecordError",
-    "RequestError",
-    "RewardError",
-    "RunError",
-    "Stopped",
-    "TrainerError",
-    "did_you_mean",
-    "own_line",
-    "story_of",
-    "text_of",
-    "user_code",
-    "with_story",
-]
-
 HOME = Path(__file__).parent  # where the kit's own code is
 DEEPEST = 12  # lines of an error in a user's code that are shown
 

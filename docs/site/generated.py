@@ -1,10 +1,12 @@
 """Pages made from the code: commands, settings, metrics, endpoints, public names."""
 
+import inspect
 import re
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_args
 
 from fastapi import FastAPI
@@ -211,11 +213,16 @@ def names() -> str:
         lines.append(f"::: {place}")
     for module, purpose in MODULES.items():
         lines.append(f"Names of `{module}`: {purpose}.")
-        found = import_module(module).__all__
-        if module == "legos.errors":  # its functions are for the kit alone
-            found = [name for name in found if name[0].isupper()]
-        lines += [f"::: {module}.{name}" for name in found]
+        found = import_module(module)
+        listed: list[str] = getattr(found, "__all__", None) or _classes(found)
+        lines += [f"::: {module}.{name}" for name in listed]
     return "\n\n".join(lines) + "\n"
+
+
+def _classes(module: ModuleType) -> list[str]:
+    """Names of the classes that a module defines."""
+    own = inspect.getmembers(module, inspect.isclass)  # sorted by name
+    return [name for name, found in own if found.__module__ == module.__name__]
 
 
 PAGES = {
