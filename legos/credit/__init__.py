@@ -13,32 +13,12 @@ from legos.credit.hierarchical import HierarchicalCredit
 from legos.credit.imitated import ImitationCredit
 from legos.credit.joint import JointCredit
 from legos.credit.maxrl import MaxRLCredit
-from legos.credit.overlong import OverlongPenalty
 from legos.credit.role import RAECredit
 from legos.credit.turns import TurnCredit
 from legos.credit.views import SameViewCredit
 from legos.credit.whitened import ReinforcePPCredit
 from legos.errors import ConfigError, did_you_mean
 from legos.protocols import CreditAssigner
-
-__all__ = [
-    "RULES",
-    "WITHOUT_GROUPS",
-    "DrGRPOCredit",
-    "GAECredit",
-    "GRPOCredit",
-    "HierarchicalCredit",
-    "ImitationCredit",
-    "JointCredit",
-    "MaxRLCredit",
-    "OverlongPenalty",
-    "RAECredit",
-    "RLOOCredit",
-    "ReinforcePPCredit",
-    "SameViewCredit",
-    "TurnCredit",
-    "make_credit",
-]
 
 RULES: Mapping[str, Callable[..., CreditAssigner]] = {
     "dr_grpo": DrGRPOCredit,
