@@ -9,7 +9,7 @@ from typing import Any
 from legos.chat.calls import read_reply
 from legos.chat.continuation import extended
 from legos.errors import RequestError
-from legos.records.choices import ChoiceNode, choice_tree
+from legos.records.choices import choice_tree, walked
 from legos.records.message import (
     Completion,
     Continuation,
@@ -92,6 +92,10 @@ class ScriptedClient:
         text, cut = text[: sampling.max_tokens], len(token_ids) < len(whole)
         read = read_reply(text, tools, cut=cut, seed=sampling.seed) if tools else None
         said, calls = read or (text, ())
+        legal: tuple[tuple[int, ...], ...] = ()
+        if sampling.choices:
+            choices = [(*map(ord, choice), END) for choice in sampling.choices]
+            legal, _ = walked(choice_tree(choices, end_ids=()), token_ids)
         return Completion(
             prompt_ids=prompt_ids,
             token_ids=token_ids,
@@ -99,7 +103,7 @@ class ScriptedClient:
             versions=(self.version,) * len(token_ids),
             text=said,
             finish_reason="length" if cut else "stop",
-            legal=_legal(sampling.choices, token_ids) if sampling.choices else (),
+            legal=legal,
             restricted=sampling.restrict,
             temperature=sampling.temperature,
             adapter=adapter,
@@ -141,15 +145,3 @@ def _prompt_ids(messages: Sequence[Message]) -> tuple[int, ...]:
         if message.role == "assistant":
             ids.append(END)
     return tuple(ids) or (END,)
-
-
-def _legal(choices: Sequence[str], token_ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """[C] legal next tokens at each token of an answer; () after the answer left all choices."""
-    node: ChoiceNode | None = choice_tree(
-        [(*map(ord, choice), END) for choice in choices], end_ids=()
-    )
-    legal: list[tuple[int, ...]] = []
-    for token in token_ids:
-        legal.append(node.legal if node else ())
-        node = node.children.get(token) if node else None
-    return tuple(legal)

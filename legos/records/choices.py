@@ -70,6 +70,27 @@ def choice_tree(choices: Iterable[Sequence[int]], *, end_ids: Sequence[int]) -> 
     return root
 
 
+def walked(
+    root: ChoiceNode, token_ids: Sequence[int]
+) -> tuple[tuple[tuple[int, ...], ...], int | None]:
+    """Follow an answer of C tokens from the root.
+
+    Returns:
+        [C] the token ids that are legal in the place of each token, () after the answer left all
+        choices; and the number of tokens of a complete choice that no longer one begins with, or
+        None.
+    """
+    legal: list[tuple[int, ...]] = []
+    node: ChoiceNode | None = root
+    end = None
+    for token in token_ids:
+        legal.append(node.legal if node else ())
+        node = node.children.get(token) if node else None
+        if node is not None and node.closed:
+            end = len(legal)
+    return tuple(legal), end
+
+
 def tree_bytes(root: ChoiceNode) -> int:
     """Memory of a tree, in bytes; a number counts in every node that holds it."""
     size, nodes = 0, [root]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legos.errors import RequestError
-from legos.records.choices import ChoiceNode, choice_tree, tree_bytes
+from legos.records.choices import ChoiceNode, choice_tree, tree_bytes, walked
 
 ENDS = (90, 91)
 
@@ -38,6 +38,15 @@ def test_one_answer_that_begins_another_can_be_ended() -> None:
     assert root.children[3].legal == ()
     assert (root.depth, one.depth, root.children[3].depth) == (2, 1, 0)
     assert (root.largest, one.largest, root.children[3].largest) == (91, 91, -1)
+
+
+def test_an_answer_is_followed_until_a_choice_is_complete_or_left() -> None:
+    root = choice_tree([(1,), (1, 2), (3,)], end_ids=ENDS)
+    assert walked(root, (1, 2, 7)) == (((1, 3), (2, 90, 91), ()), 2)
+    assert walked(root, (1, 90, 7)) == (((1, 3), (2, 90, 91), ()), None)
+    assert walked(root, (3,)) == (((1, 3),), 1)
+    assert walked(root, (5, 1)) == (((1, 3), ()), None)
+    assert walked(root, ()) == ((), None)
 
 
 def test_an_end_token_inside_an_answer_is_legal_once() -> None:

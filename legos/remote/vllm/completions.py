@@ -13,7 +13,7 @@ from msgspec import Struct
 from legos.clients.requests import FILTERS
 from legos.clients.responses import decoded
 from legos.errors import EndpointError, RequestError
-from legos.records.choices import ChoiceNode
+from legos.records.choices import walked
 from legos.records.message import Filters, FinishReason
 from legos.records.request import Generated, PlainRequest, Request
 
@@ -181,7 +181,7 @@ def generated_of(sampled: Sampled, request: Request, *, version: int) -> Generat
     after a complete choice were sampled later and change nothing before them.
     """
     token_ids, reason = sampled.token_ids, sampled.finish_reason or "stop"
-    legal, end = _walk(request.choices, token_ids)
+    legal, end = walked(request.choices, token_ids) if request.choices else ((), None)
     if end is None and request.stops is not None:
         ends = range(1, len(token_ids) + 1)
         end = next((end for end in ends if request.stops(token_ids[:end])), None)
@@ -202,19 +202,3 @@ def generated_of(sampled: Sampled, request: Request, *, version: int) -> Generat
         legal=legal[:count],
         finish_reason=reason,
     )
-
-
-def _walk(
-    choices: ChoiceNode | None, token_ids: Sequence[int]
-) -> tuple[tuple[tuple[int, ...], ...], int | None]:
-    """The legal token ids at each position, and the number of tokens of a complete choice."""
-    if choices is None:
-        return (), None
-    legal: list[tuple[int, ...]] = []
-    node: ChoiceNode | None = choices
-    for token in token_ids:
-        legal.append(node.legal if node else ())
-        node = node.children.get(token) if node else None
-        if node is not None and node.closed:
-            return tuple(legal), len(legal)
-    return tuple(legal), None
