@@ -5,7 +5,6 @@ R rows, T tokens, P logit positions, V vocabulary, H hidden size.
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -69,7 +68,7 @@ class CausalModel:
         head = output_head(model) if parts else None
         self.head_module: nn.Module | None = head[1] if head else None
         self.trunk: Callable[..., mx.array]
-        self.trunk, self._head = parts or (model, _as_it_is)
+        self.trunk, self._head = parts or (model, lambda logits: logits)
 
     def head(self, hidden: mx.array) -> mx.array:
         """[..., V] logits of hidden states [..., H]; the same logits where it is not split."""
@@ -107,10 +106,6 @@ def architecture(model: nn.Module) -> str:
     return str(getattr(model, "model_type", type(model).__module__.rpartition(".")[2]))
 
 
-def _as_it_is(logits: mx.array) -> mx.array:
-    return logits
-
-
 def output_head(model: nn.Module) -> tuple[str, nn.Module] | None:
     """Name and module of the output head, also inside a wrapped text model; None where tied."""
     found = [(n, m) for n, m in model.named_modules() if n.rpartition(".")[2] == "lm_head"]
@@ -120,31 +115,26 @@ def output_head(model: nn.Module) -> tuple[str, nn.Module] | None:
 def split(model: nn.Module) -> Parts | None:
     """Trunk and head of a model with mlx-lm's usual layout, or of the text model inside of it."""
     modules = sorted(model.named_modules(), key=lambda pair: pair[0].count(".") + bool(pair[0]))
-    for _, whole in modules:
-        trunk: Any = whole.get("model") or whole.get("transformer") or whole.get("backbone")
-        if not isinstance(trunk, nn.Module):
-            continue
-        embedding: Any = trunk.get("embed_tokens") or trunk.get("wte") or trunk.get("embeddings")
-        if isinstance(whole.get("lm_head"), nn.Module):
-            return _trunk(trunk), _finished(whole, partial(_call, whole, "lm_head"))
-        if hasattr(embedding, "as_linear"):
-            return _trunk(trunk), _finished(whole, partial(_call_as_linear, embedding))
+    return next(filter(None, (_parts(whole) for _, whole in modules)), None)
+
+
+def _parts(whole: Any) -> Parts | None:
+    trunk = whole.get("model") or whole.get("transformer") or whole.get("backbone")
+    if not isinstance(trunk, nn.Module):
+        return None
+    embedding: Any = trunk.get("embed_tokens") or trunk.get("wte") or trunk.get("embeddings")
+    if isinstance(whole.get("lm_head"), nn.Module):
+        # Found at each call: one with LoRA may have replaced it meanwhile.
+        return _trunk(trunk), _finished(whole, lambda hidden: whole["lm_head"](hidden))
+    if hasattr(embedding, "as_linear"):
+        # Found at each call: a check may have changed the embedding's class meanwhile.
+        return _trunk(trunk), _finished(whole, lambda hidden: embedding.as_linear(hidden))
     return None
 
 
 def _trunk(module: Any) -> Callable[..., mx.array]:
     """A trunk whose cache is optional, as it is not in every architecture."""
     return lambda input_ids, cache=None: module(input_ids, cache=cache)
-
-
-def _call(whole: Any, name: str, hidden: mx.array) -> mx.array:
-    """Call a child module, which another one with LoRA may have replaced."""
-    return whole[name](hidden)
-
-
-def _call_as_linear(embedding: Any, hidden: mx.array) -> mx.array:
-    """Call an embedding as the head; a check may have changed its class meanwhile."""
-    return embedding.as_linear(hidden)
 
 
 def _finished(whole: nn.Module, head: Head) -> Head:
