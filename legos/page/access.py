@@ -7,7 +7,7 @@ from starlette.middleware.base import RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import Response
 
-from legos.server.access import bearer_key, check_host
+from legos.server.access import bearer_key, check_host, wrong_key
 from legos.server.options import ServerOptions
 from legos.server.problems import Problem
 
@@ -50,10 +50,7 @@ def guard(app: FastAPI, options: ServerOptions) -> None:
 
 def _check_key(request: Request, key: bytes) -> None:
     if not hmac.compare_digest(bearer_key(request.scope), key):
-        raise Problem(
-            401,
-            "the key is missing or wrong; it is what --api-key-file or LEGOS_API_KEY named "
-            "where `legos view` was started",
-            code="invalid_api_key",
-            headers={"www-authenticate": "Bearer"},
+        raise wrong_key(
+            "the key is missing or wrong; it is what --api-key-file or LEGOS_API_KEY named where "
+            "`legos view` was started"
         )

@@ -86,12 +86,7 @@ class Access:
                 403, f"the key of a seat opens {' and '.join(OF_SEATS)}, not {path[:100]}"
             )
         if seat is None and (service.seats_only or not (opens or self._key is None)):
-            raise Problem(
-                401,
-                "the API key is missing or wrong; send it as Authorization: Bearer KEY",
-                code="invalid_api_key",
-                headers={"www-authenticate": "Bearer"},
-            )
+            raise wrong_key("the API key is missing or wrong; send it as Authorization: Bearer KEY")
         return seat
 
     def _check_length(self, scope: Scope) -> None:
@@ -235,6 +230,11 @@ def bearer_key(scope: Scope) -> bytes:
         raise Problem(400, "the request has several authorization headers; send one")
     scheme, _, key = b"".join(given).strip().partition(b" ")
     return key.strip() if scheme.lower() == b"bearer" else b""
+
+
+def wrong_key(message: str) -> Problem:
+    """An error that says which key a request needs."""
+    return Problem(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
 
 def _too_large(limit: int) -> Problem:
