@@ -9,7 +9,6 @@ from typing import Any
 from legos.apps.markdown import four_digits, table_head, table_line
 from legos.bench.models import write_bench_model
 from legos.bench.speed import Line, measure
-from legos.errors import ConfigError
 from legos.installed import own_version
 from legos.mac import mac_facts
 from legos.machine import blas_hint, quiet_collector
@@ -28,18 +27,16 @@ def bench(
     Args:
         model: a folder, a name on the hub or "builtin"; None: random weights, 40 million
             parameters.
-        seconds: time to measure, roughly; slow models take longer, as each metric needs a round.
+        seconds: time to measure, roughly, above 0; slow models take longer, as each metric needs a
+            round.
         write: gets the lines of the table as they are measured.
 
     Returns:
         Machine, model and ``lines``, as JSON values.
 
     Raises:
-        ConfigError: there is no time to measure.
         ModelError: the model cannot be loaded.
     """
-    if not 0.0 < seconds < float("inf"):
-        raise ConfigError(f"--seconds is {seconds:g}; expected a number above 0, such as 60")
     quiet_collector()  # as runs and servers do
     facts = find_device().facts()
     with tempfile.TemporaryDirectory() as root:

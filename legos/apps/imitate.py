@@ -125,11 +125,9 @@ def num_steps(config: RunConfig, epochs: float) -> int:
         epochs: number of times, above 0.
 
     Raises:
-        ConfigError: ``epochs`` is not a number above 0, or steps are counted in tokens.
+        ConfigError: steps are counted in tokens.
         ArenaError: an option is not valid, or the data cannot be read, or hold no answer.
     """
-    if not 0.0 < epochs < math.inf:
-        raise ConfigError(f"--epochs is {epochs}; expected a number above 0")
     if (tokens := config.training.tokens_per_step) is not None:
         raise ConfigError(
             f"training.tokens_per_step is {tokens}, but --epochs counts answers; give --steps, or "

@@ -1,9 +1,10 @@
 """``legos bench``: how fast a model is on this machine."""
 
 from legos.cli.output import Flag, show
+from legos.cli.overrides import Limit
 
 
-def bench(*, model: str | None = None, seconds: float = 60.0, json: Flag = False) -> None:
+def bench(*, model: str | None = None, seconds: Limit = 60.0, json: Flag = False) -> None:
     """Measure how fast a model is on this machine, beside mlx-lm alone: a table to post.
 
     Prefill and decoding with 1, 8 and 32 streams, an optimiser step with its peak of memory, and an

@@ -3,7 +3,7 @@
 from typing import Any
 
 from legos.cli.output import Flag
-from legos.cli.overrides import Files, Integer, Loop, Play, Run, Track, Training, dotted
+from legos.cli.overrides import Files, Integer, Limit, Loop, Play, Run, Track, Training, dotted
 from legos.cli.run_settings import resolve_run
 from legos.cli.train import start
 from legos.config.resolve import resolve
@@ -14,7 +14,7 @@ def imitate(
     /,
     *,
     run: Run = None,
-    epochs: float = 1.0,
+    epochs: Limit = 1.0,
     steps: Integer | None = None,
     min_reward: float | None = None,
     config: Files = (),
