@@ -5,8 +5,7 @@ own loss by central finite differences. Sampling must be restricted to legal mov
 their logits are in the table.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from total_loss import total_loss
 
 from legos.chat.load import load_tokenizer
 from legos.chat.tools import PLAIN_TOOLS
+from legos.device import ModelHandle
 from legos.errors import AdapterError, CheckpointError, RequestError, Stopped, TrainerError
 from legos.losses.objective import Objective
 from legos.losses.positions import Positions, position_logprobs
@@ -63,7 +63,7 @@ class TableDevice:
         return {"numpy": np.__version__}
 
 
-class TableModel:
+class TableModel(ModelHandle):
     """A tokenizer and an empty table."""
 
     tool_format = PLAIN_TOOLS
@@ -87,7 +87,8 @@ class TableModel:
         self, input_ids: Sequence[int], *, adapter: Adapter | None = None
     ) -> NDArray[np.float32]:
         """[T, V] logits after each of T tokens."""
-        table = self._table if adapter is None else adapter.arrays
+        own = {} if self._without_lora else self._table
+        table = own if adapter is None else adapter.arrays
         names = [_context(input_ids[: end + 1]) for end in range(len(input_ids))]
         return _logits(table, names, self.tokenizer.vocab_size).astype(np.float32)
 
@@ -103,16 +104,12 @@ class TableModel:
         """Make calls read this table."""
         self._table = adapter.arrays
 
-    @contextmanager
-    def without_lora(self) -> Generator[None]:
-        """Within the block, the policy is uniform."""
-        table, self._table = self._table, {}
-        yield
-        self._table = table
-
     def base_adapter(self) -> Adapter:
         """The empty table."""
         return Adapter(name=POLICY, version=0, shape=NO_LORA, arrays={})
+
+    def _lora_arrays(self) -> Table:
+        return self._table
 
     def write_fused(self, adapter: Adapter, folder: Path) -> float:
         """Raise ``AdapterError``: there are no weights to merge a table into."""

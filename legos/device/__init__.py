@@ -5,19 +5,21 @@
 ``legos.wiring`` uses them; ``tests/logit_table.py`` is a complete device in NumPy.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import ToolFormat
+from legos.errors import ModelError
 from legos.protocols import Backend, Engine
 from legos.records.limits import EngineLimits, TrainingSize
+from legos.records.names import POLICY
 from legos.records.step import BackendConfig
 from legos.weights.adapter import Adapter, LoraShape
 
@@ -38,7 +40,10 @@ class LocalEngine(Engine, Protocol):
 
 
 class ModelHandle(Protocol):
-    """A loaded model, which makes engines and backends."""
+    """A loaded model, which makes engines and backends.
+
+    The class of a device derives from this one, and inherits what it does not define.
+    """
 
     folder: Path  # folder that it was loaded from
     tokenizer: ChatTokenizer
@@ -47,6 +52,7 @@ class ModelHandle(Protocol):
     dtype: str  # the narrowest type that it computes in: float32, bfloat16 or float16
     context: int  # maximum length of prompt plus completion, in tokens
     lora: LoraShape | None  # rank and modules of its LoRA; None before ``add_lora``
+    _without_lora: int = 0  # number of blocks ``without_lora`` that are open
 
     @property
     def tool_format(self) -> ToolFormat:
@@ -92,8 +98,14 @@ class ModelHandle(Protocol):
             AdapterError: it does not fit the LoRA that was added.
         """
 
-    def without_lora(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def without_lora(self) -> Generator[None]:
         """Within the block, calls use the model without LoRA; training steps keep it."""
+        self._without_lora += 1
+        try:
+            yield
+        finally:
+            self._without_lora -= 1
 
     def base_adapter(self) -> Adapter:
         """An adapter of the model's LoRA that has no effect, as version 0.
@@ -101,6 +113,20 @@ class ModelHandle(Protocol):
         Raises:
             ModelError: the model has no LoRA.
         """
+        return self._adapter().without_effect()
+
+    def _adapter(self) -> Adapter:
+        """The model's LoRA as version 0.
+
+        Raises:
+            ModelError: the model has no LoRA.
+        """
+        if self.lora is None:
+            raise ModelError("the model has no LoRA; call apply_lora first")
+        return Adapter(name=POLICY, version=0, shape=self.lora, arrays=self._lora_arrays())
+
+    def _lora_arrays(self) -> Mapping[str, Any]:
+        """The arrays of the model's LoRA, as ``Adapter`` has them."""
 
     def write_fused(self, adapter: Adapter, folder: Path) -> float | None:
         """Merge an adapter into the model, and write the merged model into an empty folder.

@@ -1,8 +1,8 @@
 """The MLX device: loads models, and makes engines and backends from them."""
 
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from legos.chat.load import load_tokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
-from legos.device import LocalEngine
+from legos.device import LocalEngine, ModelHandle
 from legos.device.backend import LoraBackend
 from legos.device.leader import Leader, check_same, follow
 from legos.device.worker import InlineWorker, ThreadWorker, Worker, closed_after_error
@@ -33,7 +33,6 @@ from legos.mlx.model.tools import tool_format
 from legos.mlx.train.processes import MlxProcesses, process_group
 from legos.mlx.train.step_gradients import StepGradients
 from legos.records.limits import EngineLimits, TrainingSize
-from legos.records.names import POLICY
 from legos.records.packing import check_token_ids
 from legos.records.step import BackendConfig
 from legos.weights.adapter import Adapter, LoraShape
@@ -122,7 +121,7 @@ class MlxDevice:
         return device_facts()
 
 
-class MlxModel:
+class MlxModel(ModelHandle):
     """A loaded model; only its own thread uses the module tree.
 
     Attributes:
@@ -142,7 +141,6 @@ class MlxModel:
         self.tokenizer = load_tokenizer(folder)
         self.context = context_length(folder)
         self.lora: LoraShape | None = None
-        self._without_lora = 0  # number of blocks ``without_lora`` that are open
         self._inline = inline
         self._workers: dict[str, Worker] = {}  # the newest of each name
         self._capabilities: Capabilities | None = None  # found by the first engine
@@ -208,23 +206,6 @@ class MlxModel:
         """
         own = adapter if self.lora is None else adapter.at_scale(self.lora.scale)
         self.worker.call(set_adapter, self.tree, own).result()
-
-    @contextmanager
-    def without_lora(self) -> Generator[None]:
-        """Within the block, calls use the base model without LoRA; training steps keep it."""
-        self._without_lora += 1
-        try:
-            yield
-        finally:
-            self._without_lora -= 1
-
-    def base_adapter(self) -> Adapter:
-        """An adapter of the model's LoRA that has no effect, as version 0.
-
-        Raises:
-            ModelError: the model has no LoRA.
-        """
-        return self._adapter().without_effect()
 
     def write_fused(self, adapter: Adapter, folder: Path) -> float | None:
         """Merge an adapter into the model and write it; see ``write_checked``."""
@@ -318,9 +299,5 @@ class MlxModel:
         self._workers[name] = made
         return self._workers[name]
 
-    def _adapter(self) -> Adapter:
-        """The LoRA arrays of the tree, as version 0."""
-        if self.lora is None:
-            raise ModelError("the model has no LoRA; call apply_lora first")
-        arrays = self.worker.call(lora_arrays, self.tree).result()
-        return Adapter(name=POLICY, version=0, shape=self.lora, arrays=arrays)
+    def _lora_arrays(self) -> Mapping[str, Any]:
+        return self.worker.call(lora_arrays, self.tree).result()

@@ -2,8 +2,8 @@
 
 import logging
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from legos.chat.load import load_tokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat, shown_format
+from legos.device import ModelHandle
 from legos.device.backend import LoraBackend
 from legos.device.leader import Leader, follow
 from legos.device.worker import CLOSE_S, InlineWorker, ThreadWorker, Worker, closed_after_error
 from legos.errors import AdapterError, ModelError, TrainerError
 from legos.records.limits import EngineLimits, TrainingSize
-from legos.records.names import POLICY
 from legos.records.packing import check_token_ids
 from legos.records.step import BackendConfig
 from legos.torch.gradients import TorchGradients
@@ -116,7 +116,7 @@ class TorchDevice:
         return facts
 
 
-class TorchModel:
+class TorchModel(ModelHandle):
     """A loaded model; what computes with it runs on one thread.
 
     Attributes:
@@ -150,7 +150,6 @@ class TorchModel:
             self.causal = self.call(load_model, folder, self.device, self._ranks).result()
         self.modules: Modules = {}
         self._arrays: Mapping[str, torch.Tensor] = {}  # LoRA, before the first update
-        self._without_lora = 0  # number of blocks ``without_lora`` that are open
         whole = self.causal.whole
         self.num_vocabulary = min(self.causal.num_vocabulary, self.tokenizer.vocab_size)
         self.num_parameters: int = whole.num_parameters()  # packed weights hold two each
@@ -231,23 +230,6 @@ class TorchModel:
         self._arrays = self._fitting(adapter)
         self.call(install, self.modules, self._arrays).result()
 
-    @contextmanager
-    def without_lora(self) -> Generator[None]:
-        """Within the block, calls use the base model without LoRA; training steps keep it."""
-        self._without_lora += 1
-        try:
-            yield
-        finally:
-            self._without_lora -= 1
-
-    def base_adapter(self) -> Adapter:
-        """An adapter of the model's LoRA that has no effect, as version 0.
-
-        Raises:
-            ModelError: the model has no LoRA.
-        """
-        return self._adapter().without_effect()
-
     def write_fused(self, adapter: Adapter, folder: Path) -> float | None:
         """Raise ``AdapterError``: MLX merges the adapters of both devices."""
         raise AdapterError("torch does not merge adapters; load the model with device mlx")
@@ -294,11 +276,8 @@ class TorchModel:
         self._leader.end()
         ranks.leave()
 
-    def _adapter(self) -> Adapter:
-        if self.lora is None:
-            raise ModelError("the model has no LoRA; call apply_lora first")
-        arrays = {name: array.numpy(force=True) for name, array in self._arrays.items()}
-        return Adapter(name=POLICY, version=0, shape=self.lora, arrays=arrays)
+    def _lora_arrays(self) -> Mapping[str, Any]:
+        return {name: array.numpy(force=True) for name, array in self._arrays.items()}
 
     def _fitting(self, adapter: Adapter) -> Mapping[str, torch.Tensor]:
         """An adapter's arrays on the device, after a check that they fit."""
