@@ -44,7 +44,7 @@ class Access:
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
-        exchange = _Exchange(receive, send, self._service, self._limit(scope["path"]))
+        exchange = _Exchange(scope, receive, send, self._service, self._limit(scope["path"]))
         try:
             try:
                 check_host(scope, self._service.options.allowed_hosts)
@@ -132,8 +132,11 @@ class _Exchange:
         seat: the seat of a running play that the request belongs to, or None.
     """
 
-    def __init__(self, receive: Receive, send: Send, service: Service, limit: int) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, service: Service, limit: int
+    ) -> None:
         self._receive, self._send, options = receive, send, service.options
+        self._endless = b"transfer-encoding" in dict(scope["headers"])  # the body may never end
         self._model = f"{quote(service.model)} {service.fingerprint}".strip().encode()
         self._limit = limit  # bytes
         self._pause_s = options.body_pause_s
@@ -153,6 +156,8 @@ class _Exchange:
             self.status = message["status"]
             header = MODEL_HEADER.encode(), self._model
             message["headers"] = [*message.get("headers", ()), header]
+            if self._endless and not self._whole:  # uvicorn discards the rest of any other body
+                message["headers"].append((b"connection", b"close"))
         elif self.status is not None and self.status >= 400:
             self._error += message.get("body", b"")
         await self._send(message)
@@ -171,7 +176,8 @@ class _Exchange:
             if self.seat is not None and self.seat.ended:
                 raise play_ended() from error
             self.bound = "body"
-            raise _closing(408, "the rest of the body did not come") from error
+            self._endless = True
+            raise Problem(408, "the rest of the body did not come") from error
         self.hung_up |= message["type"] == "http.disconnect" and self.status is None
         self.num_bytes += len(message.get("body", b""))
         if self.num_bytes > self._limit:
@@ -238,9 +244,4 @@ def wrong_key(message: str) -> Problem:
 
 
 def _too_large(limit: int) -> Problem:
-    return _closing(413, f"the body is larger than {limit} bytes")
-
-
-def _closing(status: int, message: str) -> Problem:
-    """An error after which the connection is closed."""
-    return Problem(status, message, headers={"connection": "close"})
+    return Problem(413, f"the body is larger than {limit} bytes")

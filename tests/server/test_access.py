@@ -83,8 +83,18 @@ def test_a_body_that_is_too_large(fake: Any, *, chunked: bool) -> None:
             "/v1/completions", content=content, headers={"content-type": "application/json"}
         )
         assert answer.status_code == 413
+        assert ("connection" in answer.headers) is chunked  # such a body may never end
         assert "1000 bytes" in answer.json()["error"]["message"]
         assert http.post("/v1/completions", json=ASK).status_code == 200
+
+
+def test_a_client_that_reads_after_sending_gets_the_refusal_of_a_large_body(fake: Any) -> None:
+    with fake(FakeEngine(), max_adapters=0) as server, server.http() as http:
+        for path, status in (("/v1/completions", 413), ("/adapters/load?version=1&name=a", 409)):
+            kind = {"content-type": "application/octet-stream"}
+            answer = http.post(path, content=bytes(30_000_000), headers=kind)
+            assert answer.status_code == status
+            assert (answer.headers.get("x-should-retry") == "false") is (status == 409)
 
 
 @pytest.mark.parametrize("log_prompts", [False, True])

@@ -118,7 +118,7 @@ class _Loads:
                     f"the uploads that are being received and loaded have {self._num_bytes} bytes, "
                     f"and {num_bytes} more would exceed {most}; send this one again later",
                     code="uploads_full",
-                    headers={"retry-after": "1", "connection": "close"},
+                    headers={"retry-after": "1"},
                 )
 
         def take(num_bytes: int) -> None:
@@ -172,7 +172,7 @@ class _Loads:
                 "drop one with DELETE /adapters/NAME, load this one under the name of another, or "
                 "keep fewer snapshots in the league of a run (league.snapshots)",
                 code="too_many_adapters",
-                headers={"x-should-retry": "false", "connection": "close"},
+                headers={"x-should-retry": "false"},
             )
         self._coming.append(name)
         try:
