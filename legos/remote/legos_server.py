@@ -34,7 +34,7 @@ REQUEST_S = 3600.0  # maximum time of one answer of the policy, which then fails
 LOAD_S = 120.0  # maximum time to load an adapter
 RETRIES = 10  # of a failed request, which take about two minutes
 MOST_LOSSES = 10  # how often a server may lose its adapters between two publications
-SCORED = 256  # prompts of one request for scores
+SCORED = 256  # prompts of one request for scores, fewer where its body is too large
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
@@ -127,15 +127,22 @@ class LegosServer:
         """Log-probability of each continuation, nats; see ``Engine.score``."""
         given = {"model": adapter, "end_token_ids": end_ids, "by_token": by_token}
         scores: list[list[float]] = []
-        for start in range(0, len(prompts), SCORED):
+        start, size = 0, SCORED
+        while start < len(prompts):
             asked = [
                 {"prompt": prompt, "choices": answers}
-                for prompt, answers in prompts[start : start + SCORED]
+                for prompt, answers in prompts[start : start + size]
             ]
             body = {"prompts": asked, **given}
             read = partial(decoded, kind=_Scores)
             ask = partial(self._transport.request, "POST", "/score", read, json=body)
-            scores += (await self._answered(adapter, ask)).scores
+            try:
+                scores += (await self._answered(adapter, ask)).scores
+                start += size
+            except RequestError as error:
+                if len(asked) == 1 or "(413)" not in f"{error}":  # the body is not too large
+                    raise
+                size = len(asked) // 2
         return scores
 
     async def live(self) -> ListedAdapters:

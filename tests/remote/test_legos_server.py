@@ -110,6 +110,31 @@ def test_an_answer_that_takes_too_long_fails_its_request_alone(
         asyncio.run(go(url))
 
 
+def test_scores_of_too_large_a_body_are_asked_for_in_halves() -> None:
+    rows = [((n,), [(1,)]) for n in range(7)]
+
+    def reply(asked: HttpAsked) -> HttpAnswer:
+        prompts = [one["prompt"] for one in asked.body["prompts"]]
+        if len(prompts) > most:
+            return HttpAnswer({"error": {"message": "the body is larger than 4 bytes"}}, 413)
+        return HttpAnswer({"scores": prompts})
+
+    async def go() -> list[list[float]]:
+        server = LegosServer(url)
+        try:
+            return await server.score(rows, end_ids=(), adapter="base")
+        finally:
+            await server.aclose()
+
+    most, script = 2, ScriptedServer(reply)
+    with serving(script) as url:
+        assert asyncio.run(go()) == [[n] for n in range(7)]
+        assert [len(asked.body["prompts"]) for asked in script.asked] == [7, 3, 1, 1, 1, 1, 1, 1, 1]
+        most = 0
+        with pytest.raises(RequestError, match="larger than 4 bytes"):
+            asyncio.run(go())
+
+
 def test_opponents_that_stay_at_a_server_are_named(caplog: pytest.LogCaptureFixture) -> None:
     """One was dropped by somebody, one is refused, and the others are dropped all the same."""
     gone = HttpAnswer({"error": {"message": "not live"}}, 404)
