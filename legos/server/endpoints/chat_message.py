@@ -75,7 +75,7 @@ class ReplyReader:
     def _call(self, call: ToolCall) -> dict[str, Any]:
         fields = {
             "index": self.num_calls,
-            "id": f"call_{uuid.uuid4().hex[:24]}",
+            "id": uuid.uuid4().hex[:9],  # as Mistral's template wants
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments},
         }

@@ -78,6 +78,7 @@ def test_a_call_is_told_apart_from_the_text(fake: Any, tokenizer: ChatTokenizer)
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content == "Let me see."
     (call,) = choice.message.tool_calls
+    assert (len(call.id), call.id.isalnum()) == (9, True)  # Mistral's template refuses others
     assert call.function.name == "weather"
     assert json.loads(call.function.arguments) == {"city": "Bonn"}
 
