@@ -22,6 +22,7 @@ T = TypeVar("T")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 TOO_SLOW = (httpx.ReadTimeout, TimeoutError)  # no byte came in time, or not the last one
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
+CONNECTIONS = 1024  # to a server of the policy, which limits itself what it answers at once
 IDLE_S = 2.0  # an unused connection is closed then; uvicorn, of our server and vLLM, does after 5 s
 PIECE_BYTES = 1 << 20  # of a body that are sent at once: asyncio copies what it cannot send yet
 MOST_BYTES = 256 << 20  # of one answer, so that no endpoint fills the memory

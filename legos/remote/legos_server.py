@@ -14,7 +14,14 @@ from legos.clients.answers import check_version
 from legos.clients.health import healthy
 from legos.clients.pool import all_done
 from legos.clients.responses import decoded
-from legos.clients.transport import TOO_SLOW, Transport, api_root, server_name, server_root
+from legos.clients.transport import (
+    CONNECTIONS,
+    TOO_SLOW,
+    Transport,
+    api_root,
+    server_name,
+    server_root,
+)
 from legos.clients.wire import MSGPACK, RequestBatch, read_answers
 from legos.errors import (
     AdapterError,
@@ -96,6 +103,7 @@ class LegosServer:
             api_root(url),
             api_key=api_key,
             timeout_s=timeout_s or REQUEST_S,
+            max_connections=CONNECTIONS,
             retries=retries,
             model="",
             slow=EndpointError if timeout_s else RequestError,

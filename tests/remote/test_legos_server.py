@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 
+from legos.clients.transport import Transport
 from legos.errors import AdapterError, EndpointError, EngineError, RequestError
 from legos.records.names import MODEL_HEADER
 from legos.records.request import Request
@@ -108,6 +109,28 @@ def test_an_answer_that_takes_too_long_fails_its_request_alone(
     slow = ScriptedServer(lambda asked: None)
     with serving(slow) as url:
         asyncio.run(go(url))
+
+
+def test_512_long_requests_wait_at_a_server_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    num, waiting = 512, list[str]()
+    all_wait = asyncio.Event()
+
+    async def attempt(_: Transport, method: str, *given: Any, **options: Any) -> Any:
+        waiting.append(method)
+        if len(waiting) == num:
+            all_wait.set()
+        await all_wait.wait()
+        raise RequestError("no")
+
+    async def go() -> None:
+        server = LegosServer("http://127.0.0.1:9")
+        request = Request(prompt_ids=(1, 2), max_tokens=100)
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(server.answer([request]) for _ in range(num)))
+        await server.aclose()
+
+    monkeypatch.setattr(Transport, "_attempt", attempt)
+    asyncio.run(go())
 
 
 def test_scores_of_too_large_a_body_are_asked_for_in_halves() -> None:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from legos.clients.health import healthy
 from legos.clients.lists import RequestLists
-from legos.clients.transport import Transport, api_root, server_name
+from legos.clients.transport import CONNECTIONS, Transport, api_root, server_name
 from legos.errors import EngineError, NotFoundError, RequestError
 from legos.records.message import ScoredRows
 from legos.records.request import Generated, Request
@@ -50,6 +50,7 @@ class VllmServer:
             api_root(self._url),
             api_key=api_key,
             timeout_s=REQUEST_S,
+            max_connections=CONNECTIONS,
             retries=RETRIES,
             slow=RequestError,
         )
