@@ -21,6 +21,8 @@ from legos.records.names import BASE, POLICY
 
 logger = logging.getLogger(__name__)
 _LIMIT = "max_completion_tokens"
+_DROPPED = {"max_tokens": _LIMIT, "seed": "seed"}
+"""Fields that some servers refuse, and what their message then names."""
 
 
 class OpenAIClient:
@@ -32,7 +34,7 @@ class OpenAIClient:
     - any other endpoint: text alone, so such a completion is never trained on. An adapter is asked
       for by its name where the server lists it, as vLLM does; the default name, ``policy``, stands
       for ``model``, or for the only model there, where vLLM does not list it. (``legos train
-      --server`` trains with vLLM.)
+      --server`` trains with vLLM.) Where it refuses a seed, it gets none.
 
     Use it as an asynchronous context manager, or close it with ``aclose`` in the event loop that
     made the requests.
@@ -79,7 +81,7 @@ class OpenAIClient:
         self._dialect: Dialect | None = dialect
         self._listed: tuple[str, ...] = ()
         self._warned = False  # that answers are not restricted
-        self._newer = False  # whether it asked for the newer name of max_tokens
+        self._refused = set[str]()  # fields that the server does not take
         self.base_url, self.api_key = base_url, api_key
         self._asking: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
 
@@ -114,15 +116,18 @@ class OpenAIClient:
     async def _sent(
         self, path: str, body: dict[str, Any], read: Callable[[bytes], Completion]
     ) -> Completion:
-        """Send a request, whose limit OpenAI's newer models know by another name alone."""
-        if self._newer and (limit := body.pop("max_tokens", None)):
-            body[_LIMIT] = limit
+        """Send a request, and again without the fields of ``_DROPPED`` that the server refuses."""
+        for name in self._refused:
+            value = body.pop(name, None)
+            if name == "max_tokens" and value:
+                body[_LIMIT] = value
         try:
             return await self._transport.request("POST", path, read, json=body)
         except RequestError as error:
-            if "max_tokens" not in body or _LIMIT not in f"{error}":
+            names = [name for name in _DROPPED if name in body and _DROPPED[name] in f"{error}"]
+            if self._dialect == "legos" or not names:
                 raise
-        self._newer = True
+        self._refused.update(names)
         return await self._sent(path, body, read)
 
     async def models(self) -> tuple[str, ...]:

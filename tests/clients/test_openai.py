@@ -93,6 +93,21 @@ def test_a_limit_has_the_newer_name_where_a_server_asks_for_it() -> None:
     assert [asked.body.get("max_completion_tokens") for asked in script.asked] == [None, 9, 9]
 
 
+def test_an_endpoint_that_refuses_a_seed_gets_none() -> None:
+    told = [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "not permitted"}]
+
+    def answer(asked: HttpAsked) -> HttpAnswer:
+        return HttpAnswer({"detail": told}, 422) if "seed" in asked.body else HttpAnswer(ANSWER)
+
+    script = ScriptedServer(answer, models={"data": [{"id": "m", "owned_by": "mistralai"}]})
+    with serving(script) as url:
+        assert asyncio.run(ask(url, Sampling(seed=3))).text == "hi"
+        assert [asked.body.get("seed") for asked in script.asked] == [3, None]
+        script.models = OURS
+        with pytest.raises(RequestError, match="not permitted"):  # a seed is never left out there
+            asyncio.run(ask(url, Sampling(seed=3)))
+
+
 def test_choices_come_back_with_the_legal_tokens() -> None:
     choice = {**ANSWER["choices"][0], "legal": [[7, 9], [8]]}
     script = ScriptedServer(lambda asked: HttpAnswer({**ANSWER, "choices": [choice]}), models=OURS)
