@@ -56,6 +56,7 @@ class _Part(Struct):
 
 class _Message(Struct):
     content: str | list[_Part] | None = None
+    refusal: Any = None  # in place of content
     reasoning_content: Any = None
     reasoning: Any = None  # what newer versions of vLLM call it
     tool_calls: list[_Call] | None = None
@@ -118,7 +119,7 @@ def completion_of(body: bytes, sampling: Sampling, target: Target) -> Completion
     Raises:
         AdapterError: another adapter or version answered than was asked for.
         EndpointError: the answer cannot be read.
-        RequestError: the server is of another version of the kit.
+        RequestError: the model refuses to answer, or the server is of another version of the kit.
     """
     answer = decoded(body, _Answer)
     if not answer.choices:
@@ -146,11 +147,16 @@ def _text(choice: _Choice) -> str:
     """The whole text; thinking that the server split off is put back between its tags.
 
     Raises:
+        RequestError: the model refuses to answer, or a filter withholds the text.
         EndpointError: there is neither text nor a token nor a call of a tool.
     """
     message = choice.message
     if message is None or not (message.thinking or message.tool_calls):
         text = choice.text if message is None else message.text
+        reason = None if message is None else message.refusal
+        if text is None and (reason or choice.finish_reason == "content_filter"):
+            shown = f"{reason or choice.finish_reason}"[:300]
+            raise RequestError(f"the model refuses to answer: {shown}")
         if text is None and choice.token_ids is None:
             raise EndpointError("the server's answer cannot be read: its text is null")
         return text or ""

@@ -8,7 +8,7 @@ import pytest
 from scripted_server import HttpAnswer, ScriptedServer, serving
 
 from legos.clients.openai import OpenAIClient
-from legos.errors import EndpointError
+from legos.errors import EndpointError, RequestError
 from legos.records.message import Completion, Message, Sampling
 
 ASK = (Message("user", "hello"),)
@@ -57,3 +57,18 @@ def test_an_error_in_an_answer_that_reports_success_is_named() -> None:
         pytest.raises(EndpointError, match="no provider is left"),
     ):
         asyncio.run(ask(url, dialect="openai", model="judge", retries=0))
+
+
+@pytest.mark.parametrize(
+    ("said", "reason", "named"),
+    [({"refusal": "I can't help."}, "stop", "I can't help"), ({}, "content_filter", "content_fil")],
+)
+def test_a_model_that_refuses_is_not_asked_again(said: Any, reason: str, named: str) -> None:
+    choice = {"message": {"content": None, **said}, "finish_reason": reason}
+    script = ScriptedServer(lambda asked: HttpAnswer({"choices": [choice]}))
+    with (
+        serving(script) as url,
+        pytest.raises(RequestError, match=f"the model refuses to answer: {named}"),
+    ):
+        asyncio.run(ask(url, dialect="openai", model="judge"))
+    assert len(script.asked) == 1
