@@ -105,7 +105,12 @@ class AgentSeat:
         return self.state.seat.adapter
 
     def question(
-        self, messages: Sequence[Message], tools: str | None, *, continues: bool = True
+        self,
+        messages: Sequence[Message],
+        tools: str | None,
+        *,
+        continues: bool = True,
+        parallel: bool = True,
     ) -> "SeatRequest":
         """The question of one request.
 
@@ -113,16 +118,17 @@ class AgentSeat:
             messages: the whole conversation.
             tools: the tools that may be called, as JSON; None: there are none.
             continues: False: the prompt is rendered anew in any case.
+            parallel: False: the program gets only the first tool call of the answer.
         """
-        keys = tuple(map(_key, messages))
+        keys, known = tuple(map(_key, messages)), None
         ends = range(len(messages) - 1, 0, -1)
         for end in ends if continues and self._play.arena.continue_tokens else ():
             if (last := self._answers.get((tools, *keys[:end]))) is not None:
                 known = Continuation(
                     last=last, messages=tuple(messages), num_new=len(messages) - end
                 )
-                return SeatRequest(self, tuple(messages), tools, known)
-        return SeatRequest(self, tuple(messages), tools, None)
+                break
+        return SeatRequest(self, tuple(messages), tools, known, parallel)
 
     def answer(
         self, question: "SeatRequest", completion: Completion, sampling: Sampling, asked_at: float
@@ -143,7 +149,8 @@ class AgentSeat:
         )
         if completion.prompt_ids and completion.token_ids:
             _, answer = split_thinking(completion.text)
-            said = Message("assistant", answer, completion.tool_calls)
+            calls = completion.tool_calls[: None if question.parallel else 1]
+            said = Message("assistant", answer, calls)
             self._answers[question.tools, *map(_key, (*question.messages, said))] = completion
 
     def check_open(self) -> None:
@@ -215,6 +222,7 @@ class SeatRequest:
     messages: tuple[Message, ...]
     tools: str | None
     continuation: Continuation | None  # tokens so far and new messages; None: render all messages
+    parallel: bool  # False: the program gets only the first tool call of the answer
 
     def sampling(self, asked: Sampling, temperature: float | None) -> Sampling:
         """How the answer is sampled: as the policy is trained, whatever the request asks for.

@@ -205,14 +205,18 @@ def test_a_streamed_conversation_is_recorded_alike(play: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "back"), [('{"a": 2, "b": 3}', ' {"b": 3,\n"a": 2}'), ("null", ""), ('""', "null")]
+    ("made", "back", "num"),  # num: calls of the answer, of which the program gets the first
+    [('{"a": 2, "b": 3}', ' {"b": 3,\n"a": 2}', 1), ("null", "", 2), ('""', "null", 1)],
 )
-def test_tool_calls_and_their_results_continue_in_tokens(play: Any, made: str, back: str) -> None:
+def test_tool_calls_and_their_results_continue_in_tokens(
+    play: Any, made: str, back: str, num: int
+) -> None:
+    one = {"parallel_tool_calls": False} if num > 1 else {}
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 
     async def agent(program: Program) -> None:
         chat: list[Json] = [user("2 + 3?")]
-        said = await program.say(chat, tools=tools)
+        said = await program.say(chat, tools=tools, **one)
         [call] = said["tool_calls"]
         call = {**call, "function": {"name": "add", "arguments": back}}
         chat += [
@@ -221,11 +225,11 @@ def test_tool_calls_and_their_results_continue_in_tokens(play: Any, made: str, b
         ]
         assert (await program.say(chat, tools=tools))["content"] == "5"
 
-    call = f'I add. <tool_call>{{"name": "add", "arguments": {made}}}</tool_call>'
-    episode, _ = play(agent, call, "5")
+    call = f'<tool_call>{{"name": "add", "arguments": {made}}}</tool_call>'
+    episode, _ = play(agent, f"I add. {call * num}", "5")
     assert samples(episode)[1] == 0
     [first, _] = episode.rollouts[0].turns
-    assert first.completion.tool_calls[0].name == "add"
+    assert [each.name for each in first.completion.tool_calls] == ["add"] * num
 
 
 def test_the_seat_decides_how_answers_are_sampled(play: Any) -> None:

@@ -182,7 +182,12 @@ def _question(seat: AgentSeat, body: ChatBody, tools: Sequence[Any]) -> SeatRequ
         raise Problem(400, "a seat takes messages, no token ids", param="prompt_token_ids")
     messages = [message.record() for message in body.messages]
     described = json.dumps(tools) if tools else None
-    return seat.question(messages, described, continues=not body.chat_template_kwargs)
+    return seat.question(
+        messages,
+        described,
+        continues=not body.chat_template_kwargs,
+        parallel=body.parallel_tool_calls is not False,
+    )
 
 
 class _ChatReply:
