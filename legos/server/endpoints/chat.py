@@ -163,6 +163,9 @@ def _settle(body: ChatBody, service: Service) -> None:
         body.max_tokens = body.max_completion_tokens
     if body.top_logprobs and not body.logprobs:
         raise Problem(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+    if body.num_new_messages and not (body.prompt_token_ids is not None and body.messages):
+        text = "num_new_messages needs prompt_token_ids and messages"
+        raise Problem(400, text, param="num_new_messages")
     if body.reasoning_effort is None:
         return
     if not service.tokenizer.knows_effort:

@@ -215,3 +215,13 @@ def test_template_variables_do_not_go_with_a_chat_that_continues(fake: Any) -> N
         refused = http.post("/v1/chat/completions", json=body | variables)
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize("without", ["prompt_token_ids", "messages"])
+def test_new_messages_are_counted_only_after_token_ids(fake: Any, without: str) -> None:
+    body = {"prompt_token_ids": [5], "messages": [*CHAT], "num_new_messages": 1, "max_tokens": 3}
+    del body[without]
+    with fake(FakeEngine()) as server, server.http() as http:
+        refused = http.post("/v1/chat/completions", json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "num_new_messages"
