@@ -166,7 +166,7 @@ class LegosServer:
             raise EngineError(str(error)) from error
 
     async def publish(self, adapter: Adapter) -> AdapterInfo:
-        """Load an adapter; return once it is live.
+        """Load an adapter, and those loaded before that are missing; return once it is live.
 
         Raises:
             AdapterError: the server rejects it; the adapter that was live there stays.
@@ -177,6 +177,10 @@ class LegosServer:
             await self._load(adapter)
             self._live[adapter.name] = adapter
             self._losses = 0
+            if len(self._live) > 1:  # the others may be missing, which other processes find out
+                there = {info.name for info in (await self.live()).adapters}
+                for name in self._live.keys() - there:
+                    await self._load(self._live[name])
         return adapter.info
 
     async def drop(self, name: str) -> None:

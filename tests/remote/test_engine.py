@@ -163,6 +163,19 @@ def test_a_server_that_was_started_again_gets_its_adapters_again(
     both.there.engine.drop_adapter("rival").result()  # the server has done so already
 
 
+def test_what_a_server_has_lost_is_loaded_with_the_next_publication(both: Both) -> None:
+    """Players in other processes ask it, so that no request tells this one that it is missing."""
+    policy = both.model.base_adapter()
+    rival = changed(policy, name="rival", version=1)
+    both.there.engine.load_adapter(rival).result()
+    for name in ("policy", "rival"):
+        both.engine.drop_adapter(name).result()
+    both.there.engine.load_adapter(changed(policy, version=4)).result()
+    assert both.engine.versions() == {"policy": 4, "rival": 1}
+    both.there.engine.load_adapter(changed(policy, version=3)).result()
+    both.there.engine.drop_adapter("rival").result()
+
+
 def test_an_answer_of_a_version_that_is_being_loaded_is_taken(both: Both) -> None:
     mine = changed(both.model.base_adapter(), name="mine", version=3)
 

@@ -168,7 +168,7 @@ def test_opponents_that_stay_at_a_server_are_named(caplog: pytest.LogCaptureFixt
         if asked.path == "/adapters/load":
             return HttpAnswer(asdict(unpack_adapter(asked.body).info), headers=named)
         refused = {"/adapters/gone": gone, "/adapters/kept": other}
-        return refused.get(asked.path, HttpAnswer({}, headers=named))
+        return refused.get(asked.path, HttpAnswer({"adapters": []}, headers=named))
 
     async def go(url: str) -> None:
         server = LegosServer(url, staying=("policy",))
