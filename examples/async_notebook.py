@@ -95,7 +95,7 @@ class Lookups(Slow, Zorplex):
     """The number of a word, which the model looks up."""
 
     tasks_per_step, max_tokens = 8, 24
-    options, modes = {"kinds": ["simple"], "levels": ["easy"]}, MODES
+    options, modes = {"kinds": ("simple", "multi_step", "recursive"), "levels": ("easy",)}, MODES
 
 
 @app.class_definition
@@ -144,7 +144,7 @@ class Run:
         ages = sum(age * number for age, number in self.ages.items())
         return {
             "seconds": f"{self.seconds:.1f}",
-            "samples per second": f"{self.samples[-1] / self.seconds:.0f}",
+            "samples per second": f"{self.samples[-1] / self.seconds:.3g}",
             "trainer busy": f"{sum(length for _, length in self.updates) / self.seconds:.0%}",
             "mean age, steps": f"{ages / self.ages.total():.2f}",
             "oldest, steps": f"{max(self.ages)}",
