@@ -74,7 +74,7 @@ def _show_tables(found: Mapping[str, Any]) -> None:
     counts = ", ".join(f"{found[name]} {name}" for name in ("plays", "failed", "void"))
     show_line(f"{found['arena']}: {'exact, without a play' if exact else counts}")
     if found["unit"]:
-        show_line(f"a reward of {found['unit']:g} counts as a whole win, and less as a part of one")
+        show_line(f"a gain of {found['unit']:g} counts as a whole win, and less as a part of one")
     show_line("")
     columns = ["plays"] + ["forfeits"] * any(rated["forfeits"] for rated in ratings.values())
     rows: dict[str, Mapping[str, object]] = {}

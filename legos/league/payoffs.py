@@ -199,7 +199,7 @@ class PayoffTable:
         self._cells, self._members = {}, {}
         for mine, theirs, role, *numbers in state["rows"]:
             names = state["members"][mine], state["members"][theirs], state["roles"][role]
-            if len(numbers) < NUM_SUMS:  # of an earlier version; right in zero-sum games
+            if len(numbers) < NUM_SUMS:  # of an earlier version; too large but in zero-sum games
                 numbers.append(numbers[4])
             self.put(*names, Tally(*map(float, numbers)))
 
@@ -230,6 +230,8 @@ class Account:
             gave_up: roles that forfeited the play.
         """
         gain = mine if self._sides == 1 else (mine - theirs) / 2
+        if self._sides > 1 and result(mine, theirs) == 1:  # a rounded mean is no gain
+            gain = 0.0
         for sums, role, share, own in self._cells:
             reward, other = (mine, theirs) if own else (theirs, mine)
             sums[result(reward, other)] += share
@@ -271,7 +273,8 @@ def exact_payoffs(tree: GameTree, policies: Mapping[str, Policy]) -> PayoffTable
     gap_NR = mine_NR - theirs_NR
     results = [gap_NR > SAME, np.abs(gap_NR) <= SAME, gap_NR < -SAME]  # as ``result`` says
     nobody_NR = np.zeros_like(mine_NR)  # forfeits
-    counts = np.stack([*results, mine_NR, mine_NR**2, nobody_NR, (gap_NR / 2) ** 2])  # [7, ends, R]
+    gain_NR = gap_NR / 2 if len(graph.roles) == 2 else mine_NR
+    counts = np.stack([*results, mine_NR, mine_NR**2, nobody_NR, gain_NR**2])  # [7, ends, R]
     flat = {member: tree.everywhere(policy) for member, policy in policies.items()}
     table = PayoffTable(exact=True)
     for mine, mine_P in flat.items():

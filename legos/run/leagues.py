@@ -32,7 +32,7 @@ class StoredLeague:
     prefix: str  # of the names of its metrics
     collapse_elo: float  # fall of the rating that counts as a collapse
     shares: Mapping[str, float]  # opponent -> its share of the plays, by the settings
-    unit: float | None = None  # reward that counts as a whole win; None: every win does
+    unit: float | None = None  # gain that counts as a whole win; None: every win does
     people: Sequence[str] = ()  # ``person:NAME`` of those whose plays count
     met: Sequence[str] = ()  # snapshots that people have played against
 

@@ -152,9 +152,9 @@ def test_with_three_roles_the_others_count_by_their_mean() -> None:
     tree = GameTree(game)
     goes, stays = ({("a", "move"): {move: 1.0}} for move in ("go", "stay"))
     table = exact_payoffs(tree, {"goes": goes, "stays": stays})
-    assert table.tally("goes", "stays", "a") == Tally(1, 0, 0, reward=2, squares=4, gains=0.25)
-    assert table.tally("goes", "stays", "b") == Tally(0, 1, 0, reward=1, squares=1)
-    assert table.tally("stays", "goes", "c") == Tally(0, 0, 1, reward=-1, squares=1, gains=3.0625)
+    assert table.tally("goes", "stays", "a") == Tally(1, 0, 0, reward=2, squares=4, gains=4)
+    assert table.tally("goes", "stays", "b") == Tally(0, 1, 0, reward=1, squares=1, gains=1)
+    assert table.tally("stays", "goes", "c") == Tally(0, 0, 1, reward=-1, squares=1, gains=1)
 
 
 def test_a_game_of_one_role_has_no_table() -> None:

@@ -87,6 +87,8 @@ def test_a_play_of_four_seats_with_one_reward_is_a_draw() -> None:
     league.record(episode)
     assert league.table.tally("policy@1", "policy@0").draws == 1
     assert league.metrics()["score_past"] == 0.5
+    assert league.unit == 0.0
+    assert league.score("policy", league.pool.of("policy")[0]) == 0.5
 
 
 @pytest.mark.parametrize("theirs", ["policy@0", "policy"])
