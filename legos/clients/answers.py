@@ -151,12 +151,13 @@ def _text(choice: _Choice) -> str:
         EndpointError: there is neither text nor a token nor a call of a tool.
     """
     message = choice.message
+    text = choice.text if message is None else message.text
+    reason = None if message is None else message.refusal
+    if not text and choice.finish_reason == "content_filter":
+        reason = reason or choice.finish_reason
+    if reason:
+        raise RequestError(f"the model refuses to answer: {reason}"[:300])
     if message is None or not (message.thinking or message.tool_calls):
-        text = choice.text if message is None else message.text
-        reason = None if message is None else message.refusal
-        if text is None and (reason or choice.finish_reason == "content_filter"):
-            shown = f"{reason or choice.finish_reason}"[:300]
-            raise RequestError(f"the model refuses to answer: {shown}")
         if text is None and choice.token_ids is None:
             raise EndpointError("the server's answer cannot be read: its text is null")
         return text or ""

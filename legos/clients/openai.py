@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -21,8 +22,11 @@ from legos.records.names import BASE, POLICY
 
 logger = logging.getLogger(__name__)
 _LIMIT = "max_completion_tokens"
-_DROPPED = {"max_tokens": _LIMIT, "seed": "seed"}
-"""Fields that some servers refuse, and what their message then names."""
+_DROPPED = {
+    name: re.compile(rf"refuses the request .*[^\w-]{named}(?![\w-])", re.DOTALL)
+    for name, named in (("max_tokens", _LIMIT), ("seed", "seed"))
+}
+"""Fields that some servers refuse, with messages that name a field."""
 
 
 class OpenAIClient:
@@ -124,11 +128,16 @@ class OpenAIClient:
         try:
             return await self._transport.request("POST", path, read, json=body)
         except RequestError as error:
-            names = [name for name in _DROPPED if name in body and _DROPPED[name] in f"{error}"]
+            names = {n for n, told in _DROPPED.items() if n in body and told.search(f"{error}")}
             if self._dialect == "legos" or not names:
                 raise
-        self._refused.update(names)
-        return await self._sent(path, body, read)
+        before = self._refused
+        self._refused = before | names
+        try:
+            return await self._sent(path, body, read)
+        except RequestError:
+            self._refused = before
+            raise
 
     async def models(self) -> tuple[str, ...]:
         """Names of the models and adapters of the server."""

@@ -61,7 +61,13 @@ def test_an_error_in_an_answer_that_reports_success_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("said", "reason", "named"),
-    [({"refusal": "I can't help."}, "stop", "I can't help"), ({}, "content_filter", "content_fil")],
+    [
+        ({"refusal": "I can't help."}, "stop", "I can't help"),
+        ({"refusal": "No (400) seed."}, "stop", "No .400. seed"),
+        ({"refusal": "No.", "reasoning_content": "hm", "content": ""}, "stop", "No"),
+        ({}, "content_filter", "content_fil"),
+        ({"content": ""}, "content_filter", "content_fil"),
+    ],
 )
 def test_a_model_that_refuses_is_not_asked_again(said: Any, reason: str, named: str) -> None:
     choice = {"message": {"content": None, **said}, "finish_reason": reason}

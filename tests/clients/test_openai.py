@@ -108,6 +108,14 @@ def test_an_endpoint_that_refuses_a_seed_gets_none() -> None:
             asyncio.run(ask(url, Sampling(seed=3)))
 
 
+def test_a_refusal_that_names_something_else_leaves_the_seed() -> None:
+    told = {"error": {"message": "bytedance/seed-1.6: the context is exceeded"}}
+    script = ScriptedServer(lambda asked: HttpAnswer(told, 400), models={"data": [{"id": "m"}]})
+    with serving(script) as url, pytest.raises(RequestError, match="the context is exceeded"):
+        asyncio.run(ask(url, Sampling(seed=3)))
+    assert [asked.body.get("seed") for asked in script.asked] == [3]
+
+
 def test_choices_come_back_with_the_legal_tokens() -> None:
     choice = {**ANSWER["choices"][0], "legal": [[7, 9], [8]]}
     script = ScriptedServer(lambda asked: HttpAnswer({**ANSWER, "choices": [choice]}), models=OURS)
