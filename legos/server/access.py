@@ -22,6 +22,7 @@ logger = logging.getLogger("legos.server")
 
 OPEN = frozenset({"/health", "/docs", "/openapi.json"})  # paths that need no API key
 ALWAYS = frozenset({"/health", "/metrics"})  # answered while the server drains
+DISCARDED = 256 << 20  # bytes above the limit of a refused body whose sender can read the answer
 LOAD = "/adapters/load"
 # Beginnings of the paths that a seat's key opens.
 OF_SEATS = ("/v1/chat/completions", "/v1/models", "/v1/episodes/")
@@ -136,7 +137,9 @@ class _Exchange:
         self, scope: Scope, receive: Receive, send: Send, service: Service, limit: int
     ) -> None:
         self._receive, self._send, options = receive, send, service.options
-        self._endless = b"transfer-encoding" in dict(scope["headers"])  # the body may never end
+        head = dict(scope["headers"])  # without a length the body may never end
+        long = int(head.get(b"content-length", b"0")) > limit + DISCARDED
+        self._endless = long or b"transfer-encoding" in head
         self._model = f"{quote(service.model)} {service.fingerprint}".strip().encode()
         self._limit = limit  # bytes
         self._pause_s = options.body_pause_s
