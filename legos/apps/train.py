@@ -128,8 +128,8 @@ def _train(
     )
     with closing(made) as trainer:
         mix = make_mix(config, client := trainer.client())
-        for arena, one in zip(mix.arenas.values(), config.arenas.values(), strict=True):
-            warn_of_few_plays(arena, one.play)
+        for arena in mix.arenas.values():
+            warn_of_few_plays(arena)
         put = partial(put_on, trainer.engine, model=config.model)
         seated, opponents = load_seated(mix.arenas.values(), put)
         place = trainer.generation, trainer.model

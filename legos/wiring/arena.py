@@ -13,7 +13,8 @@ from legos.arena.matchmaker import ArenaSeats
 from legos.arena.registry import find_arena, made_of
 from legos.config.league import LeagueConfig
 from legos.config.schema import GenerationConfig, PlayConfig, PlayedArena, RunConfig
-from legos.credit import RULES, WITHOUT_GROUPS, make_credit
+from legos.credit import make_credit
+from legos.credit.group import GroupCredit
 from legos.errors import ArenaError, ConfigError, LegosError, with_story
 from legos.league.cast import OPTIMAL, Cast, is_own_bot
 from legos.league.matchmaker import EXPLOITER, EXPLOITERS, LeagueSeats
@@ -118,11 +119,10 @@ def _warn_of_unread(kind: type[Game]) -> None:
         )
 
 
-def warn_of_few_plays(arena: Arena, play: PlayConfig) -> None:
+def warn_of_few_plays(arena: Arena) -> None:
     """Say that plays of a step of a game begin apart, where credit compares those of one start."""
-    if not isinstance(arena, GameArena) or arena.group_size > 1:
-        return
-    if (play.credit or DEFAULT_CREDIT) not in RULES.keys() - WITHOUT_GROUPS:
+    compares = isinstance(arena.credit_assigner, GroupCredit)
+    if not isinstance(arena, GameArena) or arena.group_size > 1 or not compares:
         return
     plays = arena.tasks_per_step
     alone = sum(share * (1 - share) ** (plays - 1) for _, share in arena.game.starts() or ())

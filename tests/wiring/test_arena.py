@@ -141,8 +141,7 @@ def test_settings_hold_in_children_of_a_class_too() -> None:
 def test_steps_in_which_few_plays_of_a_game_begin_alike_are_named(
     settings: dict[str, Any], warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    play = PlayConfig(**settings)
-    warn_of_few_plays(make_arena("nim", None, play=play), play)
+    warn_of_few_plays(make_arena("nim", None, play=PlayConfig(**settings)))
     told = "48 % of the 16 plays of a step of arena 'nim' begin as no other one does"
     assert (told in caplog.text) == warns
     assert ("--play.group-size 8 --play.tasks-per-step 2" in caplog.text) == warns
