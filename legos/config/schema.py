@@ -115,8 +115,9 @@ class GenerationConfig(Settings):
     thinking: Thinking | None = knob(None)
     """Whether the model thinks before it answers (off, on), or how long (low, medium, high), where
     its chat template has a variable for it: enable_thinking, thinking or reasoning_effort; default:
-    as the template has it. None: off where the template can, because few answers end within the
-    arenas' limits otherwise. Raise max_tokens where you turn it on."""
+    as the template has it. None: as the adapter that the run starts from, or off where the template
+    can, because few answers end within the arenas' limits otherwise; in legos imitate as the
+    template has it. Raise max_tokens where you turn it on."""
     max_batch: int = knob(256, unit="rows", ge=1)
     """Completions decoded in one batch. Lower it to save memory. On a CPU, a model whose weights
     take more than a 64th of the memory decodes at most 96, because more are no faster."""

@@ -92,7 +92,7 @@ class Checkpoints:
         self._live[name] = True
         unused = [each for each in self._live if not self._users[each] and each != name]
         for each in unused[: max(0, len(self._live) - _MOST_LIVE)]:
-            del self._live[each]
+            del self._live[each], self._clients[each]
             engine.drop_adapter(each)  # not awaited: it may not have arrived, and is then not live
         return name
 
