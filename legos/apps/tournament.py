@@ -63,7 +63,7 @@ def tournament(
 
     Returns:
         ``arena``, ``exact`` (computed without a play), ``plays``, ``failed``, ``void``; ``unit``,
-        the reward that counts as a whole win where wins differ in size; ``ratings``: member ->
+        the gain that counts as a whole win where wins differ in size; ``ratings``: member ->
         ``rating`` (Elo), ``low`` and ``high`` (its interval of 95 %), ``plays`` and ``forfeits``,
         the strongest first; ``matrix``: member -> member -> figures of the first against the
         second, in all roles and in each of ``roles``, if they met; ``nash``: member -> its share,

@@ -154,7 +154,7 @@ class PayoffTable:
 
         Args:
             members: the members.
-            unit: the reward that counts as a whole win, as for ``ratings``; None: every win does.
+            unit: the gain that counts as a whole win, as for ``ratings``; None: every win does.
         """
         if unit is not None:
             return 0.5 + self.rewards(members) / (2 * unit)
