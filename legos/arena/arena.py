@@ -293,6 +293,12 @@ class GameArena(Arena):
         self.utility = self.game.utility
         with user_code(f"starts() of game {self.name!r}"):
             starts = self.game.starts()
+            for each in starts or ():
+                if not isinstance(each, Sequence) or len(each) != 2 or isinstance(each, str):
+                    raise ArenaError(
+                        f"starts() of game {self.name!r} holds {shown(each)}; expected (state, "
+                        "probability)"
+                    )
             if self.group_size == 1 and (starts is None or len(starts) > self.tasks_per_step):
                 self.group_size = Arena.group_size
                 self.tasks_per_step = max(1, self.tasks_per_step // self.group_size)

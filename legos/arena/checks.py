@@ -130,7 +130,9 @@ def check_names(given: object, what: str) -> None:
     names = list(cast("Sequence[object]", given)) if isinstance(given, Sequence) else []
     texts = [name for name in names if isinstance(name, str) and name]
     right = bool(texts) and len(set(texts)) == len(names)
-    _check(right, f"{what} is {given!r}", "one name or more, each once")
+    ordered = isinstance(given, Sequence)
+    expected = "one name or more, each once" if ordered else "a list or a tuple of names"
+    _check(right, f"{what} is {given!r}", expected)
 
 
 def checked_tasks(arena: Playable, rng: random.Random, *, held_out: bool = False) -> Iterator[Task]:
@@ -152,7 +154,7 @@ def checked_tasks(arena: Playable, rng: random.Random, *, held_out: bool = False
     with user_code(source):
         given = arena.tasks(rng) if given is None else given
         for task in _iterable(given, source):
-            _check_task(task, source, arena.levels)
+            check_task(task, source, arena.levels)
             yield task
 
 
@@ -162,7 +164,7 @@ def _iterable(given: Any, source: str) -> Iterable[Any]:
         given.close()
     if inspect.isasyncgen(given) or inspect.iscoroutine(given):
         raise ArenaError(f"{source} is async; write def {source.partition('(')[0]}(self, rng)")
-    if type(given) in (str, dict, Task) or not hasattr(given, "__iter__"):
+    if type(given) in (str, dict, set, frozenset, Task) or not hasattr(given, "__iter__"):
         raise ArenaError(
             f"{source} returned {shown(given)}; write yield Task(id=..., data=...), or return a "
             "list of tasks"
@@ -172,7 +174,8 @@ def _iterable(given: Any, source: str) -> Iterable[Any]:
     return given
 
 
-def _check_task(task: object, source: str, levels: Sequence[str]) -> None:
+def check_task(task: object, source: str, levels: Sequence[str] = ()) -> None:
+    """Check a task that something of the user yielded; of any level, where none are given."""
     if not isinstance(task, Task):
         raise ArenaError(
             f"{source} yielded {shown(task)}; expected a Task, such as Task(id='sum/1', data=...)"
@@ -321,6 +324,8 @@ def checked_choices(choices: Any, role: str) -> tuple[str, ...]:
     """
     if isinstance(choices, str) or not hasattr(choices, "__iter__"):
         raise ArenaError(f"the choices for {role!r} are {shown(choices)}; expected a list of texts")
+    if type(choices) in (set, frozenset):  # of another order in each process
+        raise ArenaError(f"the choices for {role!r} are a set; give a list, such as sorted(...)")
     texts = tuple(choices)
     if complaint := _complaint(texts):
         raise ArenaError(f"the choices for {role!r} {complaint}")

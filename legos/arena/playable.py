@@ -85,11 +85,11 @@ class Playable:
         raise ArenaError(f"arena {self.name!r} has no play; write async def play(self, t)")
 
     def success(self, episode: Episode) -> float:
-        """How far a play succeeded, 0 to 1: by default, whether the first role's reward reaches 1.
+        """How far a play succeeded, 0 to 1: by default, whether the first role's return reaches 1.
 
         The curriculum uses it, and evaluations report its mean for each level.
         """
-        return float(episode.rewards[self.roles[0]] >= 1.0 - _ROUNDING)
+        return float(episode.returns[self.roles[0]] >= 1.0 - _ROUNDING)
 
     def example(self, role: str, prompt: str, rng: random.Random) -> str | None:
         """An answer in the form of a role's answers, for ``legos arenas check`` and ``answers``.

@@ -67,6 +67,9 @@ def check_arena(arena: Arena, *, plays: int = 64, seed: int = 0) -> list[Finding
     )
     text = "tasks(rng) yields the same tasks for the same seed"
     findings = [finding("tasks", same, text, "tasks(rng) differs between two calls with one seed")]
+    tree, problem = tree_of(arena.game) if isinstance(arena, GameArena) else (None, None)
+    if problem is not None and problem.passed is False:  # such as a game that never ends
+        return [*findings, problem]
     try:
         first = played(arena, random_player, planned)
     except NoEndpointError:
@@ -88,7 +91,6 @@ def check_arena(arena: Arena, *, plays: int = 64, seed: int = 0) -> list[Finding
         expected = _Expected()
         batches.append(played(arena, _oracle(arena, expected), planned))
         findings.append(_oracle_finding(arena, batches[-1].episodes, expected))
-    tree, problem = tree_of(arena.game) if isinstance(arena, GameArena) else (None, None)
     return [
         *findings,
         *_roles(arena, batches),
@@ -143,7 +145,7 @@ def _repeatable(arena: Arena, planned: Plays, together: Played) -> Finding:
         text = f"{len(differ)} plays differ when played one by one; what t.store holds may be why"
         return finding("repeatable", None, text)
     bad = f"{len(differ)} plays differ when played again one by one, such as {differ[:1]}; " + (
-        "take chance from t.rng or the task, and keep nothing of a play in the arena"
+        "take chance from t.rng or the task, and keep nothing of a play in the arena or t.task.data"
     )
     good = "plays at once and one after another are the same"
     return finding("repeatable", not differ, good, bad)

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from functools import partial
+from numbers import Integral
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -13,6 +14,7 @@ from legos.arena.answer import Reply
 from legos.arena.arena import Arena
 from legos.arena.checks import (
     check_attributes,
+    check_task,
     check_text,
     checked_choices,
     checked_question,
@@ -234,9 +236,15 @@ class Table(PlayState):
         """
         await self.goes_on("spawn(...)")
         check_attributes(child := self.arena.child(arena, self._given))
+        if isinstance(tasks, str) or not (isinstance(tasks, Task) or hasattr(tasks, "__iter__")):
+            raise ArenaError(f"spawn(...) got {shown(tasks)}; expected a Task, or a list of them")
+        if not isinstance(n, Integral) or n < 0:
+            raise ArenaError(f"n of spawn(...) is {shown(n)}; expected a whole number, 0 or more")
         given = [tasks] if isinstance(tasks, Task) else list(tasks)
+        for task in given:
+            check_task(task, "the list of spawn(...)")
         await asyncio.sleep(0)  # a play that catches this error in a loop must not block all others
-        num_plays = self._tree["spawned"] + len(given) * max(n, 0)
+        num_plays = self._tree["spawned"] + len(given) * n
         self._tree["spawned"] = num_plays
         if self._depth >= MAX_DEPTH or num_plays > MAX_SPAWNED:
             raise ArenaError(

@@ -147,6 +147,16 @@ def test_what_it_did_is_a_metric_and_evaluations_have_every_level() -> None:
     assert arena.state() == before
 
 
+def test_rewards_of_turns_count() -> None:
+    class ByTurn(Steps):
+        async def play(self, t: Table) -> Mapping[str, float]:
+            rewards = await super().play(t)
+            t.reward("player", rewards["player"])
+            return {"player": 0.0}
+
+    assert step(ByTurn(able=1)).metrics["curriculum/success/easy"] == 1.0
+
+
 def test_failed_plays_do_not_count() -> None:
     class Failing(Steps):
         async def play(self, t: Table) -> Mapping[str, float]:

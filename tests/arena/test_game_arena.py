@@ -13,6 +13,7 @@ from arenas.nim import Nim
 from legos.arena.arena import GameArena
 from legos.arena.game import Game, State
 from legos.credit import DrGRPOCredit, GRPOCredit
+from legos.errors import ArenaError
 from legos.fakes import Asked, ScriptedClient
 from legos.play.step import play_all
 from legos.records.episode import Episode, Task
@@ -101,6 +102,27 @@ class Many(Game):
 
     def payoff(self, state: int) -> Mapping[str, float]:
         return {"player": 0.5}
+
+
+def test_moves_in_no_order_are_refused() -> None:
+    class Unordered(Many):
+        def legal(self, state: int, role: str) -> Any:
+            return {"on", "off"}
+
+    arena = GameArena(Unordered, ScriptedClient(lambda asked: "on"), credit_assigner=GRPOCredit())
+    with pytest.raises(ArenaError, match=r"the choices for 'player' are a set; give a list"):
+        asyncio.run(arena.step())
+
+
+@pytest.mark.parametrize("starts", [[0, 1], {0: 0.5, 1: 0.5}])
+def test_starts_without_probabilities_are_named(starts: Any) -> None:
+    class Listed(Many):
+        def starts(self) -> Any:
+            return starts
+
+    told = r"starts\(\) of game 'listed' holds 0, an int; expected \(state, probability\)"
+    with pytest.raises(ArenaError, match=told):
+        GameArena(Listed, ScriptedClient([]))
 
 
 def test_starts_that_cannot_be_listed_are_tasks_of_their_own() -> None:

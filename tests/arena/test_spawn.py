@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
@@ -120,6 +121,36 @@ def test_a_failing_child_is_told_to_its_parent_and_to_nobody_else() -> None:
     failed = sum(e.num_tokens for p in batch.episodes for e in p.children if e.error)
     assert batch.tokens_discarded == {"failed": failed}
     assert not any(s.group.endswith("a") for s in batch.samples)
+
+
+def test_a_failing_child_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail(t: Table) -> Mapping[str, float]:
+        raise ValueError("the child is ill")
+
+    step(Family(fail))
+    assert "12 of 12 plays of arena 'solver' failed" in caplog.text
+    assert "the child is ill" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("tasks", "n", "message"),
+    [
+        ("k1", 1, "spawn(...) got 'k1', a str; expected a Task, or a list of them"),
+        (None, 1, "spawn(...) got None; expected a Task, or a list of them"),
+        (["k1"], 1, "the list of spawn(...) yielded 'k1', a str; expected a Task, such as"),
+        (Task(id=3), 1, "the list of spawn(...) yielded a Task whose id is 3, an int; expected"),  # type: ignore[arg-type]
+        (Task(id="k"), -1, "n of spawn(...) is -1, an int; expected a whole number, 0 or more"),
+        (Task(id="k"), 1.5, "n of spawn(...) is 1.5, a float; expected a whole number, 0 or more"),
+    ],
+)
+def test_tasks_that_cannot_be_spawned(tasks: Any, n: Any, message: str) -> None:
+    class Careless(Family):
+        async def play(self, t: Table) -> Mapping[str, float]:
+            await t.spawn(Solver(solve), tasks, n)
+            return {"player": 0.0}
+
+    with pytest.raises(ArenaError, match=re.escape(message)):
+        step(Careless(solve))
 
 
 def test_children_that_are_not_to_be_trained_are_only_recorded() -> None:
