@@ -110,8 +110,10 @@ def failures(num_plays: int, failed: Sequence[Episode]) -> str:
 
 def warn_of(episodes: Sequence[Episode], *, where: str = "") -> None:
     """Log the number of failed plays, and a warning if no seat was asked in any play."""
-    if failed := [episode for episode in episodes if episode.error]:
-        logger.warning("%s%s", where, failures(len(episodes), failed))
+    children = [each for episode in episodes for each in with_children(episode.children)]
+    for plays in (children, episodes):
+        if failed := [episode for episode in plays if episode.error]:
+            logger.warning("%s%s", where, failures(len(plays), failed))
     ended = [episode for episode in episodes if not episode.error and not episode.void]
     if ended and not any(r.turns for e in with_children(ended) for r in e.rollouts):
         logger.warning(
