@@ -250,7 +250,8 @@ def _with_people(
             if whole and any(people) and (table.sides > 1 or len(sides[one]) == 1):
                 returns = kept.result.mean_return(sides[one]), kept.result.mean_return(sides[two])
                 account = table.account(mine, theirs, sides[one])
-                unit = unit and max(unit, abs(account.count(*returns, kept.result.gave_up)))
+                gain = account.count(*returns, kept.result.gave_up)
+                unit = unit and max(unit, abs(gain))
                 number += people[0]
     for person in (who for who in names if who.startswith(PERSON)):
         if not any(table.tally(person, other).plays for other in names):

@@ -62,7 +62,8 @@ class StoredLeague:
             (mine, played), (theirs, others) = sides.items()
             returns = episode.mean_return(played), episode.mean_return(others)
             account = table.account(names[mine], names[theirs], played, others)
-            unit = unit and max(unit, abs(account.count(*returns, episode.gave_up)))
+            gain = account.count(*returns, episode.gave_up)
+            unit = unit and max(unit, abs(gain))
             people |= dict.fromkeys(persons)
             met |= {name: None for name in names.values() if name in self.pool.taken.values()}
         return replace(self, table=table, unit=unit, people=[*people], met=[*met])

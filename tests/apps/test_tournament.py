@@ -293,7 +293,7 @@ def test_a_person_at_a_table_of_three_is_rated_in_any_order(
 
 
 @pytest.mark.parametrize("others", [["small.py:Mute"], ["small.py:Mute", "random"]])
-def test_a_forfeit_that_costs_more_than_the_game_counts_as_the_largest_loss(
+def test_a_forfeit_that_costs_more_than_a_loss_counts_by_its_gain(
     others: list[str], told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -302,7 +302,7 @@ def test_a_forfeit_that_costs_more_than_the_game_counts_as_the_largest_loss(
     asked = ("--against", "small.py:Mute", "--name", "ada")
     assert main(["play", "small.py:Small", *asked]) == 0
     found = told("tournament", *others, "person:ada", "--arena", "small.py:Small")
-    assert found["unit"] == 1.5
+    assert found["unit"] == 1.0  # a forfeit of -1.5 to 0 is a gain of 0.75
     assert found["matrix"]["small.py:Mute"]["person:ada"]["reward"] == -1.5
     assert [*found["ratings"]][-1] == "small.py:Mute"
 
