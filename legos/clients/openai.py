@@ -121,23 +121,22 @@ class OpenAIClient:
         self, path: str, body: dict[str, Any], read: Callable[[bytes], Completion]
     ) -> Completion:
         """Send a request, and again without the fields of ``_DROPPED`` that the server refuses."""
-        for name in self._refused:
-            value = body.pop(name, None)
-            if name == "max_tokens" and value:
-                body[_LIMIT] = value
-        try:
-            return await self._transport.request("POST", path, read, json=body)
-        except RequestError as error:
-            names = {n for n, told in _DROPPED.items() if n in body and told.search(f"{error}")}
-            if self._dialect == "legos" or not names:
-                raise
-        before = self._refused
-        self._refused = before | names
-        try:
-            return await self._sent(path, body, read)
-        except RequestError:
-            self._refused = before
-            raise
+        refused = set(self._refused)
+        while True:
+            for name in refused:
+                value = body.pop(name, None)
+                if name == "max_tokens" and value:
+                    body[_LIMIT] = value
+            try:
+                found = await self._transport.request("POST", path, read, json=body)
+            except RequestError as error:
+                names = {n for n, told in _DROPPED.items() if n in body and told.search(f"{error}")}
+                if self._dialect == "legos" or not names:
+                    raise
+                refused |= names
+            else:
+                self._refused |= refused
+                return found
 
     async def models(self) -> tuple[str, ...]:
         """Names of the models and adapters of the server."""
