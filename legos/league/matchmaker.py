@@ -101,7 +101,7 @@ class LeagueSeats(Matchmaker):
         self._tokens = 0  # that opponents sampled since the step before
         self._step: object = None  # progress and pool for which the following are made
         self._shares_up_to: list[float] = []  # of the opponents
-        self._rivals: dict[tuple[str, str, str], _Rivals] = {}
+        self._rivals: dict[tuple[str, str, str], _Rivals] = {}  # by what ``_rivals_of`` takes
         self._mirror = _Company({})  # the arena's seats, for which the following are made
         self._trained: list[str] = []  # roles
         self._policies: list[str] = []  # that they have

@@ -229,12 +229,11 @@ class Account:
             theirs: that of the roles of the other.
             gave_up: roles that forfeited the play.
         """
-        gain = mine if self._sides == 1 else (mine - theirs) / 2
-        if self._sides > 1 and result(mine, theirs) == 1:  # a rounded mean is no gain
-            gain = 0.0
+        outcome = result(mine, theirs)
+        gain = mine if self._sides == 1 else 0.0 if outcome == 1 else (mine - theirs) / 2
         for sums, role, share, own in self._cells:
-            reward, other = (mine, theirs) if own else (theirs, mine)
-            sums[result(reward, other)] += share
+            reward = mine if own else theirs
+            sums[outcome if own else 2 - outcome] += share
             sums[3] += share * reward
             sums[4] += share * reward * reward
             if role in gave_up:
