@@ -248,12 +248,10 @@ class LoraBackend:
         return {name: np.asarray(array) for name, array in self._device.host(arrays).items()}
 
     def _optim_step(self, update: Update, names: Sequence[str]) -> None:
-        computed = [
-            self._device.computed(partial(self._updated, self._find(name), update))
-            for name in names
-        ]
-        for name, (after, moments, ema) in zip(names, computed, strict=True):
-            policy = self._find(name)
+        policies = [self._find(name) for name in names]
+        computed = [self._device.computed(partial(self._updated, p, update)) for p in policies]
+        for name, policy, found in zip(names, policies, computed, strict=True):
+            after, moments, ema = found
             policy.arrays, policy.moments, policy.ema, policy.pending = after, moments, ema, None
             policy.updates += 1
             policy.adapter = self._adapter(name, policy.adapter.version + 1, after)
