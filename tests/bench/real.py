@@ -22,7 +22,8 @@ import re
 import statistics
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -55,11 +56,16 @@ RATIOS: Mapping[str, Ratio] = {
         "bare loop with the cores that each half has in the line",
         0.9,
     ),
+    "line_vs_halves_at_once": Ratio(
+        "speed of play and training at the same time, against both bare loops at the same time",
+        0.9,
+    ),
     "play_vs_bare": Ratio("speed of play alone, with all cores, against a bare loop", 0.9),
     "training_vs_bare": Ratio("speed of training alone, with all cores, against a bare loop", 0.9),
     "memory_vs_plan": Ratio("peak memory of the line, against its plan", 1.1, at_most=True),
 }
 ROUNDS = 3
+AS_BEFORE = {"training.learning_rate": 1e-9}  # answers stay as long as they were
 BARE_TOKENS = 512  # of a pass of the bare loop
 TOKENS = "arena/generated_tokens"  # of a group
 
@@ -69,7 +75,7 @@ def bench_real(work: Workload) -> Mapping[str, Any]:
     with tempfile.TemporaryDirectory() as temporary:
         model = write_chat_model(Path(temporary) / "float32")
         # In turns first, as the limit of threads stays.
-        turns, together = (_measured(f"{model}", limit, work.part(0.5)) for limit in (0, 1))
+        turns, together = (_measured(f"{model}", limit, work) for limit in (0, 1))
     halves = turns["bare_play_s"] + turns["bare_training_s"]
     slower = max(together["bare_play_s"], together["bare_training_s"])
     return {
@@ -78,6 +84,7 @@ def bench_real(work: Workload) -> Mapping[str, Any]:
         "ratios": {
             "line_vs_sum_of_halves": halves / turns["seconds_per_step"],
             "line_vs_slower_half": slower / together["seconds_per_step"],
+            "line_vs_halves_at_once": together["bare_both_s"] / together["seconds_per_step"],
             "play_vs_bare": turns["bare_play_s"] / turns["play_s"],
             "training_vs_bare": turns["bare_training_s"] / turns["training_s"],
             "memory_vs_plan": max(
@@ -89,7 +96,7 @@ def bench_real(work: Workload) -> Mapping[str, Any]:
 
 def _measured(model: str, limit: int, work: Workload) -> dict[str, float]:
     """The figures of a trainer with a staleness limit."""
-    given = {"model": model, "arena": "sums", "training.staleness_limit": limit}
+    given = {"model": model, "arena": "sums", "training.staleness_limit": limit, **AS_BEFORE}
     config = resolve(overrides=given, recommend=advice).config
     plan: list[str] = []
     with closing(trainer_of(config, inline=False, tell=plan.append)) as trainer:
@@ -104,38 +111,47 @@ def _measure(
     play = config.play
     arena = make_arena(config.arena, trainer.client(), play=play, seed=1)
     made: list[Group] = []
+    peaks: list[float] = []
 
     async def step() -> None:
         made.append(await arena.step(concurrency=play.concurrency))
 
     asyncio.run(trainer.publish_weights())
     asyncio.run(step())
-    group, rounds = made[0], work.size(ROUNDS, 1)
-    halves = _bare(trainer, config, group)
-    seconds = {name: statistics.median(half() for _ in range(rounds)) for name, half in halves}
-    seconds["play_s"] = statistics.median(
-        seconds_of(lambda: asyncio.run(step())) for _ in range(rounds)
-    )
-    seconds["training_s"] = statistics.median(
-        seconds_of(lambda: trainer.train_step(group)) for _ in range(rounds)
-    )
-    mx.reset_peak_memory()
-    times, tokens = timed_steps(
-        trainer, arena, work.part(0.5).seconds, warm=1, plays=play.concurrency, counted=TOKENS
-    )
-    # Answers get shorter as they are learned: the time of as many tokens as the halves compute.
-    seconds["seconds_per_step"] = (times[-1] - times[0]) / sum(tokens) * group.metrics[TOKENS]
-    peak, planned = mx.get_peak_memory() / 2**30, _planned_gib(plan)
+    group = made[0]
+    trainer.train_step(group)
+
+    def play_s() -> float:
+        seconds = seconds_of(lambda: asyncio.run(step()))
+        return seconds / made[-1].metrics[TOKENS] * group.metrics[TOKENS]
+
+    def line_s() -> float:
+        mx.reset_peak_memory()
+        times, tokens = timed_steps(
+            trainer, arena, work.seconds / ROUNDS, warm=1, plays=play.concurrency, counted=TOKENS
+        )
+        peaks.append(mx.get_peak_memory() / 2**30)
+        return (times[-1] - times[0]) / sum(tokens) * group.metrics[TOKENS]
+
+    # All calls in each round, as the speed of a machine changes within minutes.
+    calls = {
+        **_bare(trainer, config, group),
+        "play_s": play_s,
+        "training_s": lambda: seconds_of(lambda: trainer.train_step(group)),
+        "seconds_per_step": line_s,
+    }
+    rounds = [{name: call() for name, call in calls.items()} for _ in range(work.size(ROUNDS, 1))]
+    seconds = {name: statistics.median(one[name] for one in rounds) for name in calls}
     return {
         **seconds,
         "samples_per_s": len(group.samples) / seconds["seconds_per_step"],
-        "peak_gib": peak,
-        "planned_gib": planned,
+        "peak_gib": max(peaks),
+        "planned_gib": _planned_gib(plan),
     }
 
 
-def _bare(trainer: Trainer, config: RunConfig, group: Group) -> Sequence[tuple[str, Any]]:
-    """Names and calls of the bare halves; a call returns its seconds."""
+def _bare(trainer: Trainer, config: RunConfig, group: Group) -> dict[str, Callable[[], float]]:
+    """The seconds of each bare half, and of both where they begin at once."""
     checks, engine = device_checks(trainer.model), trainer.engine
     answers: dict[Row, list[Row]] = defaultdict(list)
     for sample in group.samples:
@@ -151,11 +167,20 @@ def _bare(trainer: Trainer, config: RunConfig, group: Group) -> Sequence[tuple[s
     update = checks.bare_update(blocks)
     most = config.generation.max_batch
 
-    def play() -> float:
-        prefilled = checks.bare_generation(engine, [*answers], max_tokens=1, rows=most)
-        return prefilled + checks.bare_generation(engine, starts, max_tokens=length, rows=most)
+    def play() -> None:
+        checks.bare_generation(engine, [*answers], max_tokens=1, rows=most)
+        checks.bare_generation(engine, starts, max_tokens=length, rows=most)
 
-    return (("bare_play_s", play), ("bare_training_s", lambda: seconds_of(update)))
+    def both() -> None:
+        with ThreadPoolExecutor() as threads:
+            for half in [threads.submit(play), threads.submit(update)]:
+                half.result()
+
+    return {
+        "bare_play_s": lambda: seconds_of(play),
+        "bare_training_s": lambda: seconds_of(update),
+        "bare_both_s": lambda: seconds_of(both),
+    }
 
 
 def _planned_gib(plan: Sequence[str]) -> float:
