@@ -107,9 +107,10 @@ class _Chunked:
         )
         if module is not None:
             module.update(outer)
-        surrogate: Any = mx.array(0.0)
-        for chunk, (for_head, for_hidden) in zip(self._chunks, cotangents, strict=True):
-            surrogate = surrogate + mx.sum(hidden[chunk.positions] * for_hidden)
+        at = mx.concatenate([chunk.positions for chunk in self._chunks])
+        # One gather, since the backward pass of each makes an array as large as all hidden states.
+        surrogate: Any = mx.sum(hidden[at] * mx.concatenate([back for _, back in cotangents]))
+        for for_head, _ in cotangents:
             products = tree_map(lambda array, cotangent: mx.sum(array * cotangent), outer, for_head)
             flat: Any = tree_flatten(products)
             surrogate = sum((product for _, product in flat), surrogate)

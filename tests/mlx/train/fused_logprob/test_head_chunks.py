@@ -11,6 +11,7 @@ from legos.mlx.checks.small_models import small_model
 from legos.mlx.model import forecast
 from legos.mlx.model.forecast import chunk_positions
 from legos.mlx.model.lora import add_lora, lora_shape
+from legos.mlx.model.machine import peak_bytes
 from legos.mlx.train.step_gradients import StepGradients
 from legos.records.packing import StepSamples
 from legos.records.step import BackendConfig
@@ -58,3 +59,16 @@ def test_a_gpu_reads_the_head_less_often(monkeypatch: pytest.MonkeyPatch) -> Non
         assert sum(sizes) == 200
         calls.append(len(sizes))
     assert calls == [4, 1]
+
+
+def test_more_chunks_take_no_more_memory_where_the_trunk_gives_logits() -> None:
+    """The backward pass makes one array of all logits, and not one for each chunk."""
+    tree = small_model("internlm2", vocab_size=4096)
+    add_lora(tree, lora_shape(tree, rank=2, alpha=4.0, num_layers=2, head=False), seed=0)
+    sample = make_sample([1, 2, 3, 4, 5] * 40, positions=range(1, 200))
+    step = StepSamples(samples=[sample], weights=[1.0])
+    peaks: list[int] = []
+    for positions in (50, 10):
+        steps = StepGradients(tree, max_places=positions)
+        peaks.append(peak_bytes(lambda steps=steps: steps.of_step(step, Objective(), {})))
+    assert peaks[1] < 1.1 * peaks[0]
