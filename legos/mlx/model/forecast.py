@@ -1,11 +1,12 @@
 """The memory that training and generation need, in closed form from the sizes of a model's modules.
 
     training  = weights + 5 LoRA + pass                 LoRA: values, EMA, two moments, gradients
-    pass      = n layer + transient + head + carried + states
+    pass      = n layer + transient + head + carried + states + whole
                 with checkpointing: n inputs + one layer instead of n layer
     layer     = N (A outputs + B inputs') b + C heads N T' b
     states    = D N state                                loops over tokens; in chunks of tokens:
                 n state N / segment + one segment, and in Mamba-2 E N segment for the gates
+    whole     = policies N V b                           where trunk and head cannot be split
     engine    = prefixes + cache + max(prefill, growth of the cache)
 
 N tokens of a pass in rows of T, n layers with LoRA, b bytes of an activation. Outputs and inputs
@@ -31,6 +32,7 @@ from mlx_lm.models.ssm import ssm_update
 
 from legos.mlx.model.cache_parts import parts
 from legos.mlx.model.faults import raise_fault
+from legos.mlx.model.forward import split
 from legos.mlx.model.load import num_token_ids
 from legos.mlx.model.lora import LINEAR, SWITCH, pair_shapes
 from legos.mlx.model.machine import NEGLIGIBLE, cache_sizes, num_bytes, on_gpu
@@ -95,6 +97,7 @@ class Sizes:
     segment: int  # tokens of a row for which training holds the states once; 1: a loop over tokens
     segment_width: int  # numbers that one token takes in the segment being computed
     pair_heads: int  # gates of Mamba-2 layers between two tokens of a segment; 0: no such layers
+    whole: bool  # whether trunk and head are not split, so that all logits are held
 
     @classmethod
     def of(cls, tree: Any) -> "Sizes":
@@ -134,6 +137,7 @@ class Sizes:
             segment=segment,
             segment_width=width,
             pair_heads=pair_heads,
+            whole=split(tree) is None,
         )
 
 
@@ -167,8 +171,9 @@ def pass_bytes(
     scores = tokens * sizes.heads * attended * sizes.item
     positions = chunk_positions(sizes.vocabulary, ceiling_bytes)
     logits = FLOAT32 * sizes.vocabulary * min(tokens, positions)
-    hidden = sizes.hidden * sizes.item
-    carried = length * (sizes.token_bytes + hidden) * (2 + size.others)
+    hidden, whole = sizes.hidden * sizes.item, sizes.whole * sizes.vocabulary * sizes.item
+    copies_of_trunk = 2 + size.others  # its outputs under each policy, and their cotangents
+    carried = length * (sizes.token_bytes + hidden + whole) * copies_of_trunk
     of_outputs, of_copies, of_scores, of_logits = CHECKPOINTED if size.checkpointing else KEPT
     layer = of_outputs * outputs + of_copies * copies + of_scores * scores
     if size.checkpointing:  # one layer at a time, and the inputs of all
@@ -176,7 +181,8 @@ def pass_bytes(
     else:
         layers = adapted * layer + TRANSIENT * outputs
     states = _state_bytes(sizes, rows, length, 0 if size.checkpointing else adapted)
-    return int(layers + of_logits * logits + CARRIED * carried + states) + FIXED
+    head = of_logits * logits + copies_of_trunk * tokens * whole
+    return int(layers + head + CARRIED * carried + states) + FIXED
 
 
 def engine_bytes(sizes: Sizes, limits: EngineLimits, free: int) -> int:

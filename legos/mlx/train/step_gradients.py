@@ -94,7 +94,7 @@ class StepGradients:
         shares = check_gradients(model, forward, checkpointing=checkpointing)
         self.shares = bool(self._group.smallest(shares))  # all processes plan from the same trie
         self.memory: MemoryPlan | None = None
-        self._sizes = Sizes.of(model)
+        self._sizes = replace(Sizes.of(model), whole=forward.trunk is model)
         self._size = TrainingSize(layers=len(adapted_layers(model)), checkpointing=checkpointing)
         self._ceiling_bytes = usable_bytes() if ceiling is None else ceiling
         tokens = config.micro_batch_tokens

@@ -50,6 +50,7 @@ DELTA: dict[str, Any] = SMALL | {
     "linear_value_head_dim": 128,
 }  # as in Qwen3.5
 MAMBA = SMALL | {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 64, "mamba_d_ssm": 256}
+WHOLE = SMALL | {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 8000}
 EXPERTS = SMALL | {"moe_intermediate_size": 128}
 
 
@@ -76,6 +77,7 @@ IN_CI: list[tuple[str, Mapping[str, Any], Any, Step]] = [
     ("gemma2", SMALL, mx.float32, Step(8, 16, 1, 700)),  # no kernel computes its attention
     ("gemma2", SMALL, mx.float32, Step(8, 16, 1, 700, checkpointing=True)),
     *(("qwen3_moe", EXPERTS, mx.float32, step) for step in STEPS[:2]),
+    *(("internlm2", WHOLE, mx.float32, STEPS[n]) for n in (1, 4, 6)),
 ]
 BY_HAND: list[tuple[str, Mapping[str, Any], Any, Step]] = [
     *(("llama", fields, mx.float32, step) for fields in (MIDDLE, WIDE) for step in STEPS),
@@ -93,6 +95,7 @@ BY_HAND: list[tuple[str, Mapping[str, Any], Any, Step]] = [
     ("gemma3_text", MIDDLE, mx.float32, Step(16, 16, 1, 2000, checkpointing=True)),
     ("qwen3", WIDE, mx.bfloat16, Step(8, 16, 2, 1000, checkpointing=True)),
     ("qwen3", WIDE, mx.bfloat16, Step(8, 16, 8, 128)),
+    ("gpt_neox", WHOLE, mx.bfloat16, STEPS[1]),
     *(("qwen3_5", DELTA, mx.float32, STEPS[n]) for n in (0, 4, 5, 6)),
     ("qwen3_5", DELTA, mx.float32, Step(8, 16, 1, 2048)),
     *(("falcon_h1", MAMBA, mx.float32, step) for step in (STEPS[1], STEPS[4])),

@@ -27,6 +27,7 @@ SIZES = Sizes(
     segment=1,
     segment_width=0,
     pair_heads=0,
+    whole=False,
 )
 
 
