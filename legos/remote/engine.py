@@ -6,7 +6,7 @@ All requests and the publishers share one event loop, on a thread of their own.
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -17,7 +17,7 @@ import msgspec
 from legos.clients.lists import LISTED, LISTED_TOKENS
 from legos.clients.pool import Pooled, ServerPool, all_done
 from legos.clients.prefix_affinity import PrefixAffinity
-from legos.errors import EngineError, LegosError, RequestError
+from legos.errors import EngineError, LegosError, NotFoundError, RequestError
 from legos.protocols import Deliver
 from legos.records.message import ScoredRows
 from legos.records.names import LAG, POLICY, adapter_name
@@ -26,6 +26,8 @@ from legos.remote.publish.broadcast import Broadcaster
 from legos.weights.adapter import Adapter, AdapterInfo
 
 SILENT_S = 600.0  # that requests wait while no server is healthy
+MISSING_S = 30.0  # that requests wait for an adapter which another process loads
+AGAIN_S = 0.5  # between two attempts meanwhile
 CLOSE_S = 0.5  # maximum time to unload the adapters at the end, and then to close connections
 MOVE_TOKENS = 4  # maximum length of answers whose requests wait for those that come next
 LISTED_MOVES = 256  # requests of one list of them
@@ -169,7 +171,7 @@ class RemoteEngine:
         async def ask(server: RemoteServer) -> list[list[float]]:
             return await server.score(prompts, end_ids=end_ids, adapter=adapter, by_token=by_token)
 
-        return self.call(self._pool.ask(ask, fits=partial(self._holds, adapter)))
+        return self.call(self._ask(adapter, ask))
 
     def call(self, work: "Coroutine[Any, Any, T]") -> "Future[T]":
         """Run a coroutine on the engine's thread; closing the engine ends it with an error."""
@@ -268,9 +270,9 @@ class RemoteEngine:
                 if self._open.get(key) is one:
                     del self._open[key]
                 asked = dict(one.asked)
-                found = await self._pool.ask(
+                found = await self._ask(
+                    adapter,
                     lambda server: server.answer([*asked.values()]),
-                    fits=partial(self._holds, adapter),
                     home=home,
                     chosen=partial(self._settle, [*asked.values()]),
                     weight=len(asked),
@@ -290,6 +292,19 @@ class RemoteEngine:
                     results.append((number, tokens))
             results.append((number, result))
         deliver(results)
+
+    async def _ask(
+        self, adapter: str, request: Callable[[RemoteServer], Awaitable[T]], **options: Any
+    ) -> T:
+        """Ask a server; wait for a missing adapter where another process loads it."""
+        until = self._loop.time() + MISSING_S
+        while True:
+            try:
+                return await self._pool.ask(request, fits=partial(self._holds, adapter), **options)
+            except NotFoundError:
+                if self._loader is not None or self._loop.time() > until:
+                    raise
+            await asyncio.sleep(AGAIN_S)
 
     def _settle(self, requests: Sequence[Request], server: int) -> None:
         """Remember where prompts were sent."""

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -41,6 +41,7 @@ REQUEST_S = 3600.0  # maximum time of one answer of the policy, which then fails
 LOAD_S = 120.0  # maximum time to load an adapter
 RETRIES = 10  # of a failed request, which take about two minutes
 MOST_LOSSES = 10  # how often a server may lose its adapters between two publications
+CHECK_S = 1.0  # pause between two checks whether adapters are missing
 SCORED = 256  # prompts of one request for scores, fewer where its body is too large
 T = TypeVar("T")
 
@@ -178,10 +179,16 @@ class LegosServer:
             self._live[adapter.name] = adapter
             self._losses = 0
             if len(self._live) > 1:  # the others may be missing, which other processes find out
-                there = {info.name for info in (await self.live()).adapters}
-                for name in self._live.keys() - there:
-                    await self._load(self._live[name])
+                await self._load_missing()
         return adapter.info
+
+    async def keep_loaded(self) -> NoReturn:
+        """Load adapters again that the server has lost, where other processes send requests."""
+        while True:
+            await asyncio.sleep(CHECK_S)
+            with suppress(LegosError):  # it is asked again
+                async with self._loading:
+                    await self._load_missing()
 
     async def drop(self, name: str) -> None:
         """Drop an adapter; running requests finish with it.
@@ -306,6 +313,11 @@ class LegosServer:
                 self._reloads += 1
                 names = ", ".join(f"{one.name}@{one.version}" for one in self._live.values())
                 logger.warning("%s has lost its adapters; loaded again: %s", self._url, names)
+
+    async def _load_missing(self) -> None:
+        there = {info.name for info in (await self.live()).adapters}
+        for name in self._live.keys() - there:
+            await self._load(self._live[name])
 
     async def _load(self, adapter: Adapter) -> None:
         info, server = adapter.info, self._loads

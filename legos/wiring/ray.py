@@ -129,7 +129,7 @@ def ray_players(
         servers = generation.engine.servers
         placed = [server for server in servers if isinstance(server, PlacedServer)]
         if not placed:
-            _check_servers(config.players, servers)
+            _keep_loaded(config.players, generation.engine)
             _connected(config, stack)  # otherwise it is
         place = _PlayPlace(
             config=config,
@@ -172,18 +172,19 @@ def _let_files_travel() -> None:
             ray.cloudpickle.register_pickle_by_value(module)
 
 
-def _check_servers(players: int, servers: Sequence[RemoteServer]) -> None:
-    """Refuse servers that players cannot ask.
+def _keep_loaded(players: int, engine: RemoteEngine) -> None:
+    """Load adapters again that a server has lost, since players cannot.
 
     Raises:
-        ConfigError: only the trainer's process knows their adapters.
+        ConfigError: only the trainer's process knows the adapters of a server.
     """
-    for server in servers:
+    for server in engine.servers:
         if not isinstance(server, LegosServer):
             raise ConfigError(
                 f"players is {players} but server {server.name!r} is not `legos serve`; only the "
                 "trainer's process knows which adapters such a server has: set players to 0"
             )
+        engine.call(server.keep_loaded())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -365,22 +365,22 @@ def test_moves_wait_for_each_other_while_lists_of_them_are_on_their_way() -> Non
 
 
 def test_a_player_elsewhere_finds_the_server_that_has_an_opponent() -> None:
-    """It does not know which servers have got a snapshot already."""
+    """It does not know which servers have got a snapshot already, and waits while none has."""
 
     class Server:
-        def __init__(self, *live: str) -> None:
-            self.name, self.live, self.answered = "one", live, 0
+        def __init__(self, *live: str, coming: str = "") -> None:
+            self.name, self.live, self.coming, self.answered = "one", {*live}, coming, 0
 
         async def answer(self, requests: list[Request]) -> list[Generated]:
             if requests[0].adapter not in self.live:
+                self.live.add(self.coming)
                 raise NotFoundError(f"adapter {requests[0].adapter!r} is not live")
             self.answered += len(requests)
             return [Generated(token_ids=(one.seed,), finish_reason="length") for one in requests]
 
-        async def aclose(self) -> None:
-            """Nothing is open."""
+        async def aclose(self) -> None: ...
 
-    late, early = Server("policy"), Server("policy", "policy-abc")
+    late, early = Server("policy"), Server("policy", coming="policy-abc")
     servers: Any = [late, early]
     engine = RemoteEngine(servers, None)
     found: dict[int, Any] = {}

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -65,6 +66,32 @@ def test_a_publisher_names_the_server_that_refuses(dead_port: int) -> None:
     assert unpack_adapter(good.asked[0].body).info == POLICY.info
     assert good.asked[0].query == "name=policy&version=12"
     assert len(good.asked) == 1
+
+
+def test_adapters_that_a_server_has_lost_are_loaded_again_without_a_publication(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Players in other processes ask it, so that no request tells this one that it is missing."""
+    loaded = threading.Event()
+
+    def reply(asked: HttpAsked) -> HttpAnswer:
+        if asked.path != "/adapters/load":
+            return HttpAnswer({"adapters": []})
+        loaded.set()
+        return HttpAnswer(asdict(unpack_adapter(asked.body).info))
+
+    async def go(url: str) -> None:
+        server = LegosServer(url)
+        await server.publish(POLICY)
+        loaded.clear()
+        keeping = asyncio.create_task(server.keep_loaded())
+        assert await asyncio.to_thread(loaded.wait, 30)
+        keeping.cancel()
+        await server.aclose()
+
+    monkeypatch.setattr("legos.remote.legos_server.CHECK_S", 0.01)
+    with serving(ScriptedServer(reply)) as url:
+        asyncio.run(go(url))
 
 
 def test_an_adapter_is_dropped_at_the_server(dead_port: int) -> None:
