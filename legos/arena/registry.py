@@ -193,16 +193,20 @@ def is_arena_file(module: ModuleType) -> bool:
     return module.__name__.startswith(_FILE)
 
 
+def name_of_file(path: Path) -> str:
+    """The one name of a file's module, so that a second look-up returns the same classes."""
+    return f"{_FILE}{path.resolve()}"
+
+
 def _load_file(path: Path) -> ModuleType:
+    name = name_of_file(path)
+    if name in sys.modules:
+        return sys.modules[name]
     if not path.is_file():
         place = (
             "" if path.is_absolute() else f" in {Path.cwd()}; start from where it is, or move it"
         )
         raise ArenaError(f"there is no file {path}{place}")
-    # One module name per file, so that a second look-up returns the same classes.
-    name = f"{_FILE}{path.resolve()}"
-    if name in sys.modules:
-        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ArenaError(f"cannot import {path}: it is not a Python file")

@@ -1,7 +1,7 @@
 """Servers and players on a Ray cluster, from the configuration.
 
 What runs in other processes is made there from the settings of the run: a model by its name, an
-arena by its name or by the text of its file.
+arena, a matchmaker and bots by their names or by the texts of their files.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from legos.clients.engine import EngineClient
 from legos.config.schema import RunConfig
 from legos.device import ModelHandle
 from legos.errors import ConfigError
-from legos.league.cast import Cast
+from legos.league.cast import Cast, is_own_bot
 from legos.league.matchmaker import LeagueSeats
 from legos.machine import blas_environment, quiet_collector
 from legos.records.message import Thinking
@@ -32,7 +32,7 @@ from legos.remote.engine import RemoteEngine, RemoteServer
 from legos.remote.legos_server import LegosServer
 from legos.remote.process import serve_command
 from legos.remote.publish.broadcast import Broadcaster
-from legos.remote.ray.arena_file import TravellingArena
+from legos.remote.ray.arena_file import TravellingFiles
 from legos.weights.model_folder import resolve_folder
 from legos.wiring.arena import make_arena
 from legos.wiring.engines import TokenEngine
@@ -133,7 +133,7 @@ def ray_players(
             _connected(config, stack)  # otherwise it is
         place = _PlayPlace(
             config=config,
-            arena=TravellingArena.of(config.arena),
+            files=_files_of(config),
             places=[server.place for server in placed],
             api_key=placed[0].api_key if placed else os.environ.get("LEGOS_API_KEY"),
             seated=seated or {},
@@ -161,6 +161,17 @@ def _connected(config: RunConfig, stack: ExitStack) -> int:
     if connect(config.ray):
         stack.callback(disconnect)
     return check_nodes()
+
+
+def _files_of(config: RunConfig) -> TravellingFiles:
+    """The files of the user in which what plays is.
+
+    Raises:
+        ArenaError: one cannot be read.
+    """
+    play = config.play
+    bots = filter(is_own_bot, (*play.opponents, *play.opponents_end))
+    return TravellingFiles.of((config.arena, play.matchmaker or "", *bots))
 
 
 def _let_files_travel() -> None:
@@ -192,7 +203,7 @@ class _PlayPlace:
     """What a player on another node needs to make its arena."""
 
     config: RunConfig
-    arena: TravellingArena
+    files: TravellingFiles
     places: Sequence[str]  # of servers on the cluster; empty: those of the settings generate
     api_key: str | None
     seated: Mapping[str, str]  # name of an adapter as seats have it -> its name in the engine
@@ -204,6 +215,7 @@ class _PlayPlace:
 
     def make(self) -> "MadeArena":
         """Make the arena and its client in this process."""
+        self.files.load()
         config, engine = self.config, RemoteEngine(self._servers(), None)
         tokenizer = load_tokenizer(resolve_folder(model_place(config.model)))
         client = EngineClient(
@@ -213,7 +225,7 @@ class _PlayPlace:
             context=self.context,
         )
         arena = make_arena(
-            self.arena.here(),
+            config.arena,
             client,
             play=config.play.replace(credit=None),  # which the trainer gives
             generation=config.generation,
