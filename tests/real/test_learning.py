@@ -90,8 +90,8 @@ def test_word_problems_after_imitation_of_the_mark(seed: str, model: str, tmp_pa
     strict = ("--play.options.strict", "true", "--generation.max-tokens", "32")
     steps = ("--steps", "25", "--seed", seed)
     first, last = evaluated(tmp_path / "run", *train, *data, *strict, *steps)
-    assert first[FORMAT] <= 0.8
-    assert last[FORMAT] >= 0.85  # the sums themselves are not learned
+    assert first[FORMAT] <= 0.9  # 0.70 and 0.88 were measured, after imitation of other rows
+    assert last[FORMAT] >= 0.92  # the sums themselves are not learned
 
 
 @pytest.mark.parametrize("seed", ["0", "1", "2"])
