@@ -21,6 +21,7 @@ vf: Any = import_module("verifiers.v1")
 loaders: Any = import_module("verifiers.v1.utils.loaders")
 
 EVALUATED = "eval_"  # start of an option of the tasks that are held out
+ORDER = 0x5EED  # seed by which held-out tasks are chosen, the same in every run
 PLAIN = "bash"  # the harness of verifiers for tasks that bring none
 
 
@@ -87,18 +88,18 @@ class VerifiersEnv(World):
         other = {k.removeprefix(EVALUATED): v for k, v in settings.items() if _evaluated(k)}
         self._settings = {k: v for k, v in settings.items() if not _evaluated(k)}
         self._tasks: Any = self._environment({}).taskset
-        if other:
-            tasks: Iterable[Any] = self._environment({}, **other).taskset
-            self._held_out = list(islice(tasks, held_out))
-            self._skipped = 0
-        else:
-            first: list[Any] = list(islice(self._tasks, 4 * held_out))
-            self._held_out = first[: min(held_out, len(first) // 4)]
-            self._skipped = len(self._held_out)
+        tasks = self._environment({}, **other).taskset if other else self._tasks
+        first: list[Any] = list(islice(tasks, None if tasks.bounded else 4 * held_out))
+        most = min(held_out, len(first) if other else len(first) // 4)
+        places = random.Random(ORDER).sample(range(len(first)), most)  # a set may be sorted
+        self._held_out = [first[place] for place in places]
+        self._skipped = frozenset(() if other else places)
 
     def tasks(self, rng: random.Random) -> Iterator[Task]:
         """The tasks that are not held out; a finite set is shuffled."""
-        left: Iterable[Any] = islice(self._tasks, self._skipped, None)
+        left: Iterable[Any] = (
+            task for place, task in enumerate(self._tasks) if place not in self._skipped
+        )
         if self._tasks.bounded:
             left = list(left)
             rng.shuffle(left)
@@ -106,7 +107,7 @@ class VerifiersEnv(World):
             yield Task(id=task.key, data=task)
 
     def held_out(self, rng: random.Random) -> Iterable[Task]:
-        """The same tasks in every evaluation."""
+        """The same tasks in every evaluation, in random order."""
         return [Task(id=f"held out/{task.key}", data=task) for task in self._held_out]
 
     def seats(self, task: Task) -> Mapping[str, Seat]:

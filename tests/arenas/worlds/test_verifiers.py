@@ -256,10 +256,14 @@ def test_tasks_that_are_held_out_are_not_trained_on() -> None:
     held_out = {task.data.data.prompt for task in arena.held_out(random.Random(0))}
     assert (len(trained), len(held_out)) == (30, 10)
     assert trained.isdisjoint(held_out)
+    assert trained | held_out == {f"train {n} + 1?" for n in range(40)}
+    assert held_out != {f"train {n} + 1?" for n in range(10)}  # a set may be sorted
     arena = kind(eval_split="test", held_out=5)
     assert len(list(arena.tasks(random.Random(0)))) == 20
     held_out = [task.data.data.prompt for task in arena.held_out(random.Random(0))]
-    assert held_out == [f"test {n} + 1?" for n in range(5)]
+    assert len({*held_out}) == 5
+    assert {*held_out} < {f"test {n} + 1?" for n in range(20)}
+    assert held_out != [f"test {n} + 1?" for n in range(5)]
 
 
 def test_a_role_that_is_not_trained(trainer: Trainer, modules: Path) -> None:
