@@ -3,6 +3,7 @@
 import inspect
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import Any, TypeGuard, cast, get_args
 
 from legos.arena.answer import Reply
@@ -282,6 +283,13 @@ def check_text(text: object, what: str) -> None:
     if isinstance(text, Reply):
         raise ArenaError(f"{what} is a Reply; pass its text: reply.answer")
     raise ArenaError(f"{what} is {shown(text)}; expected text")
+
+
+def check_counts(what: str, **counts: Any) -> None:
+    """Check that arguments of a call are whole numbers from 0; else raise ``ArenaError``."""
+    for name, count in counts.items():
+        right = isinstance(count, Integral) and int(count) >= 0
+        _check(right, f"{name} of {what} is {shown(count)}", "a whole number, 0 or more")
 
 
 def checked_question(prompt: object, role: str) -> Message | tuple[int, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from legos.errors import ArenaError
+from legos.records.numbers import shown
 
 State = Any
 """A position: any hashable value; equal values are one position."""
@@ -142,7 +143,12 @@ class Game(ABC):
 
     def prompt(self, state: State, role: str) -> str:
         """The prompt for the role to move: its view, then the legal moves."""
-        return position(self.view(state, role), self.legal(state, role))
+        view = self.view(state, role)
+        if not isinstance(view, str):
+            raise ArenaError(
+                f"view({state!r}, {role!r}) of game {self.name!r} is {shown(view)}; expected text"
+            )
+        return position(view, self.legal(state, role))
 
     def after_chance(self, state: State, rng: random.Random) -> State:
         """Draw until a state is reached in which chance does not decide."""

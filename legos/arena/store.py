@@ -22,9 +22,10 @@ class Store(MutableMapping[str, Any]):
         self.limit: int | None = None
 
     def set_limit(self, limit: int | None) -> None:
-        """Change the limit; raises ``ArenaError`` if it is below 1."""
-        if limit is not None and limit < 1:
-            raise ArenaError(f"limit of store {self._name!r} is {limit}; expected at least 1")
+        """Change the limit; raises ``ArenaError`` if it is no whole number, or below 1."""
+        if limit is not None and not (isinstance(limit, int) and limit >= 1):
+            what = f"limit of store {self._name!r} is {brief(limit)}"
+            raise ArenaError(f"{what}; expected at least 1, a whole number, or None")
         self.limit = limit
         self._shorten()
 
@@ -70,8 +71,10 @@ class Stores:
         """The store of a name, which is empty at first.
 
         Raises:
-            ArenaError: the limit is below 1.
+            ArenaError: the name is no text, or the limit no whole number from 1.
         """
+        if not isinstance(name, str):
+            raise ArenaError(f"store({brief(name)}) got no text; expected the name of a store")
         store = self._stores.setdefault(name, Store(name))
         if store.limit != limit:
             store.set_limit(limit)

@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import count
@@ -300,8 +300,8 @@ class PlayState:
         """
         try:
             return self.seat_states[role]
-        except KeyError:
-            hint = did_you_mean(role, self.seat_states)
+        except (KeyError, TypeError):
+            hint = did_you_mean(f"{role}", self.seat_states)
             raise ArenaError(f"no role {role!r} at this table{hint}") from None
 
     def rollouts(self) -> tuple[Rollout, ...]:
@@ -316,3 +316,9 @@ class PlayState:
             )
             for role, state in self.seat_states.items()
         )
+
+
+def several(given: Any) -> tuple[Any, ...]:
+    """A list as a tuple, and a single value as a tuple of one."""
+    one = isinstance(given, str) or not isinstance(given, Iterable)
+    return (given,) if one else tuple(given)

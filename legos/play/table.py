@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from functools import partial
-from numbers import Integral
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -14,6 +13,7 @@ from legos.arena.answer import Reply
 from legos.arena.arena import Arena
 from legos.arena.checks import (
     check_attributes,
+    check_counts,
     check_task,
     check_text,
     checked_choices,
@@ -27,7 +27,7 @@ from legos.errors import ArenaError, text_of
 from legos.play.context import PlayContext
 from legos.play.endpoint import AgentSeat, Endpoint, host_of
 from legos.play.external_episode import ExternalEpisode
-from legos.play.play_state import PlayState
+from legos.play.play_state import PlayState, several
 from legos.play.slot import Slot
 from legos.play.tools import Tool, Toolbox
 from legos.records.episode import Episode, Task
@@ -108,17 +108,20 @@ class Table(PlayState):
         state = self.seat_state(role)
         await self.goes_on(f"ask({role!r}, ...)")
         question = checked_question(prompt, role)
+        left = self.arena.retries if retries is None else retries
+        check_counts(f"ask({role!r}, ...)", retries=left, tool_rounds=tool_rounds)
+        if not (parse is None or callable(parse)):
+            raise ArenaError(f"parse of ask({role!r}, ...) is {shown(parse)}; expected a function")
         if choices is not None and parse is not None:
             raise ArenaError(f"ask({role!r}, ...) has choices and parse; give one of them")
         legal = () if choices is None else checked_choices(choices, role)
-        stops = None if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+        stops = None if stop is None else several(stop)
         sampling = state.sampling(legal, seed=state.next_seed(), max_tokens=max_tokens, stop=stops)
         ask = state.ask_once
         if tools is not None:
             toolbox = Toolbox(tools, role, choices)
             sampling = replace(sampling, tools=toolbox.described)
             ask = partial(toolbox.ask, state, slot=self._slot, rounds=tool_rounds)
-        left = self.arena.retries if retries is None else retries
         reply, reason = await ask(question, sampling, parse)
         while reason is not None:
             after = state.after_illegal(str(prompt), reason, legal, left)
@@ -178,8 +181,7 @@ class Table(PlayState):
 
     def tell(self, text: str, to: str | Sequence[str] | None = None) -> None:
         """Show a text to one seat, several, or all; it comes before their next question."""
-        roles = list(self.seat_states) if to is None else [to] if isinstance(to, str) else list(to)
-        for role in roles:
+        for role in self.seat_states if to is None else several(to):
             check_text(text, f"the text for {role!r}")
             self.seat_state(role).memory.append(Message("user", text))
 
@@ -238,8 +240,7 @@ class Table(PlayState):
         check_attributes(child := self.arena.child(arena, self._given))
         if isinstance(tasks, str) or not (isinstance(tasks, Task) or hasattr(tasks, "__iter__")):
             raise ArenaError(f"spawn(...) got {shown(tasks)}; expected a Task, or a list of them")
-        if not isinstance(n, Integral) or n < 0:
-            raise ArenaError(f"n of spawn(...) is {shown(n)}; expected a whole number, 0 or more")
+        check_counts("spawn(...)", n=n)
         given = [tasks] if isinstance(tasks, Task) else list(tasks)
         for task in given:
             check_task(task, "the list of spawn(...)")

@@ -49,10 +49,14 @@ class Toolbox:
             choices: the legal answers of the question; there must be none.
 
         Raises:
-            ArenaError: one is no function, has a parameter without a type, or has another's name.
+            ArenaError: they are no list, or one is no function, has a parameter without a type,
+                or has another's name.
         """
         if choices is not None:
             raise ArenaError(f"ask({role!r}, ...) has choices and tools; give parse for the answer")
+        if not isinstance(functions, Sequence) or isinstance(functions, str):
+            given = shown(functions)
+            raise ArenaError(f"the tools for {role!r} are {given}; expected a list of functions")
         self._tools = {function.__name__: function for function in map(_checked, functions)}
         if len(self._tools) < len(functions):
             names = ", ".join(function.__name__ for function in functions)

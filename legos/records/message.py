@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from legos.errors import RecordError, RequestError
 from legos.records.names import POLICY
+from legos.records.numbers import number, shown
 
 MAX_ALTERNATIVES = 20  # maximum number of most probable tokens recorded at one position
 MAX_BIAS = 1000.0  # maximum logit bias or penalty; beyond it, float32 keeps too few digits
@@ -136,8 +137,8 @@ class Sampling(Draws, frozen=True, kw_only=True):
             RecordError: the message names the field, the value and the range.
         """
         limit = self.max_tokens
-        if limit is not None and (not 1 <= limit < math.inf or limit % 1):
-            raise RecordError(f"max_tokens is {limit}; expected at least 1, a whole number")
+        if limit is not None and (not 1 <= number(limit) < math.inf or limit % 1):
+            raise RecordError(f"max_tokens is {limit!r}; expected at least 1, a whole number")
         if self.restrict and not self.choices:
             raise RecordError(
                 "restrict=True needs choices; pass the legal answers or restrict=False"
@@ -146,8 +147,11 @@ class Sampling(Draws, frozen=True, kw_only=True):
             raise RecordError("both restrict=True and json_schema say what is legal; give one")
         if self.ignore_end and (self.choices or self.json_schema is not None):
             raise RecordError("choices and json_schema end with the model's end; drop ignore_end")
-        if "" in self.stop:
-            raise RecordError("stop holds an empty text, which would end every answer at once")
+        for text in self.stop:
+            if not isinstance(text, str):
+                raise RecordError(f"stop holds {shown(text)}; expected texts")
+            if not text:
+                raise RecordError("stop holds an empty text, which would end every answer at once")
         for complaint in self.complaints():
             raise RecordError(complaint)
 

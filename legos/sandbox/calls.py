@@ -24,7 +24,7 @@ from typing import Any
 from msgspec import Struct
 
 from legos.errors import ArenaError, RunError, text_of
-from legos.records.numbers import brief, number
+from legos.records.numbers import brief, number, shown
 from legos.sandbox import worker
 from legos.sandbox.worker import BEGAN
 from legos.stalls import Watchdog
@@ -238,8 +238,10 @@ def _packed(function: Callable[..., Any], args: Sequence[Any], name: str) -> byt
     """A function and its arguments as bytes.
 
     Raises:
-        ArenaError: they cannot be pickled.
+        ArenaError: it is no function, or they cannot be pickled.
     """
+    if not callable(function):
+        raise ArenaError(f"run() got {shown(function)}; expected a function")
     if inspect.iscoroutinefunction(function):
         raise ArenaError(f"run({name}) got an async function; await it instead: await {name}(...)")
     cloudpickle: Any = import_module("cloudpickle")  # slow to import, and rarely needed
