@@ -93,7 +93,7 @@ def standing(
         draws=total.draws / total.plays if total.plays else 0.0,
         seat_gap=_seat_gap(table, newest.name, others),
         plays=total.plays,
-        length=length / best.length if best is not newest and best.length else 1.0,
+        length=length / best.length if length and best is not newest and best.length else 1.0,
         entropy=entropy / best.entropy if best is not newest and best.entropy else 1.0,
     )
 

@@ -1,6 +1,7 @@
 """The metrics of an optimiser step from its groups: of all arenas together, and of each one."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from legos.credit.means import RESERVED, merged_metrics
@@ -45,14 +46,19 @@ def play_metrics(groups: Sequence[Group], *, mixed: bool) -> dict[str, float]:
 
 
 def _amounts(groups: Sequence[Group]) -> dict[str, float]:
-    """Counts of rollouts, samples and tokens, and shares of samples and tokens."""
+    """Counts of rollouts, samples and tokens, of a policy's seat too, and shares of them."""
     samples = [sample for group in groups for sample in group.samples]
-    rollouts = sum(len({sample.rollout for sample in group.samples}) for group in groups)
+    seats, tokens = Counter[str](), Counter[str]()  # by policy
+    for group in groups:
+        seats.update(policy for policy, _ in {(one.policy, one.rollout) for one in group.samples})
+        for sample in group.samples:
+            tokens[sample.policy] += len(sample.advantages)
     advantages = [a for sample in samples for a in sample.advantages]
     found = {
-        "rollouts": float(rollouts),
+        "rollouts": float(seats.total()),
         "samples": float(len(samples)),
         "tokens": float(len(advantages)),
+        **{f"seat_tokens/{policy}": tokens[policy] / number for policy, number in seats.items()},
     }
     if samples:
         found["truncation_share"] = sum(sample.truncated for sample in samples) / len(samples)

@@ -11,7 +11,6 @@ from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.protocols import Publisher
 from legos.weights.adapter import Adapter
 
-COUNTS = ("tokens", "rollouts")  # of a step, by arena
 LEAD = 2  # steps from the start of a play elsewhere to its training, besides its staleness
 
 
@@ -74,9 +73,8 @@ class Snapshots:
     def figures(self, name: str, metrics: Metrics, policy: str) -> dict[str, float]:
         """Length and entropy of a policy in a step."""
         prefix = "" if policy == self._trainer.policies[0] else f"{policy}/"
-        tokens, seats = (metrics.get(f"batches/{name}/{key}") or 0.0 for key in COUNTS)
-        length = tokens / seats if seats else 0.0
-        return {"length": length, "entropy": float(metrics.get(f"{prefix}entropy") or 0.0)}
+        found = {"length": f"batches/{name}/seat_tokens/{policy}", "entropy": f"{prefix}entropy"}
+        return {key: float(metrics.get(metric) or 0.0) for key, metric in found.items()}
 
     async def take(
         self,

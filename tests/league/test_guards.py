@@ -182,6 +182,7 @@ def test_longer_answers_and_less_entropy_without_strength(
 ) -> None:
     found = standing(weaker(), pool_of(4, length=10.0, entropy=1.0), "policy", unit=1.0, **figures)
     assert [*alarms(found)] == names
+    assert found.length == figures.get("length", 10.0) / 10.0
     unknown = standing(weaker(), pool_of(4), "policy", unit=1.0, **figures)
     assert alarms(unknown) == {}
 
