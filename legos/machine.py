@@ -80,6 +80,7 @@ def quiet_collector() -> None:
     thousand. By default the collector scans all of them many times a second, which takes half of a
     small game's time.
     """
+    gc.unfreeze()  # what an earlier run of the process left, such as its model
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)

@@ -1,9 +1,12 @@
 """The BLAS that MLX computes with on Linux: found where it is installed, else hinted at."""
 
 import ctypes
+import gc
 import os
 import subprocess
 import sys
+import weakref
+from typing import Any
 
 import pytest
 
@@ -99,3 +102,19 @@ def test_cores_are_shared_only_among_parts_that_compute_at_once(
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     assert [machine.share_cores(parts) for parts in (1, 2)] == [8, 4]
     assert given == [(4, "blas")]
+
+
+def test_what_an_earlier_run_left_is_freed_by_the_next_one() -> None:
+    kept: Any = type("Kept", (), {})()
+    kept.own = kept  # a cycle, which the collector alone frees
+    left, before = weakref.ref(kept), gc.get_threshold()
+    try:
+        machine.quiet_collector()
+        del kept
+        gc.collect()
+        assert left() is not None
+        machine.quiet_collector()
+        assert left() is None
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)
