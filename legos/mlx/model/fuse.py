@@ -18,6 +18,7 @@ from legos.errors import AdapterError
 from legos.mlx.model.forward import all_logits
 from legos.mlx.model.load import CHECKED, base_arrays, free_memory, load_tree, weights_bytes
 from legos.mlx.model.lora import LORA, lora_arrays, other_lora, set_lora_arrays
+from legos.mlx.model.rotary import rotary_settings
 from legos.weights.adapter import Adapter
 from legos.weights.fits import check_arrays
 from legos.weights.reference import Lora
@@ -127,6 +128,7 @@ def write_fused(model: nn.Module, source: Path, folder: Path) -> None:
             if file.name not in _REPLACED:
                 shutil.copyfile(file, folder / file.name)
     config: dict[str, Any] = json.loads((source / "config.json").read_text())
+    config |= rotary_settings(config)  # so that mlx-lm alone reads them as well
     kept = {key: value for key, value in config.items() if key not in _QUANTISED}
     (folder / "config.json").write_text(json.dumps(kept, indent=2) + "\n")
     save_model(folder, model, donate_model=True)

@@ -16,6 +16,7 @@ from legos.errors import ModelError
 from legos.mlx.model.faults import raise_fault
 from legos.mlx.model.machine import on_metal, usable_bytes
 from legos.mlx.model.patched import patch
+from legos.mlx.model.rotary import rotary_settings
 from legos.weights.model_folder import WAY_OUT, quantised_by
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,8 @@ def shapes_of(folder: Path) -> nn.Module:
 
 def _built(folder: Path, *, lazy: bool) -> nn.Module:
     try:
-        model, _ = load_mlx_model(folder, lazy=lazy)
+        config = json.loads((folder / "config.json").read_text())
+        model, _ = load_mlx_model(folder, lazy=lazy, model_config=rotary_settings(config))
     except Exception as error:
         raise_fault(error)
         first, _, more = f"{error}".partition("\n")

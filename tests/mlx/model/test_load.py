@@ -88,6 +88,43 @@ def test_a_model_that_would_end_the_process_is_not_loaded(tmp_path: Path) -> Non
         MlxDevice().load(str(folder))
 
 
+@pytest.mark.parametrize(
+    ("architecture", "old", "new"),
+    [
+        ("llama", {"rope_theta": 77.0}, {"rope_theta": 77.0, "rope_type": "default"}),
+        (
+            "qwen2",
+            {"rope_theta": 77.0, "rope_scaling": {"type": "linear", "factor": 3.0}},
+            {"rope_theta": 77.0, "rope_type": "linear", "factor": 3.0},
+        ),
+        (
+            "gemma3_text",
+            {"rope_theta": 77.0, "rope_local_base_freq": 7.0},
+            {
+                "full_attention": {"rope_theta": 77.0, "rope_type": "default"},
+                "sliding_attention": {"rope_theta": 7.0, "rope_type": "default"},
+            },
+        ),
+    ],
+)
+def test_rotary_settings_are_read_as_transformers_5_writes_them(
+    tmp_path: Path, architecture: Any, old: dict[str, Any], new: dict[str, Any]
+) -> None:
+    folder = write_any_model(tmp_path, architecture=architecture)
+    config = json.loads((folder / "config.json").read_text())
+    names = {"rope_theta", "rope_scaling", "rope_local_base_freq", "rope_parameters"}
+    plain = {name: value for name, value in config.items() if name not in names}
+
+    def logits(settings: dict[str, Any]) -> Any:
+        (folder / "config.json").write_text(json.dumps(plain | settings))
+        return load.load_tree(folder)(mx.array([[3, 5, 4, 6, 3, 7, 5, 4]]))
+
+    expected = logits(old)
+    assert mx.array_equal(logits({"rope_parameters": new}), expected)
+    assert mx.array_equal(logits({"rope_parameters": {"rope_theta": 9.0}, **old}), expected)
+    assert not mx.allclose(logits({}), expected)
+
+
 def test_weights_for_torch_are_named_before_the_memory_is_planned(tmp_path: Path) -> None:
     folder = write_any_model(tmp_path)
     weights: Any = mx.load(str(folder / "model.safetensors"))
