@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from legos.apps.adapters import report_loading
-from legos.apps.model_card import ExportFormat, model_card
+from legos.apps.model_card import ExportFormat, base_config, model_card
 from legos.errors import CheckpointError
 from legos.files.atomic import write_folder
 from legos.run.find import find_adapter, find_run, split_place
@@ -14,7 +14,7 @@ from legos.run.folder import RunFolder
 from legos.run.reader import RunReader
 from legos.weights.adapter import Adapter
 from legos.weights.folder import is_adapter_folder, read_adapter, write_adapter
-from legos.weights.peft import write_peft
+from legos.weights.peft import check_exportable, write_peft
 from legos.wiring.model import load_model
 
 
@@ -75,6 +75,7 @@ def _write(
     if form == "mlx":
         write_adapter(adapter, folder)
     elif form == "peft":
+        check_exportable(adapter, model, base_config(model).get("model_type"))
         write_peft(adapter, folder, base_model=model)
     else:
         report_loading(model)

@@ -9,7 +9,7 @@ from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from string import Template
-from typing import Literal
+from typing import Any, Literal, cast
 
 from huggingface_hub import EvalResult, ModelCardData, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
@@ -175,11 +175,16 @@ def _license(model: str) -> str | None:
 
 def _is_quantised(model: str) -> bool:
     """Whether MLX has quantised the base model, where its configuration is on this machine."""
+    return quantised_by(base_config(model)) == "mlx"
+
+
+def base_config(model: str) -> dict[str, Any]:
+    """The configuration of a base model; empty where it is not on this machine."""
     try:
         config = json.loads(_read(model, "config.json") or "{}")
     except ValueError:
-        return False
-    return isinstance(config, dict) and quantised_by(config) == "mlx"
+        return {}
+    return cast("dict[str, Any]", config) if isinstance(config, dict) else {}
 
 
 def _read(model: str, name: str) -> str:

@@ -40,6 +40,7 @@ _OURS, _THEIRS = "language_model.model.", "model.language_model."  # wrapped tex
 _HEAD = "language_model.lm_head"
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # names in block_sparse_moe
 _TO_MIXTRAL = {ours: theirs for theirs, ours in _MIXTRAL.items()}
+_FUSED_EXPERTS = ("granitemoe", "granitemoehybrid")  # PEFT ignores LoRA of single experts there
 
 
 def to_peft(adapter: Adapter, *, base_model: str = "") -> tuple[dict[str, Floats], dict[str, Any]]:
@@ -139,6 +140,27 @@ def write_peft(adapter: Adapter, folder: Path, *, base_model: str = "") -> None:
     texts = {"format": "pt", **adapter.header}
     (folder / PEFT_WEIGHTS_FILE).write_bytes(pack_tensors(tensors, texts))
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def check_exportable(adapter: Adapter, model: str, kind: str | None) -> None:
+    """Refuse an adapter that PEFT would load without an error and compute wrongly, or not fit.
+
+    Args:
+        adapter: the adapter to export.
+        model: its base model, for messages.
+        kind: the ``model_type`` of the base model; None: it is not known.
+
+    Raises:
+        AdapterError: the adapter is one; the message names the model and another format.
+    """
+    reason = None
+    if kind in _FUSED_EXPERTS and any(".switch_mlp." in name for name in adapter.arrays):
+        reason = "transformers keeps its experts fused in one parameter"
+    if reason is not None:
+        raise AdapterError(
+            f"an adapter of {model!r}, a {kind} model, cannot be exported for PEFT: {reason}; "
+            "export it with --format mlx"
+        )
 
 
 def is_peft(names: Iterable[str]) -> bool:

@@ -19,7 +19,7 @@ from legos.files.atomic import write_folder
 from legos.mlx.model.fuse import MEAN_GAP
 from legos.run.find import adapter_of
 from legos.run.folder import RunFolder
-from legos.weights.adapter import Adapter
+from legos.weights.adapter import Adapter, shape_of
 from legos.weights.folder import read_adapter, write_adapter
 from legos.wiring.model import apply_lora, load_model
 
@@ -116,6 +116,30 @@ def test_a_further_policy_is_exported_by_its_folder(tmp_path: Path) -> None:
     write_folder(tmp_path / "alone", partial(write_adapter, solver))
     with pytest.raises(CheckpointError, match="alone holds no run"):
         export(str(tmp_path / "alone"), to=tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("kind", "module"),
+    [
+        ("granitemoe", "model.layers.0.block_sparse_moe.switch_mlp.up_proj"),
+    ],
+)
+def test_peft_is_refused_where_transformers_would_compute_something_else(
+    tmp_path: Path, kind: str, module: str
+) -> None:
+    """PEFT loads some of them without an error."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": kind}))
+    experts = (2,) if "switch_mlp" in module else ()
+    shapes = {"lora_a": (*experts, 2, 2), "lora_b": (*experts, 2, 2)}
+    arrays = {f"{module}.{part}": np.ones(shape, np.float32) for part, shape in shapes.items()}
+    adapter = Adapter(name="policy", version=1, shape=shape_of(arrays, 2.0), arrays=arrays)
+    folder = RunFolder(tmp_path / "run")
+    with folder.new_run(f'model = "{tmp_path / "model"}"\n'):
+        folder.write_adapters([adapter])
+    with pytest.raises(AdapterError, match=f"model', a {kind} model, .* with --format mlx"):
+        export(str(folder.path), to=tmp_path / "peft")
+    assert export(str(folder.path), to=tmp_path / "mlx", form="mlx")["adapter"] == "v1"
 
 
 def test_what_is_there_already_stays(run: RunFolder, tmp_path: Path) -> None:
