@@ -40,6 +40,7 @@ _OURS, _THEIRS = "language_model.model.", "model.language_model."  # wrapped tex
 _HEAD = "language_model.lm_head"
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # names in block_sparse_moe
 _TO_MIXTRAL = {ours: theirs for theirs, ours in _MIXTRAL.items()}
+_OTHER_NAMES = ("gpt2", "gpt_neox", "gptj")  # mlx-lm names their modules otherwise
 _FUSED_EXPERTS = ("granitemoe", "granitemoehybrid")  # PEFT ignores LoRA of single experts there
 
 
@@ -156,6 +157,8 @@ def check_exportable(adapter: Adapter, model: str, kind: str | None) -> None:
     reason = None
     if kind in _FUSED_EXPERTS and any(".switch_mlp." in name for name in adapter.arrays):
         reason = "transformers keeps its experts fused in one parameter"
+    elif kind in _OTHER_NAMES:
+        reason = "transformers has other names for its modules"
     if reason is not None:
         raise AdapterError(
             f"an adapter of {model!r}, a {kind} model, cannot be exported for PEFT: {reason}; "
