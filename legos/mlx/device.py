@@ -27,7 +27,7 @@ from legos.mlx.model.faults import faults_raised
 from legos.mlx.model.forward import all_logits
 from legos.mlx.model.fuse import logits_under, set_adapter, weights_dtype, write_checked
 from legos.mlx.model.load import REFUSED, base_arrays, load_tree, num_token_ids
-from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape
+from legos.mlx.model.lora import add_lora, check_foreign, lora_arrays, lora_shape
 from legos.mlx.model.machine import bound_memory, choose_device, device_facts, usable_bytes
 from legos.mlx.model.tools import tool_format
 from legos.mlx.train.processes import MlxProcesses, process_group
@@ -36,6 +36,7 @@ from legos.records.limits import EngineLimits, TrainingSize
 from legos.records.packing import check_token_ids
 from legos.records.step import BackendConfig
 from legos.weights.adapter import Adapter, LoraShape
+from legos.weights.folder import is_adapter_folder, read_adapter
 from legos.weights.model_folder import context_length, resolve_folder
 
 logger = logging.getLogger(__name__)
@@ -255,6 +256,8 @@ class MlxModel(ModelHandle):
                 "them, so start this program alone"
             )
         config = replace(config or BackendConfig(), num_vocabulary=self.num_vocabulary)
+        if config.reference is not None and is_adapter_folder(config.reference):
+            check_foreign(self.tree, read_adapter(config.reference))
         bound_memory(config.memory_limit_bytes)
         make = partial(
             StepGradients, self.tree, config, group=self._led, held_bytes=self._held_bytes

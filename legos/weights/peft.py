@@ -157,6 +157,8 @@ def check_exportable(adapter: Adapter, model: str, kind: str | None) -> None:
     reason = None
     if kind in _FUSED_EXPERTS and any(".switch_mlp." in name for name in adapter.arrays):
         reason = "transformers keeps its experts fused in one parameter"
+    elif kind == "falcon_h1":
+        reason = "mlx-lm multiplies its weights by the multipliers that transformers applies apart"
     elif kind in _OTHER_NAMES:
         reason = "transformers has other names for its modules"
     if reason is not None:

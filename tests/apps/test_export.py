@@ -122,6 +122,7 @@ def test_a_further_policy_is_exported_by_its_folder(tmp_path: Path) -> None:
     ("kind", "module"),
     [
         ("granitemoe", "model.layers.0.block_sparse_moe.switch_mlp.up_proj"),
+        ("falcon_h1", "model.layers.0.self_attn.q_proj"),
         ("gpt2", "model.h.0.attn.c_attn"),
     ],
 )

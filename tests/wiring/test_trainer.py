@@ -15,9 +15,11 @@ from legos.config.schema import RunConfig, TrainingConfig
 from legos.device import ModelHandle
 from legos.errors import AdapterError, ConfigError, EngineError
 from legos.mlx import device
+from legos.records.step import BackendConfig
 from legos.server.options import ServerOptions
 from legos.weights.adapter import LoraShape, shape_of
 from legos.weights.folder import write_adapter
+from legos.weights.peft import write_peft
 from legos.wiring.engines import TokenEngine
 from legos.wiring.http import app_of
 from legos.wiring.model import apply_adapter, apply_lora, load_model
@@ -58,6 +60,20 @@ def test_an_adapter_of_another_program_may_adapt_no_module_of_the_last_layer(
     assert model.lora is not None
     assert model.lora.num_layers == 4
     assert {*model.base_adapter().arrays} == {*adapter.arrays}
+
+
+def test_an_adapter_of_peft_is_refused_where_mlx_has_other_weights(tmp_path: Path) -> None:
+    model = load_model(write_any_model(tmp_path / "model", architecture="falcon_h1"), inline=True)
+    apply_lora(model)
+    adapter = replace(model.base_adapter(), exact_base=False)
+    write_peft(adapter, tmp_path)
+    refused = pytest.raises(AdapterError, match="cannot be put on a falcon_h1 model")
+    with refused:
+        apply_adapter(model, adapter)
+    with refused:
+        model.make_engine().load_adapter(adapter).result()
+    with refused:
+        model.make_backend(BackendConfig(reference=tmp_path))
 
 
 @pytest.mark.parametrize("name", ["base", "nim-1@50", "nim/1"])

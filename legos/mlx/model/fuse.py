@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from legos.errors import AdapterError
 from legos.mlx.model.forward import all_logits
 from legos.mlx.model.load import CHECKED, base_arrays, free_memory, load_tree, weights_bytes
-from legos.mlx.model.lora import LORA, lora_arrays, other_lora, set_lora_arrays
+from legos.mlx.model.lora import LORA, check_foreign, lora_arrays, other_lora, set_lora_arrays
 from legos.mlx.model.rotary import rotary_settings
 from legos.weights.adapter import Adapter
 from legos.weights.fits import check_arrays
@@ -59,6 +59,7 @@ def logits_under(
 
 def _fitting(model: nn.Module, adapter: Adapter) -> dict[str, mx.array]:
     """An adapter's arrays on the device, after a check that they fit."""
+    check_foreign(model, adapter)
     arrays = {name: mx.array(np.asarray(array)) for name, array in adapter.arrays.items()}
     shapes = {name: array.shape for name, array in lora_arrays(model).items()}
     check_arrays(arrays, shapes, name=f"v{adapter.version}")

@@ -11,9 +11,10 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.tuner.lora import LoRALinear, LoRASwitchLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
-from legos.mlx.model.forward import output_head
+from legos.errors import AdapterError
+from legos.mlx.model.forward import architecture, output_head
 from legos.mlx.model.retyped import become
-from legos.weights.adapter import LoraShape
+from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.fits import check_modules, linear_shape
 from legos.weights.reference import Lora
 
@@ -46,6 +47,20 @@ def lora_shape(
     layers = blocks[-num_layers:] if num_layers else []
     output = output_head(model) if head else None
     return linear_shape(layers, output, linear=LINEAR, rank=rank, alpha=alpha)
+
+
+def check_foreign(model: nn.Module, adapter: Adapter) -> None:
+    """Refuse an adapter of PEFT for a model that mlx-lm computes with other weights.
+
+    Raises:
+        AdapterError: the model is a Falcon-H1.
+    """
+    if not adapter.exact_base and architecture(model) == "falcon_h1":
+        raise AdapterError(
+            f"adapter {adapter.name!r} has PEFT's format and cannot be put on a falcon_h1 model: "
+            "mlx-lm multiplies its weights by the multipliers that transformers applies apart, so "
+            "the adapter would be scaled wrongly; merge it into the model with PEFT"
+        )
 
 
 def add_lora(model: nn.Module, shape: LoraShape, *, seed: int) -> None:

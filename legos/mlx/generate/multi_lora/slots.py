@@ -17,7 +17,7 @@ from legos.mlx.generate.multi_lora.slot_layers import (
     become_experts,
     become_slotted,
 )
-from legos.mlx.model.lora import LINEAR, SWITCH, pair_shapes
+from legos.mlx.model.lora import LINEAR, SWITCH, check_foreign, pair_shapes
 from legos.weights.adapter import Adapter
 from legos.weights.fits import check_arrays
 
@@ -131,6 +131,7 @@ class AdapterSlots:
 
         Pairs that have no effect, such as all pairs before the first step, are left out.
         """
+        check_foreign(self._modules[""], adapter)
         label, shape = f"{adapter.name} v{adapter.version}", adapter.shape
         title = f"adapter {label!r}"
         arrays = {key: _on_device(adapter.arrays[key]) for key in sorted(adapter.arrays)}
