@@ -38,6 +38,22 @@ def check_arrays(
             raise AdapterError(f"adapter {name!r}: {key} holds values that are not finite")
 
 
+def own_names(arrays: Mapping[str, Any], modules: Container[str]) -> dict[str, Any]:
+    """LoRA arrays by the names of a model, whose text model may be wrapped, as MLX's Qwen3.5 is.
+
+    Args:
+        arrays: name -> array, for a model that may have the text model alone.
+        modules: names of the model's modules.
+    """
+
+    def own(key: str) -> str:
+        module = key.rpartition(".")[0]
+        inside = module not in modules and f"language_model.{module}" in modules
+        return f"language_model.{key}" if inside else key
+
+    return {own(key): array for key, array in arrays.items()}
+
+
 def check_modules(shape: LoraShape, known: Container[str]) -> None:
     """Refuse a shape that names a module which a model lacks.
 

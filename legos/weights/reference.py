@@ -9,7 +9,7 @@ import numpy as np
 
 from legos.errors import AdapterError
 from legos.weights.adapter import Adapter, shape_of
-from legos.weights.fits import check_arrays
+from legos.weights.fits import check_arrays, own_names
 from legos.weights.folder import read_adapter
 from legos.weights.tensors import pack_tensors, unpack_tensors
 
@@ -41,7 +41,8 @@ def fitted(adapter: Adapter, own: Mapping[str, Any], *, name: str) -> Lora:
         AdapterError: the adapted modules differ, shapes differ in more than the rank, or a value
             is not finite.
     """
-    arrays = {key: np.asarray(array, np.float32) for key, array in adapter.arrays.items()}
+    named = own_names(adapter.arrays, {key.rpartition(".")[0] for key in own})
+    arrays = {key: np.asarray(array, np.float32) for key, array in named.items()}
     try:
         rank = shape_of(arrays, adapter.shape.scale).rank
         expected = {key: _of_rank(key, tuple(array.shape), rank) for key, array in own.items()}

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from scripted_server import serving
 from tiny_models import write_any_model
@@ -18,7 +19,7 @@ from legos.mlx import device
 from legos.records.step import BackendConfig
 from legos.server.options import ServerOptions
 from legos.weights.adapter import LoraShape, shape_of
-from legos.weights.folder import write_adapter
+from legos.weights.folder import read_adapter, write_adapter
 from legos.weights.peft import write_peft
 from legos.wiring.engines import TokenEngine
 from legos.wiring.http import app_of
@@ -74,6 +75,25 @@ def test_an_adapter_of_peft_is_refused_where_mlx_has_other_weights(tmp_path: Pat
         model.make_engine().load_adapter(adapter).result()
     with refused:
         model.make_backend(BackendConfig(reference=tmp_path))
+
+
+def test_an_adapter_of_the_text_model_alone_fits_the_wrapped_one(tmp_path: Path) -> None:
+    """transformers trains Qwen3.5's text model as ``model.layers``, and MLX has it wrapped."""
+    folder = write_any_model(tmp_path / "model", architecture="qwen3_5")
+    model, source = load_model(folder, inline=True), load_model(folder, inline=True)
+    apply_lora(source, head=False)
+    base = source.base_adapter()
+    arrays = {name: np.full(array.shape, 0.1, np.float32) for name, array in base.arrays.items()}
+    inner = {name.removeprefix("language_model."): array for name, array in arrays.items()}
+    adapter = replace(base, arrays=inner)
+    assert inner.keys().isdisjoint(arrays)
+    write_peft(adapter, tmp_path)
+    apply_adapter(model, read_adapter(tmp_path))
+    assert {*model.base_adapter().arrays} == {*arrays}
+    expected = source([1, 2, 3], adapter=replace(base, arrays=arrays))
+    np.testing.assert_array_equal(model([1, 2, 3]), expected)
+    assert model.make_engine().load_adapter(adapter).result().digest == adapter.digest
+    model.make_backend(BackendConfig(reference=tmp_path))
 
 
 @pytest.mark.parametrize("name", ["base", "nim-1@50", "nim/1"])

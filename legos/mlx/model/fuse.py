@@ -20,7 +20,7 @@ from legos.mlx.model.load import CHECKED, base_arrays, free_memory, load_tree, w
 from legos.mlx.model.lora import LORA, check_foreign, lora_arrays, other_lora, set_lora_arrays
 from legos.mlx.model.rotary import rotary_settings
 from legos.weights.adapter import Adapter
-from legos.weights.fits import check_arrays
+from legos.weights.fits import check_arrays, own_names
 from legos.weights.reference import Lora
 
 logger = logging.getLogger(__name__)
@@ -60,8 +60,9 @@ def logits_under(
 def _fitting(model: nn.Module, adapter: Adapter) -> dict[str, mx.array]:
     """An adapter's arrays on the device, after a check that they fit."""
     check_foreign(model, adapter)
-    arrays = {name: mx.array(np.asarray(array)) for name, array in adapter.arrays.items()}
     shapes = {name: array.shape for name, array in lora_arrays(model).items()}
+    named = own_names(adapter.arrays, {name.rpartition(".")[0] for name in shapes})
+    arrays = {name: mx.array(np.asarray(array)) for name, array in named.items()}
     check_arrays(arrays, shapes, name=f"v{adapter.version}")
     return arrays
 

@@ -19,7 +19,7 @@ from legos.mlx.generate.multi_lora.slot_layers import (
 )
 from legos.mlx.model.lora import LINEAR, SWITCH, check_foreign, pair_shapes
 from legos.weights.adapter import Adapter
-from legos.weights.fits import check_arrays
+from legos.weights.fits import check_arrays, own_names
 
 NO_ADAPTER = 0
 """The slot of the base model, which is always there."""
@@ -134,7 +134,8 @@ class AdapterSlots:
         check_foreign(self._modules[""], adapter)
         label, shape = f"{adapter.name} v{adapter.version}", adapter.shape
         title = f"adapter {label!r}"
-        arrays = {key: _on_device(adapter.arrays[key]) for key in sorted(adapter.arrays)}
+        named = own_names(adapter.arrays, self._modules)
+        arrays = {key: _on_device(named[key]) for key in sorted(named)}
         names = dict.fromkeys(self._module_name(key, title) for key in arrays)
         taken: dict[int, str] = {}
         shapes: dict[str, tuple[int, ...]] = {}
