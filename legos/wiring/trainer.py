@@ -297,6 +297,8 @@ def trainer_of(
     if other is not None and (not restored or is_adapter_folder(other)):  # or a checkpoint has it
         read_adapter(other).check_base(config.model)
     say = tell or logger.info
+    if start is not None and len(policies) > 1 and not restored:
+        say(f"every policy ({', '.join(policies)}) starts from one adapter, {start}")
     generation = elsewhere(config, policies, api_key, say)
     model = device.load(
         model_place(config.model),

@@ -129,6 +129,19 @@ def test_a_reference_of_another_model_is_refused(
         trainer_of(config, inline=True, restored=restored)
 
 
+@pytest.mark.parametrize("restored", [False, True])
+def test_policies_that_start_from_one_adapter_are_named(
+    trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restored: bool
+) -> None:
+    write_adapter(trainer.backend.adapter(), tmp_path)
+    monkeypatch.setattr("legos.wiring.trainer.policies_of", lambda _: ("one", "two"))
+    lines: list[str] = []
+    config = RunConfig()
+    trainer_of(config, inline=True, start=tmp_path, restored=restored, tell=lines.append).close()
+    notice = f"every policy (one, two) starts from one adapter, {tmp_path}"
+    assert lines.count(notice) == (not restored)
+
+
 def test_a_run_that_cannot_begin_leaves_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[object] = []
     monkeypatch.setattr(device.MlxModel, "close", lambda model: ended.append(model))
