@@ -18,11 +18,8 @@ class HierarchicalCredit(GroupCredit):
         super().__init__(group_centered)
 
     def scope(self, episodes: Sequence[Episode]) -> Sequence[Hashable]:
-        """[E] index of the episode that spawned each one; None if that one is not in the list.
-
-        A child whose parent failed gets None, and is compared with other such children of its task.
-        """
+        """[E] index of the episode that spawned each one, or its seed if it failed; else None."""
         numbers: dict[int, int] = {}
         for number, episode in enumerate(episodes):
             numbers.update((id(child), number) for child in episode.children)
-        return [numbers.get(id(episode)) for episode in episodes]
+        return [numbers.get(id(each), each.parent) for each in episodes]

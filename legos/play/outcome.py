@@ -5,6 +5,8 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
+from msgspec.structs import replace
+
 from legos.arena.checks import checked_rewards
 from legos.arena.endings import Draw, Forfeit, Void
 from legos.arena.reward_parts import weighted
@@ -63,7 +65,7 @@ def episode_of(
         error=error,
         failure=failure,
         void=void,
-        children=tuple(play.children),
+        children=tuple(replace(child, parent=play.seed) for child in play.children),
     )
 
 

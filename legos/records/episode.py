@@ -86,6 +86,7 @@ class Episode(Struct, frozen=True, kw_only=True):
     failure: Failure | None = None  # kind of failure; None: the play did not fail
     void: bool = False  # True: the arena declared the play void; counted, not trained on
     children: tuple["Episode", ...] = ()  # plays spawned by this one
+    parent: int | None = None  # seed of the play that spawned it
 
     @property
     def num_tokens(self) -> int:

@@ -146,6 +146,21 @@ def test_hierarchical_credit_compares_the_children_of_one_parent_alone(wrapped: 
         asyncio.run(Proposer(credit(), siblings=True).step(concurrency=1))
 
 
+def test_hierarchical_credit_knows_the_parents_that_failed_as_well() -> None:
+    class Failing(Proposer):
+        group_size = 3
+
+        async def play(self, t: Table) -> Mapping[str, float]:
+            last = self._played == self.group_size - 1
+            rewards = await super().play(t)
+            if not last:
+                raise ValueError("no verdict")
+            return rewards
+
+    batch = asyncio.run(Failing(HierarchicalCredit()).step(concurrency=1))
+    assert sorted(Counter(sample.group for sample in batch.samples).values()) == [1, 2, 2, 2]
+
+
 @pytest.mark.parametrize("train", [False, True])
 def test_children_that_are_not_trained_may_share_an_id(train: bool) -> None:
     class Checked(Proposer):
