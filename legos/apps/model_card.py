@@ -81,7 +81,8 @@ def model_card(run: RunReader, adapter: Adapter, form: ExportFormat) -> str:
         ("base", "the model that ships with legos" if base == BUILTIN else shown_base),
         ("versions of this export", ", ".join(_versions())),
     ]
-    command = shlex.join(["uv", "run", *train_command(config.values, config.sources)])
+    given_values = {**config.values, "model": shown_base}  # a path tells where the user keeps it
+    command = shlex.join(["uv", "run", *train_command(given_values, config.sources)])
     rank = max_rank(adapter.shape.rank)
     # Only legos can name the built-in model, and vLLM does not read MLX's quantised models.
     other = form == "peft" and (rank is None or _is_quantised(base))

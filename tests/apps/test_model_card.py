@@ -103,6 +103,8 @@ def test_a_local_base_gives_its_license_and_not_its_path(tmp_path: Path) -> None
     card = card_of(made_run(tmp_path / "one", model=str(base)), 1)
     assert (card.data.license, card.data.base_model) == ("apache-2.0", None)
     assert "| base | Small-1B |" in card.text
+    assert "--model Small-1B" in card.text
+    assert str(tmp_path) not in card.text
     (base / "README.md").write_text("---\nlicense: [\n---\n")
     assert card_of(made_run(tmp_path / "two", model=str(base)), 1).data.license is None
 
