@@ -41,7 +41,10 @@ def test_moves_of_an_evaluation_at_temperature_0_have_no_probability(runs: Path)
 
 def test_a_task_has_its_answers_at_several_steps(runs: Path) -> None:
     folder = made_run(runs / "one")
+    play = add_play(folder, 1, "cut off", task="unlike")
+    failed = replace(play, task=replace(play.task, id="sum"), error="x", failure="failed")
     for step in range(0, 100, 10):
+        folder.add_episodes(step, [failed], evaluation=True)
         add_play(folder, step, f"answer {step}", task="sum", evaluation=True)
     add_play(folder, 3, "once", task="other")
     found = answered(page_of(folder.path), "policy", run="one")

@@ -211,7 +211,7 @@ class PlayIndex:
     def first_of_steps(self, arena: str, task: str) -> list[int]:
         """Number of the first play of a task in each step, and in each evaluation, in order."""
         query = (
-            "SELECT MIN(number) FROM plays WHERE arena = ? AND task = ?"
+            "SELECT MIN(number) FROM plays WHERE arena = ? AND task = ? AND failure IS NULL"
             " GROUP BY step, evaluation ORDER BY 1"
         )
         return [number for (number,) in self._rows(query, (arena, task))]
@@ -222,7 +222,7 @@ class PlayIndex:
         Those of games are left out: ``most_played_positions`` has their moves.
         """
         query = (
-            "SELECT arena, task FROM plays WHERE step IS NOT NULL"
+            "SELECT arena, task FROM plays WHERE step IS NOT NULL AND failure IS NULL"
             " AND arena NOT IN (SELECT arena FROM positions) GROUP BY arena, task"
             " HAVING COUNT(DISTINCT step) > 1 ORDER BY COUNT(DISTINCT step) DESC, 1, 2 LIMIT ?"
         )
