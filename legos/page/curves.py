@@ -13,8 +13,8 @@ Axis = Literal["step", "tokens", "minutes"]
 _POINTS = 2000  # of a curve
 _CHOSEN = re.compile(
     r"eval/(.*/)?(exploitability|joint_value|optimal_move_rate|reward_mean|vs_random_win"
-    r"|reward_part_.*)|reward_mean|entropy|loss|clip_fraction|grad_norm|staleness_mean"
-    r"|play/tokens_per_s"
+    r"|reward_part_.*)|(batches/[^/]+/)?reward_mean|staleness_mean|play/tokens_per_s"
+    r"|((?!eval/|league/)[^/]+/)?(entropy|loss|clip_fraction|grad_norm)"  # a policy's name first
 )
 _UNSET = "(not set)"
 

@@ -4,6 +4,8 @@ from pathlib import Path
 
 from made_runs import add_lines, answered, made_run, page_of, step_line
 
+from legos.page.curves import chosen_names
+
 
 def test_curves_of_two_runs_with_the_evaluation_before_the_first_step(runs: Path) -> None:
     made_run(runs / "a", steps=2)
@@ -93,3 +95,8 @@ def test_settings_of_two_runs_that_differ(runs: Path) -> None:
     }
     chosen = answered(page, "settings", run="b")["rows"]
     assert {"seed", "training.learning_rate"} <= {row["name"] for row in chosen}
+
+
+def test_curves_of_every_policy_and_arena_are_chosen_first() -> None:
+    names = ["loss", "critic/loss", "batches/nim/reward_mean", "league/entropy", "critic/lr"]
+    assert chosen_names(names) == names[:3]
