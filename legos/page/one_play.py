@@ -21,7 +21,11 @@ def play_values(episode: StoredEpisode, numbers: Iterator[int] | None = None) ->
         **{name: value for name, value in whole.items() if name not in ("seats", "children")},
         "seed": str(episode.seed),  # a browser's numbers have 53 bits
         "play_seed": str(episode.play_seed),
-        "returns": {seat.role: episode.returned(seat) or 0.0 for seat in episode.seats},
+        "returns": {
+            seat.role: value
+            for seat in episode.seats
+            if (value := episode.returned(seat)) is not None
+        },
         "seats": [_seat(seat) for seat in episode.seats],
         "turns": [_turn(seat, index, next(numbers)) for seat, index in in_order(episode)],
         "children": [play_values(child, numbers) for child in episode.children],
