@@ -118,7 +118,8 @@ class ConsoleTracker(Tracker):
             self._note_values(metrics)
         evaluated = any(name.startswith("eval/") for name in metrics)
         first = not self._rows
-        self._skipped += metrics.get("applied") == 0
+        applied = (v for name, v in metrics.items() if name.rpartition("/")[2] == "applied")
+        self._skipped += 0 in applied
         late = step < max(self._rows, default=step)
         if step not in self._rows and not late:
             if evaluated:  # before the first step

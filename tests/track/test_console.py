@@ -100,7 +100,8 @@ def test_no_step_has_two_lines(gaps: list[float], late: list[int], stop: int) ->
 def test_steps_that_were_not_applied_are_counted() -> None:
     tracker, out = plain(every=1)
     for step, applied in enumerate((1, 0, 1), 1):
-        tracker.log({"loss": 1.0, "applied": applied}, step=step)
+        metrics = {"loss": 1.0, "applied": 1, "critic/applied": applied}  # of the second policy
+        tracker.log(metrics, step=step)
     tracker.close()
     assert out.getvalue().splitlines() == [
         "step 1/25  loss +1.0000",
