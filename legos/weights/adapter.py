@@ -35,7 +35,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     digest: str | None = None
     scale: float | None = None
     base_model: str | None = None  # in a folder's configuration
-    thinking: Thinking | None = None  # the same
+    thinking: Thinking | None = None  # that its chats asked for
 
     @classmethod
     def read(cls, texts: Mapping[str, str]) -> "Header":
@@ -168,7 +168,8 @@ class Adapter:
     @property
     def header(self) -> dict[str, str]:
         """This kit's entry in the header of a safetensors file."""
-        entry = Header(**asdict(self.info), scale=self.shape.scale)
+        own = {"scale": self.shape.scale, "thinking": self.thinking}
+        entry = Header(**asdict(self.info), **own)
         return {HEADER_ENTRY: msgspec.json.encode(entry).decode()}
 
 

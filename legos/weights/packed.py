@@ -106,6 +106,7 @@ def unpack_adapter(
     if peft:
         config = config or implied_config(arrays, stated)
         adapter = from_peft(arrays, config, name=name, version=version)
+        adapter = replace(adapter, thinking=header.thinking)
         if recorded is not None and math.isclose(adapter.shape.scale, recorded, rel_tol=1e-12):
             adapter = _at(adapter, recorded)  # lora_alpha / r is rounded
     elif (written := _first(stated, default_scale)) is None:

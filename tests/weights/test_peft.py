@@ -312,3 +312,10 @@ def test_shapes_are_read_off_the_arrays() -> None:
         adapter_of({f"{Q}.weight": (5, 3)})
     with pytest.raises(AdapterError, match=r"names in \.m, must be merged"):
         adapter_of({f"{Q}.m": (5,)})
+
+
+def test_both_formats_keep_what_chats_asked_of_thinking(tmp_path: Path) -> None:
+    adapter = replace(dense(), thinking="off")
+    assert unpack_adapter(pack_adapter(adapter)).thinking == "off"
+    write_peft(adapter, tmp_path)
+    assert read_adapter(tmp_path).thinking == "off"
