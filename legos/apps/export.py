@@ -41,6 +41,8 @@ def export(run: str, *, to: Path, form: ExportFormat = "peft") -> Mapping[str, A
     model = str(source.config.values["model"])
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise CheckpointError(f"{to} exists already; choose another --to, or remove it")
+    if (place := to.resolve()) == Path.cwd():  # it would be replaced
+        raise CheckpointError(f"{to} is the folder in which this program runs; choose another --to")
     report: dict[str, Any] = {
         "run": str(source.folder.path),
         "adapter": f"v{weights.version}",
@@ -53,7 +55,7 @@ def export(run: str, *, to: Path, form: ExportFormat = "peft") -> Mapping[str, A
         card = model_card(source, weights, form)
         (folder / "README.md").write_text(card, encoding="utf-8")
 
-    write_folder(to, write)
+    write_folder(place, write)  # where a link leads
     size = sum(file.stat().st_size for file in to.iterdir())
     return report | {"size_mib": size / 2**20}
 

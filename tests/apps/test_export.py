@@ -144,6 +144,21 @@ def test_peft_is_refused_where_transformers_would_compute_something_else(
     assert export(str(folder.path), to=tmp_path / "mlx", form="mlx")["adapter"] == "v1"
 
 
+def test_a_link_is_followed_and_the_current_folder_refused(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (other := tmp_path / "other disk").mkdir()
+    (link := tmp_path / "link").symlink_to(other)
+    export(str(run.path), to=link)
+    assert link.is_symlink()
+    assert (other / "adapter_config.json").exists()
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
+    with pytest.raises(CheckpointError, match="in which this program runs; choose another --to"):
+        export(str(run.path), to=Path())
+    assert not [*here.iterdir()]
+
+
 def test_what_is_there_already_stays(run: RunFolder, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(CheckpointError, match="exists already; choose another --to"):
