@@ -25,7 +25,7 @@ def export(run: str, *, to: Path, form: ExportFormat = "peft") -> Mapping[str, A
         run: folder of the run, or its name in runs/, for its newest adapter; ``RUN@STEP``,
             ``RUN@best`` or ``RUN@vN`` for another one; or the folder of an adapter in a run, such
             as that of a further policy.
-        to: the folder to write; it must not exist yet, or be empty.
+        to: the folder to write; it must not exist yet, or be empty, and not be the current one.
         form: an adapter for mlx-lm, an adapter for PEFT, or the model with the adapter merged.
 
     Returns:
