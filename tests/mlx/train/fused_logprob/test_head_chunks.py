@@ -71,4 +71,4 @@ def test_more_chunks_take_no_more_memory_where_the_trunk_gives_logits() -> None:
     for positions in (50, 10):
         steps = StepGradients(tree, max_places=positions)
         peaks.append(peak_bytes(lambda steps=steps: steps.of_step(step, Objective(), {})))
-    assert peaks[1] < 1.1 * peaks[0]
+    assert peaks[1] < 1.5 * peaks[0]  # an array for each chunk would make it several times
