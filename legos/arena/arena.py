@@ -16,7 +16,6 @@ from typing import Any
 from legos.arena.checks import (
     check_attributes,
     check_names,
-    check_same_adapters,
     checked_rewards,
     checked_seats,
 )
@@ -26,7 +25,7 @@ from legos.arena.game import Game
 from legos.arena.matchmaker import ArenaSeats, SeatOverride
 from legos.arena.playable import Playable
 from legos.arena.store import Stores
-from legos.errors import ArenaError, user_code
+from legos.errors import ArenaError, CheckpointError, user_code
 from legos.protocols import Client, CreditAssigner, Curriculum, Matchmaker, Seat
 from legos.records.episode import Task
 from legos.records.group import Group
@@ -236,7 +235,7 @@ class Arena(Playable):
             ArenaError: ``restore`` of a user's class failed.
         """
         before = state.get("adapters", {})
-        check_same_adapters(before, self.named_adapters, self.name)
+        _check_same_adapters(before, self.named_adapters, self.name)
         self.named_adapters = {**before, **self.named_adapters}
         for name, part in self._parts().items():
             given, kind = state[name], type(part)
@@ -256,6 +255,29 @@ def _json_of(part: Any) -> Any:
     """The state of a part, as JSON values of its own; NumPy's numbers become floats."""
     with user_code(f"state() of {type(part).__name__}, which must return JSON values,"):
         return json.loads(json.dumps(part.state(), default=plain_value))
+
+
+def _check_same_adapters(
+    before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]], arena: str
+) -> None:
+    """Check that the names of adapters mean the same weights as in a checkpoint.
+
+    Args:
+        before: name -> digests of its adapters in the checkpoint.
+        now: the same now.
+        arena: the arena in which they play.
+
+    Raises:
+        CheckpointError: one means others, as where its run has trained on.
+    """
+    for name in before.keys() & now.keys():
+        if before[name] != now[name]:
+            then, here = ("+".join(one[:12] for one in each[name]) for each in (before, now))
+            raise CheckpointError(
+                f"{name}, which plays in arena {arena!r}, had digest {then} in the checkpoint and "
+                f"has {here} now: its results would be those of two players; name the weights that "
+                "it had by their step, RUN@STEP, bring them back, or start a new run"
+            )
 
 
 class GameArena(Arena):

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard, cast, get_args
 from legos.arena.answer import Reply
 from legos.arena.game import Utility
 from legos.arena.playable import IllegalMove, Playable
-from legos.errors import AdapterError, ArenaError, CheckpointError, did_you_mean, user_code
+from legos.errors import AdapterError, ArenaError, did_you_mean, user_code
 from legos.protocols import Seat
 from legos.records.episode import Task
 from legos.records.message import Message
@@ -63,6 +63,20 @@ def check_attributes(arena: Playable) -> None:
             what = f"takes {inspect.signature(given)}" if callable(given) else f"is {shown(given)}"
             write = f"async def {form}" if method == "play" else f"def {form}"
             raise ArenaError(f"{method}() of {name} {what}; write {write}") from None
+    _check_own_names(arena, name)
+
+
+def _check_own_names(arena: Playable, name: str) -> None:
+    """Refuse attributes of a user's arena that hide what every arena has, as ``self.step = 0``."""
+    bases = [vars(base) for base in type(arena).__mro__ if base.__module__.startswith("legos.")]
+    methods = [field for base in bases for field, own in base.items() if callable(own)]
+    hidden = [field for field in methods if not callable(getattr(arena, field))]
+    hidden += [field for field in ("cursor", "stores") if not hasattr(vars(arena)[field], "state")]
+    if hidden:
+        raise ArenaError(
+            f"{hidden[0]} of {name} is {shown(getattr(arena, hidden[0]))}, and hides what every "
+            "arena has under this name; give it another one"
+        )
 
 
 def _check_policies(policies: Iterable[str], what: str) -> None:
@@ -247,29 +261,6 @@ def checked_seats(
                 "or name the adapter in policies"
             )
     return cast("Mapping[str, Seat]", seats)
-
-
-def check_same_adapters(
-    before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]], arena: str
-) -> None:
-    """Check that the names of adapters mean the same weights as in a checkpoint.
-
-    Args:
-        before: name -> digests of its adapters in the checkpoint.
-        now: the same now.
-        arena: the arena in which they play.
-
-    Raises:
-        CheckpointError: one means others, as where its run has trained on.
-    """
-    for name in before.keys() & now.keys():
-        if before[name] != now[name]:
-            then, here = ("+".join(one[:12] for one in each[name]) for each in (before, now))
-            raise CheckpointError(
-                f"{name}, which plays in arena {arena!r}, had digest {then} in the checkpoint and "
-                f"has {here} now: its results would be those of two players; name the weights that "
-                "it had by their step, RUN@STEP, bring them back, or start a new run"
-            )
 
 
 def check_text(text: object, what: str) -> None:

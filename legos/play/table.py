@@ -226,6 +226,7 @@ class Table(PlayState):
         Args:
             arena: an Arena or a Game. Of a Game or a class, the player of a role here plays the
                 role of this name there, and the first trained one the roles that are not here.
+                An Arena keeps the client, temperature and policies with which it was made.
             tasks: the tasks to play, each ``n`` times.
             n: number of plays per task.
             train: whether the children's policy turns become samples.

@@ -206,3 +206,11 @@ def test_a_state_may_have_numbers_of_numpy_and_is_a_copy() -> None:
     kept["means"].append(1.0)
     assert state["credit"] == {"means": [0.5, 0.25, 3]}
     assert [type(mean) for mean in state["credit"]["means"]] == [float, float, int]
+
+
+@pytest.mark.parametrize("name", ["state", "child", "cursor", "stores"])
+def test_an_attribute_that_hides_a_part_of_every_arena_is_named(name: str) -> None:
+    arena = Solo()
+    setattr(arena, name, [1, 2])
+    with pytest.raises(ArenaError, match=rf"{name} of arena 'solo' is \[1, 2\], a list, and hides"):
+        asyncio.run(arena.step())
