@@ -8,6 +8,7 @@ An arena with levels has one stream of tasks for each level, and its curriculum 
 of each task when a round begins.
 """
 
+import math
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -61,8 +62,12 @@ class TaskCursor:
         self._rounds: dict[int, _Round] = {}  # those with unfinished tasks, oldest first
         self._num_rounds = 0  # rounds that were begun, here or restored
 
-    def next_group(self, split: Split) -> Group:
+    def next_group(self, split: Split, *, tasks: float = math.inf) -> Group:
         """The next group; call ``finish`` afterwards, or ``give_back`` to have it played again.
+
+        Args:
+            split: what is played as one group.
+            tasks: number of tasks from which on the rest of a round is left for later groups.
 
         Raises:
             ArenaError: ``tasks`` failed, yields no tasks, or gives different tasks the same id.
@@ -72,10 +77,15 @@ class TaskCursor:
         if at is None:
             at = self._begin(self._drawn_round())
         current = self._rounds[at]
-        first = current.tasks[min(current.waiting)].id
-        numbers = sorted(
-            n for n in current.waiting if split == "round" or current.tasks[n].id == first
-        )
+        alike: dict[str, list[int]] = {}
+        for number in sorted(current.waiting):
+            alike.setdefault(current.tasks[number].id, []).append(number)
+        numbers: list[int] = []
+        for same in alike.values():  # plays of one id are compared, and stay together
+            if numbers and (split == "id" or len(numbers) >= tasks):
+                break
+            numbers += same
+        numbers.sort()
         current.waiting.difference_update(numbers)
         plays = tuple(
             (current.tasks[n], mix(self._arena.seed, current.places[n].first_play + play))

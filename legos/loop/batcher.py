@@ -43,6 +43,7 @@ from legos.records.count import Count
 from legos.records.group import Group
 
 PATIENCE = 8.0
+SPARE = 1.2  # tokens of a group, of those that a step lacks, so that it seldom needs a second one
 
 
 class Batcher:
@@ -117,6 +118,23 @@ class Batcher:
         """Name of each arena -> its groups that wait, oldest first."""
         return {name: buffer.queued for name, buffer in self.buffers.items()}
 
+    async def turn(self, arena: str) -> float:
+        """Wait for an arena's turn; returns how many tasks it should play then.
+
+        Where arenas do not play in turns, or no token budget limits a step, any number at once.
+
+        Raises:
+            Stopped: the run is ending.
+        """
+        if not self.in_turns or self._deficits is None:
+            return math.inf
+        async with self._changed:
+            mine = self.buffers[arena]
+            await self._changed.wait_for(lambda: self._ending or self._may_play(mine, 1, 1))
+            if self._ending:
+                raise Stopped
+            return mine.tasks_of(SPARE * self._lacks()[arena])
+
     async def admit(
         self, group: Group, *, at_once: Callable[[], float] = lambda: math.inf
     ) -> Group:
@@ -140,12 +158,12 @@ class Batcher:
             if self._ending:
                 raise Stopped
             self._playing[group.arena, self._newest] += group.num_tasks
-            self._counts[_key(group)] = group.num_tasks, Count(len(group.plays))
+            self._counts[group.key] = group.num_tasks, Count(len(group.plays))
             return replace(group, admitted_version=self._newest)
 
     def count(self, group: Group) -> Count:
         """What counts the plays of an admitted group."""
-        return self._counts[_key(group)][1]
+        return self._counts[group.key][1]
 
     async def put(self, group: Group, references: References | None = None) -> None:
         """Add a played group; it is in the buffer even if the caller is cancelled here.
@@ -162,7 +180,7 @@ class Batcher:
         finally:
             self._playing[group.arena, group.admitted_version] -= group.num_tasks
             self._playing = +self._playing
-            self._counts.pop(_key(group), None)
+            self._counts.pop(group.key, None)
             await self._wake()
 
     async def take(self, versions: Mapping[str, int]) -> list[Group]:
@@ -186,14 +204,11 @@ class Batcher:
             now = asyncio.get_running_loop().time()
             self._step_s, self._taken_at = now - (self._taken_at or now), now
         groups = [group for taken in self._taken.values() for group in taken]
-        warn_of([episode for group in groups for episode in group.episodes])
+        warn_of([e for group in groups for e in group.episodes])
         return groups
 
     def put_back(self) -> None:
-        """Return the groups taken last, because their step failed and the ledger does not have it.
-
-        A checkpoint then holds them, and a resumed run repeats the step.
-        """
+        """Return the groups taken last, as their step failed; a resumed run repeats the step."""
         for name in self._taken:
             self.buffers[name].put_back()
         if self._deficits is not None:
@@ -344,9 +359,8 @@ class Batcher:
 
     def _most_lacking(self) -> Buffer | None:
         """The buffer that lacks most for the next step; None: the step has enough."""
-        lacks = self._lacks()
-        name = max(lacks, key=lambda name: lacks[name])
-        return self.buffers[name] if lacks[name] > 0 else None
+        name, lacking = max(self._lacks().items(), key=lambda each: each[1])
+        return self.buffers[name] if lacking > 0 else None
 
     def _sizes(self) -> dict[str, int] | None:
         """Number of groups that each arena gives to the next step; None: more are needed."""
@@ -382,8 +396,3 @@ class Batcher:
         if not enough:
             self._changed.notify_all()  # dropping samples may allow a new play
         return enough
-
-
-def _key(group: Group) -> tuple[Any, ...]:
-    """What tells a planned group from all others."""
-    return group.arena, group.round, group.numbers

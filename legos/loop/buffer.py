@@ -7,6 +7,7 @@ of each buffer an optimiser step takes.
 
 import asyncio
 import logging
+import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -101,6 +102,12 @@ class Buffer:
         self.samples_per_task += (samples - self.samples_per_task) * share
         self.tokens_per_task += (tokens - self.tokens_per_task) * share
         return error
+
+    def tasks_of(self, tokens: float) -> float:
+        """Number of tasks that have so many tokens; before one was played 1, to learn it."""
+        if not self.tokens_per_task:
+            return math.inf if self._tasks_seen else 1.0
+        return tokens / self.tokens_per_task
 
     async def score(self, references: References) -> None:
         """Let the group that was put last be taken, with its reference log-probabilities."""

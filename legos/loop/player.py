@@ -3,13 +3,15 @@
 A group is the plays of one task, which are compared with each other. It gets credit and enters the
 buffer when its last play ends; no group waits for another one. In two cases all tasks of one step
 form one group: if the credit rule compares plays of different tasks (``needs_step``), and with
-staleness limit 0, where the trainer waits for all of them anyway.
+staleness limit 0, where the trainer waits for all of them anyway. With a token budget, a group of
+the second kind has about the tasks that its arena still lacks for its share of the step.
 """
 
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from legos.arena.arena import Arena
 from legos.arena.cursor import Split
@@ -72,9 +74,9 @@ class Player:
             stats=None if batcher.in_turns else stats,
         )
         self._slots = asyncio.Semaphore(self._most)  # spawned plays take slots too
-        by_round = batcher.in_turns or self._credit.needs_step
-        self._split: Split = "round" if by_round else "id"
-        self._unfinished: dict[tuple[int, tuple[int, ...]], Group] = {}  # by their tasks
+        self._whole = self._credit.needs_step
+        self._split: Split = "round" if batcher.in_turns or self._whole else "id"
+        self._unfinished: dict[tuple[Any, ...], Group] = {}  # by their keys
         self._waiting = 0  # plays of the group that is not admitted yet
         self._play_group = play
         self._references = references
@@ -97,8 +99,10 @@ class Player:
     async def _admit_groups(self, context: PlayContext, plays: asyncio.TaskGroup) -> None:
         try:
             while True:
-                group = self._arena.cursor.next_group(self._split)
-                self._unfinished[group.round, group.numbers] = group
+                lacking = await self._batcher.turn(self._arena.name)
+                tasks = math.inf if self._whole else lacking
+                group = self._arena.cursor.next_group(self._split, tasks=tasks)
+                self._unfinished[group.key] = group
                 self._waiting = len(group.plays)
                 admitted = await self._batcher.admit(group, at_once=self._tasks_at_once)
                 self._waiting = 0
@@ -111,7 +115,7 @@ class Player:
         episodes = await self._play_group(counted, self._arena, group.plays)
         played = finish_group(self._arena, group, episodes, self._credit)
         playing = sum(len(each.plays) for each in self._unfinished.values()) - self._waiting
-        del self._unfinished[group.round, group.numbers]
+        del self._unfinished[group.key]
         now, starved = asyncio.get_running_loop().time(), self._batcher.starved
         try:
             self.limit.group_ended(now, playing=playing, starved=starved)

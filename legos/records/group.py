@@ -50,6 +50,11 @@ class Group(Struct, frozen=True, kw_only=True):
             )
 
     @property
+    def key(self) -> tuple[str, int, tuple[int, ...]]:
+        """What tells a planned group from all others of a run."""
+        return self.arena, self.round, self.numbers
+
+    @property
     def num_tokens(self) -> int:
         """Number of chosen tokens in the samples."""
         return self.tokens_generated - sum(self.tokens_discarded.values())

@@ -21,7 +21,7 @@ from legos.errors import ArenaError, EngineError, Stopped, TrainerError
 from legos.fakes import ScriptedClient
 from legos.loop.concurrency import ConcurrencyLimit
 from legos.loop.loop import batcher_of, synchronous_training_loop, training_loop
-from legos.loop.mix import mix_of
+from legos.loop.mix import Mix, mix_of
 from legos.loop.player import Player
 from legos.loop.trainer import PolicyTrainer
 from legos.play.table import Table
@@ -210,6 +210,26 @@ def test_a_breach_of_the_rules_for_plays_ends_the_run_though_most_plays_forfeit(
         asyncio.run(training_loop(Mostly(made, ()), made, 1000, progress=False))
     assert "of arena 'mostly'" in raised.value.__notes__[0]
     assert made.step < 20
+
+
+def test_in_turns_each_arena_plays_its_share_of_a_step_and_not_a_whole_round() -> None:
+    class Others(Waits):
+        tasks_per_step = 64
+
+    settings = TrainingConfig(tokens_per_step=96, staleness_limit=0, learning_rate=1.0)
+    made = PolicyTrainer(FakeBackend(), FakePublisher(), settings)
+    tokens: list[dict[str, int]] = []
+
+    async def after_step(_: Any, groups: Sequence[Group]) -> None:
+        names = ("waits", "others")
+        step = {n: sum(g.num_tokens for g in groups if g.arena == n) for n in names}
+        assert max(len(group.plays) for group in groups) < 64  # a round has 64 and 512
+        tokens.append(step)
+
+    mix = Mix({Waits(made, ()): 0.5, Others(made, ()): 0.5})
+    in_virtual_time(training_loop(mix, made, 6, after_step=after_step, progress=False))
+    assert all(0 < share <= 96 for step in tokens for share in step.values())
+    made.ledger.check(queued=0)
 
 
 def test_a_group_that_waits_for_its_references_is_in_a_checkpoint() -> None:

@@ -8,7 +8,7 @@ from metric_lines import read_steps
 from run_world import World, check_balance, stops
 from stored_plays import TIMES
 
-STOPS, STOPS_WITH_LAG = range(0, 287, 13), range(5, 124, 19)
+STOPS, STOPS_WITH_LAG = range(0, 313, 13), range(5, 124, 19)
 
 
 @pytest.fixture(scope="module")
