@@ -1,7 +1,7 @@
 """Means over plays, which both training and evaluation report."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -36,6 +36,26 @@ def _metric_means(played: Sequence[Episode]) -> tuple[dict[str, float], dict[str
     return {name: total / weights[name] for name, total in sums.items()}, weights
 
 
+def _seat_returns(played: Sequence[Episode]) -> Iterator[tuple[Episode, str, float]]:
+    """The return of each seat that counts in a mean: its play, its role and the return.
+
+    A role that no play of its arena asked counts only where it got a reward, as the loser of a game
+    who never moved does, and where no spawned play asked it, whose own return counts.
+    """
+    asked = {(e.arena, r.role) for e in played for r in e.rollouts if r.turns}
+    for episode in played:
+        below = {r.role for e in with_children(episode.children) for r in e.rollouts if r.turns}
+        for role, found in episode.returns.items():
+            if (episode.arena, role) in asked or (found and role not in below):
+                yield episode, role, found
+
+
+def trained_returns(played: Sequence[Episode]) -> list[float]:
+    """The returns of trained seats that count in the mean reward of plays that ended."""
+    trained = {(id(e), r.role) for e in played for r in e.rollouts if r.policy is not None}
+    return [found for e, role, found in _seat_returns(played) if (id(e), role) in trained]
+
+
 def step_metrics(
     episodes: Sequence[Episode], breaks: int
 ) -> tuple[dict[str, float], dict[str, float]]:
@@ -49,20 +69,20 @@ def step_metrics(
         The metrics, and for each metric that is a mean the number of values averaged.
     """
     played = [episode for episode in episodes if not episode.error and not episode.void]
-    trained = [found for episode in played for found in episode.trained_returns]
+    trained = trained_returns(played)
     by_role: defaultdict[str, list[float]] = defaultdict(list)
-    for episode in played:
-        for role, found in episode.returns.items():
-            by_role[role].append(found)
+    parts: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for episode, role, found in _seat_returns(played):
+        by_role[role].append(found)
+        for part, value in episode.parts.get(role, {}).items():
+            parts[role, part] += value
     metrics = {f"reward/{role}": fmean(found) for role, found in by_role.items()}
     weights = {f"reward/{role}": float(len(found)) for role, found in by_role.items()}
     if trained:
         metrics["reward_mean"] = fmean(trained)
         metrics["reward_square_mean"] = fmean([reward**2 for reward in trained])
         weights |= dict.fromkeys(("reward_mean", "reward_square_mean"), float(len(trained)))
-    parts = [(role, part) for e in played for role, own in e.parts.items() for part in own]
-    for role, part in dict.fromkeys(parts):  # a play of the role without the part counts as 0
-        total = sum(episode.parts.get(role, {}).get(part, 0.0) for episode in played)
+    for (role, part), total in parts.items():  # a play of the role without the part counts as 0
         number = weights[f"{_PART}{role}/{part}"] = float(len(by_role[role]))
         metrics[f"{_PART}{role}/{part}"] = total / number
     own, counts = _metric_means(played)

@@ -113,12 +113,6 @@ class Episode(Struct, frozen=True, kw_only=True):
         roles = self.rewards if self.notes else ()
         return [r for r in roles if any(n.startswith(f"{r} forfeits") for n in self.notes)]
 
-    @property
-    def trained_returns(self) -> list[float]:
-        """The return of each trained seat; 0 where it has none."""
-        returns = self.returns
-        return [returns.get(seat.role, 0.0) for seat in self.rollouts if seat.policy is not None]
-
     def rollout_name(self, role: str) -> str:
         """The name that the samples of a role's rollout carry."""
         return f"{self.arena}/{self.task.id}/{self.seed}/{role}"

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 from zlib import crc32
 
+from legos.credit.means import trained_returns
 from legos.loop.trained import PolicyPass, trained_turns
 from legos.records.episode import Episode
 from legos.records.group import Group
@@ -78,7 +79,7 @@ def kept_plays(groups: Sequence[Group], share: float) -> list[Episode]:
     plays = [(group, episode) for group in groups for episode in group.episodes]
     extremes: set[int] = set()
     if ended := [episode for _, episode in plays if not (episode.error or episode.void)]:
-        returns = [episode.trained_returns or [0.0] for episode in ended]
+        returns = [trained_returns([episode]) or [0.0] for episode in ended]
         longest = max(ended, key=lambda episode: episode.num_tokens)
         _, best = max(zip(returns, ended, strict=True), key=lambda each: max(each[0]))
         _, worst = min(zip(returns, ended, strict=True), key=lambda each: min(each[0]))

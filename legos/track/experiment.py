@@ -13,6 +13,7 @@ from typing import Any, Literal, TypedDict
 
 import numpy as np
 
+from legos.credit.means import trained_returns
 from legos.files.atomic import write_file
 from legos.files.lines import has_evaluation_alone
 from legos.losses.alarms import Alarm
@@ -110,7 +111,7 @@ class ExperimentTracker(Tracker):
             return
         rollouts = [r for e in episodes for r in e.rollouts if r.policy is not None]
         ended = [e for e in episodes if not (e.error or e.void)]
-        rewards = [reward for e in ended for reward in e.trained_returns]
+        rewards = trained_returns(ended)
         lengths = [len(turn.completion.token_ids) for r in rollouts for turn in r.turns]
         found = {"rewards": rewards, "answer_tokens": lengths, "ratios": ratios() if ratios else ()}
         self._row(
@@ -198,7 +199,9 @@ def grouped(name: str) -> str:
 
 def _reward(episode: Episode) -> float:
     """The largest return of a trained seat; the lowest number where the play failed."""
-    return -np.inf if episode.error or episode.void else max(episode.trained_returns, default=0.0)
+    return (
+        -np.inf if episode.error or episode.void else max(trained_returns([episode]), default=0.0)
+    )
 
 
 def _cells(episode: Episode) -> list[Any]:

@@ -16,8 +16,10 @@ from legos.credit.means import RESERVED, evaluation_metrics, merged_metrics, ste
 from legos.fakes import ScriptedClient
 from legos.play.table import Table
 from legos.protocols import Seat
-from legos.records.episode import Episode, Task
+from legos.records.episode import Episode, Rollout, Task, Turn
 from legos.records.group import Group
+from legos.records.message import Completion
+from legos.records.names import POLICY
 
 PLAIN = Episode(arena="duel", task=Task(id="d"), rollouts=(), rewards={})
 
@@ -101,6 +103,43 @@ def test_a_seat_that_is_not_trained_is_no_part_of_the_mean() -> None:
     found = step(Duel(critic_trained=False)).metrics
     assert found["reward_mean"] == found["reward/writer"] == 3.5
     assert found["reward/critic"] == -1.0
+
+
+def seat(role: str, *, asked: bool) -> Rollout:
+    turn = Turn(messages=(), completion=Completion(text="a"))
+    return Rollout(role=role, seat=POLICY, policy=POLICY, turns=(turn,) if asked else ())
+
+
+def ended(asked: str, children: tuple[Episode, ...] = (), **rewards: float) -> Episode:
+    rollouts = tuple(seat(role, asked=role in asked.split()) for role in rewards)
+    return replace(PLAIN, rollouts=rollouts, rewards=rewards, children=children)
+
+
+def test_a_role_that_no_play_asks_does_not_lower_the_mean() -> None:
+    plays = [ended("solver", proposer=0.0, solver=reward) for reward in (1.0, 0.5)]
+    plays[0] = replace(plays[0], parts={"proposer": {"form": 0.0}})
+    found, weights = step_metrics(plays, breaks=0)
+    assert found["reward_mean"] == found["reward/solver"] == 0.75
+    assert weights["reward_mean"] == 2.0
+    assert not [name for name in found if "proposer" in name]
+
+
+def test_the_return_of_answers_in_spawned_plays_counts_there() -> None:
+    answers = tuple(replace(ended("solver", solver=r), arena="solve") for r in (1.0, 1.0, 0.0))
+    proposals = [
+        ended("proposer", answers, proposer=0.5, solver=2 / 3),
+        ended("proposer", proposer=-1.0, solver=0.0),
+    ]
+    found, _ = step_metrics([*proposals, *answers], breaks=0)
+    assert (found["reward/proposer"], found["reward/solver"]) == (-0.25, 2 / 3)
+    assert found["reward_mean"] == (0.5 - 1.0 + 2.0) / 5
+
+
+def test_seats_that_had_no_turn_before_the_end_count() -> None:
+    won = step_metrics([ended("first", first=1.0, second=-1.0)], breaks=0)[0]
+    assert (won["reward_mean"], won["reward/second"]) == (0.0, -1.0)
+    shared = [ended("first second", first=1.0, second=1.0), ended("first", first=0.0, second=0.0)]
+    assert step_metrics(shared, breaks=0)[0]["reward_mean"] == 0.5
 
 
 class Logging(Arena):

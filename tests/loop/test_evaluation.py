@@ -130,7 +130,7 @@ def test_plays_that_do_not_end_are_counted(caplog: pytest.LogCaptureFixture) -> 
     figures = evaluated(Quiz(play, num_tasks=4), plays=8)
     assert [figures[name] for name in ("plays", "failed", "void")] == [8, 2, 2]
     assert figures["forfeit_share"] == 0.5
-    assert figures["reward"] == {"asker": 0.0, "answerer": 1.0}
+    assert figures["reward"] == {"answerer": 1.0}  # nobody asks the asker
     assert "2 of 8 plays of arena 'quiz' failed; the first, of task 'q0'" in caplog.text
     assert "ZeroDivisionError: lost" in caplog.text
 
