@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from legos.arena.matchmaker import ArenaSeats
+from legos.credit.means import with_children
 from legos.errors import ArenaError
 from legos.league.cast import Cast, is_adapter
 from legos.league.payoffs import Account, PayoffTable, result
@@ -95,8 +96,7 @@ class LeagueSeats(Matchmaker):
         self._stream = mix(seed, _STREAM)
         self._ahead: dict[int, list[list[float]]] = {}  # draws of blocks of tasks
         self._names = list(dict.fromkeys([*shares, *self._ends]))
-        self.table = PayoffTable()
-        self.unit = 0.0
+        self.table, self.unit = PayoffTable(), 0.0
         self._met: dict[str, list[float]] = {}  # opponent -> plays, sum of scores, of a step
         self._tokens = 0  # that opponents sampled since the step before
         self._step: object = None  # progress and pool for which the following are made
@@ -277,6 +277,8 @@ class LeagueSeats(Matchmaker):
         if others and company.fixed is None:
             company.fixed = self.cast.brought_by_arena(episode.task)
         fixed = company.fixed or ()
+        spawned = [r for e in with_children(episode.children) for r in e.rollouts if not r.policy]
+        others += [r for r in spawned if self._kind(r.seat) in {"past", *self._names} - {EXPLOITER}]
         self._tokens += sum(each.num_tokens for each in others if each.role not in fixed)
         if episode.error or episode.void:
             return

@@ -33,6 +33,19 @@ def test_tokens_of_opponents_are_counted_apart() -> None:
     assert other.metrics() == {"opponent_tokens": 0.0}
 
 
+def test_tokens_of_opponents_in_spawned_plays_are_counted() -> None:
+    _, league = arena_with({"past": 0.5, "random": 0.5})
+    with_snapshots(league, 1)
+    said = Completion(text="ab", token_ids=(1, 2), logprobs=(-1.0, -1.0), versions=(0, 0))
+    turns = (Turn(messages=(), completion=said),)
+    seats = {"policy": "policy", "policy@0": None, "random": None, "base": None}
+    seated = [Rollout(role=n, seat=n, policy=p, turns=turns) for n, p in seats.items()]
+    child = replace(played("", "", 0.0), rollouts=tuple(seated))
+    grandchild = replace(child, children=(child,)).untrained()  # the policy is no opponent there
+    league.record(replace(played("policy", "policy@0", 1.0), children=(child, grandchild)))
+    assert league.metrics()["opponent_tokens"] == 3 * (2.0 + 2.0)
+
+
 def test_a_forfeit_counts_for_the_side_that_forfeited() -> None:
     _, league = arena_with({"past": 1.0})
     with_snapshots(league, 2)
