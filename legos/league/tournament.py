@@ -232,7 +232,7 @@ def mean_interval(tally: Tally, *, z: float = 1.96) -> tuple[float, float]:
     """Bounds of the expected reward of a play, by default with a confidence of 95 %.
 
     Four plays are added, two with the root mean square reward r and two with -r, so that few plays
-    are covered too, and equal rewards leave a width.
+    are covered too, and equal rewards leave a width. Where all rewards are 0, r is 1.
 
     Args:
         tally: sampled plays, at least one.
@@ -240,7 +240,7 @@ def mean_interval(tally: Tally, *, z: float = 1.96) -> tuple[float, float]:
 
     Source: Agresti and Coull, Approximate is better than "exact", 1998, for proportions.
     """
-    plays, squares = tally.plays + 4, tally.squares * (1 + 4 / tally.plays)
+    plays, squares = tally.plays + 4, tally.squares * (1 + 4 / tally.plays) or 4.0
     mean = tally.reward / plays
     error = z * sqrt(max(squares / plays - mean**2, 0.0) / plays)
     return mean - error, mean + error

@@ -303,6 +303,7 @@ def test_the_interval_of_a_mean_covers_it_and_keeps_a_width() -> None:
             assert covered > 0.925
     low, high = mean_interval(Tally(20, 0, 0, 20, 20))
     assert 0.5 < low < 1.0 < high
+    assert mean_interval(Tally(0, 64, 0, 0, 0)) == pytest.approx((-0.0576, 0.0576), abs=1e-4)
     wide = mean_interval(Tally(5000, 0, 5000, 0, 10_000))
     assert wide == pytest.approx((-0.0196, 0.0196), abs=1e-4)
 
