@@ -189,19 +189,14 @@ def _iterable(given: Any, source: str) -> Iterable[Any]:
     return given
 
 
-def check_task(task: object, source: str, levels: Sequence[str] = ()) -> None:
-    """Check a task that something of the user yielded; of any level, where none are given."""
+def check_task(task: object, source: str, levels: Sequence[str] | None = None) -> None:
+    """Check a task that something of the user yielded; its level too, unless they are None."""
     if not isinstance(task, Task):
         raise ArenaError(
             f"{source} yielded {shown(task)}; expected a Task, such as Task(id='sum/1', data=...)"
         )
     if not isinstance(task.id, str):
         raise ArenaError(f"{source} yielded a Task whose id is {shown(task.id)}; expected text")
-    if levels and task.level not in levels:
-        raise ArenaError(
-            f"{source} yielded task {task.id!r} with level={shown(task.level)}; expected one of "
-            f"the arena's levels: {', '.join(levels)}"
-        )
     seed: Any = task.seed
     if not hasattr(seed, "__index__"):
         raise ArenaError(
@@ -211,6 +206,12 @@ def check_task(task: object, source: str, levels: Sequence[str] = ()) -> None:
     if not (level is None or isinstance(level, str)):
         raise ArenaError(
             f"{source} yielded task {task.id!r} with level={shown(level)}; expected text, or None"
+        )
+    if levels is not None and level not in (levels or (None,)):
+        listed = ", ".join(levels) or f"it has none; write levels = ({level!r}, ...)"
+        raise ArenaError(
+            f"{source} yielded task {task.id!r} with level={shown(level)}; expected one of the "
+            f"arena's levels: {listed}"
         )
     size: Any = task.group_size
     if size is not None and (not isinstance(size, int) or size < 1):

@@ -175,6 +175,7 @@ def test_failed_plays_do_not_count() -> None:
         (("easy", "easy"), ("easy",), "levels of arena 'steps'"),
         (("easy",), (None,), "with level=None; expected one of the arena's levels: easy"),
         (("easy",), ("hard",), "level='hard', a str; expected one of the arena's levels: easy"),
+        ((), ("hard",), r"level='hard', .* it has none; write levels = \('hard', \.\.\.\)"),
         (("easy", "hard"), ("hard",), "no task of level 'easy'"),
     ],
 )
