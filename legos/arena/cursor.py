@@ -156,6 +156,8 @@ class TaskCursor:
 
     def _drawn_round(self) -> _Round:
         arena = self._arena
+        if not self._num_rounds:
+            check_levels(arena, arena.seed)
         rng = random.Random(mix(arena.seed, LEVELS, self._plays_planned))
         tasks: dict[int, Task] = {}
         places: dict[int, _Place] = {}
@@ -181,6 +183,16 @@ def _chosen_level(arena: Playable, rng: random.Random) -> str:
         hint = did_you_mean(f"{level}", arena.levels)
         raise ArenaError(f"{own} chose {shown(level)}, which is no level of {arena.name!r}{hint}")
     return level
+
+
+def check_levels(arena: Playable, seed: int) -> None:
+    """Check that there are tasks of every level, before a curriculum chooses one.
+
+    Raises:
+        ArenaError: ``tasks`` failed, or yields no task of a level.
+    """
+    for level in arena.levels:
+        next(tasks_from(arena, seed=seed, level=level))
 
 
 def plays_from(

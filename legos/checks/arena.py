@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from legos.arena.arena import Arena, GameArena
+from legos.arena.cursor import check_levels
 from legos.chat.reply import split_thinking
 from legos.checks.game import game_findings, payoffs_of, tree_of
 from legos.checks.players import (
@@ -57,8 +58,8 @@ def check_arena(arena: Arena, *, plays: int = 64, seed: int = 0) -> list[Finding
         where programs play over HTTP.
 
     Raises:
-        ArenaError: an attribute of the arena is invalid, it has no tasks, or a play breaks the
-            rules for plays; the message says what to write.
+        ArenaError: an attribute of the arena is invalid, it has no tasks, or none of a level, or a
+            play breaks the rules for plays; the message says what to write.
     """
     planned, again = (planned_plays(arena, seed, plays) for _ in range(2))
     same = all(
@@ -74,6 +75,7 @@ def check_arena(arena: Arena, *, plays: int = 64, seed: int = 0) -> list[Finding
         first = played(arena, random_player, planned)
     except NoEndpointError:
         return [*findings, finding("plays", None, NOT_PLAYED)]
+    check_levels(arena, seed)
     if failed := failure("random player", "a random player", first.episodes):
         return [*findings, failed]
     turns = sum(len(r.turns) for e in first.episodes for r in e.rollouts)

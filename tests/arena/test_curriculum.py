@@ -11,6 +11,7 @@ import pytest
 
 from legos.arena.arena import Arena
 from legos.arena.curriculum import Climb, Uniform
+from legos.checks.arena import check_arena
 from legos.credit import GRPOCredit
 from legos.credit.means import merged_metrics
 from legos.errors import ArenaError, ConfigError
@@ -177,6 +178,7 @@ def test_failed_plays_do_not_count() -> None:
         (("easy",), ("hard",), "level='hard', a str; expected one of the arena's levels: easy"),
         ((), ("hard",), r"level='hard', .* it has none; write levels = \('hard', \.\.\.\)"),
         (("easy", "hard"), ("hard",), "no task of level 'easy'"),
+        (("easy", "hard"), ("easy",), "no task of level 'hard'"),
     ],
 )
 def test_levels_that_do_not_fit(
@@ -185,8 +187,9 @@ def test_levels_that_do_not_fit(
     arena = Steps()
     arena.levels = levels
     arena.tasks = lambda rng: [Task(id=f"{level}", level=level) for level in yielded]
-    with pytest.raises(ArenaError, match=message):
-        step(arena)
+    for check in (step, check_arena):
+        with pytest.raises(ArenaError, match=message):
+            check(arena)
 
 
 def test_a_level_that_never_comes_ends_the_run() -> None:
