@@ -137,5 +137,5 @@ class Playable:
         return self.references
 
     def forfeit(self, role: str) -> Rewards:
-        """Rewards of a play that ``role`` forfeits."""
+        """Rewards of a play that ``role`` forfeits; raise ``Void`` not to train on it."""
         return {other: self.forfeit_reward if other == role else 0.0 for other in self.roles}

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from legos.arena.arena import Arena
-from legos.arena.endings import Draw, Forfeit
+from legos.arena.endings import Draw, Forfeit, Void
 from legos.credit import GRPOCredit
 from legos.credit.means import evaluation_metrics, merged_metrics
 from legos.errors import ArenaError
@@ -177,3 +177,14 @@ def test_a_forfeit_may_have_parts() -> None:
     [episode] = step(Strict(Forfeit("writer"))).episodes
     assert episode.rewards == {"writer": -0.25, "judge": 0.0}
     assert replace(episode).parts == {"writer": {"format": -1.0}}
+
+
+def test_a_forfeit_of_a_judge_may_void_the_play() -> None:
+    class Judged(Graded):
+        def forfeit(self, role: str) -> Any:
+            if role == "judge":
+                raise Void("no verdict")
+            return super().forfeit(role)
+
+    [episode] = step(Judged(Forfeit("judge"))).episodes
+    assert (episode.void, episode.error, episode.rewards) == (True, None, {})
