@@ -24,7 +24,7 @@ from legos.protocols import Seat
 from legos.records.episode import Episode
 from legos.records.limits import EngineLimits
 from legos.records.names import BASE, POLICY
-from legos.run.episodes import stored_episode
+from legos.run.episodes import StoredEpisode, stored_episode
 from legos.run.people import PersonalPlay
 from legos.wiring.arena import make_arena
 
@@ -111,7 +111,8 @@ def play(
         episodes: list[Episode] = []
         for planned_play in planned:
             [episode] = runner.run(play_all(seated, [planned_play], asyncio.Semaphore(1)))
-            for text in _report(episode, who, thinking=thinking):
+            stored, person = stored_episode(episode), ME in who.values()
+            for text in _report(stored, person=person, thinking=thinking):
                 say(text)
             episodes.append(episode)
             if players.name is not None and not episode.error and not episode.void:
@@ -134,18 +135,19 @@ def _as_trained(arena: Arena, settings: PlayConfig, advised: Mapping[str, object
             setattr(arena, field, advised[f"play.{field}"])
 
 
-def _report(episode: Episode, who: Mapping[str, str], *, thinking: bool) -> Iterator[str]:
-    """What is shown after a play: all of it, or how it ended for a person."""
-    stored = stored_episode(episode)
-    if ME not in who.values():
-        yield f"\n{heading(stored)}"
-        yield from turns_of(stored, thinking=thinking)
+def _report(episode: StoredEpisode, *, person: bool, thinking: bool) -> Iterator[str]:
+    """What is shown after a play and those that it spawned: all, or how they ended for a person."""
+    if not person:
+        yield f"\n{heading(episode)}"
+        yield from turns_of(episode, thinking=thinking)
     elif not episode.void:
-        for seat in stored.seats:
-            if who.get(seat.role) != ME and seat.turns:
+        for seat in episode.seats:
+            if seat.seat != ME and seat.turns:
                 answers = ", ".join(map(answer_of, seat.turns))
                 yield visible(f"{seat.role} ({seat.seat}) said: {answers}")
-    yield ending(stored)
+    yield ending(episode)
+    for child in () if person and episode.void else episode.children:
+        yield from _report(child, person=person, thinking=thinking)
 
 
 def _summary(episodes: Sequence[Episode], who: Mapping[str, str]) -> Iterator[str]:

@@ -269,6 +269,15 @@ def test_players_sit_in_an_arena_that_the_arena_keeps_too() -> None:
     assert code == 0
     assert "You are host.\nPick" in told
     assert "rewards: host +1" in told
+    end = r"\nspawned plays: 1\nsolver \(base\) said: [ab]\nrewards: guesser \+1, solver \+[01]$"
+    assert re.search(end, told)
+
+
+def test_a_play_without_a_person_is_shown_with_those_that_it_spawned() -> None:
+    Path("keeps.py").write_text(KEEPS)
+    seats = {"host": "random", "solver": "random"}
+    _, told = played("keeps.py:Keeps", players=Players(seats=seats))
+    assert re.search(r"spawned plays: 1\n\ninner, task inner [^>]*\n    Pick\n\w+> [ab]", told)
 
 
 @pytest.mark.parametrize(
