@@ -24,6 +24,7 @@ class AlarmHistory:
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], dict[str, Any]] = {}
         self._step = self._judged = 0  # the newest step, and the newest with alarms of a league
+        self._newest: set[str] = set()  # metrics with an alarm in the newest step
 
     def add(self, line: "Metrics", collapse_elo: float) -> None:
         """Take the metrics of a step.
@@ -36,6 +37,8 @@ class AlarmHistory:
         leagues = guard_prefixes(line)
         self._judged = self._step if leagues else self._judged
         found = alarms(line, list(_prefixes(line)))
+        again, self._newest = self._newest, {alarm.metric for alarm in found}
+        found = [a for a in found if a.level == "error" or not a.lasting or a.metric in again]
         for alarm in (*found, *alarms(line, leagues, guard_rules(collapse_elo))):
             key = alarm.metric, alarm.level
             if key not in self._found:

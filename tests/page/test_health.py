@@ -18,6 +18,17 @@ def test_alarms_have_the_steps_in_which_they_were_raised(runs: Path) -> None:
     assert "docs/run/alarms.md" in found[1]["text"]
 
 
+def test_what_one_step_can_show_by_chance_is_an_alarm_in_the_second_such_step(runs: Path) -> None:
+    folder = made_run(runs / "one", steps=1)
+    shares = enumerate([0.87, 0.95, 0.87, 0.86, 0.95, 0.4], start=2)
+    add_lines(folder.metrics, [step_line(n, effective_sample_share=share) for n, share in shares])
+    found = answered(page_of(parent=runs), "health", run="one")["alarms"]
+    assert [(each["level"], each["spans"]) for each in found] == [
+        ("error", [[7, 7]]),
+        ("warning", [[5, 5]]),
+    ]
+
+
 def test_a_fork_has_its_newest_step_and_its_number_of_steps(runs: Path) -> None:
     folder = made_run(runs / "one", steps=2)
     folder.metrics.unlink()
