@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 from legos.credit.means import with_children
-from legos.losses.alarms import PAGE, Alarm, alarms
+from legos.losses.alarms import EQUAL, EQUAL_STEPS, PAGE, Alarm, alarms
 from legos.records.group import Group
 
 logger = logging.getLogger(__name__)
-EQUAL_STEPS = 10  # with equal rewards, until it is reported
 NEAR = 0.02  # distance of a metric of an evaluation from its optimum that counts as none
 Metrics = Mapping[str, float | int | None]
 Rewards = dict[str, set[float]]
@@ -36,8 +35,8 @@ class AlarmLog:
 
     def after_step(
         self, metrics: Metrics, groups: Sequence[Group], policies: Mapping[str, str]
-    ) -> None:
-        """Log the alarms of a step.
+    ) -> dict[str, float]:
+        """Log the alarms of a step; returns metrics that only they have.
 
         Args:
             metrics: the metrics of the step.
@@ -46,12 +45,15 @@ class AlarmLog:
         """
         arenas = list(dict.fromkeys(group.arena for group in groups))
         prefixes = [*policies.values()]
-        if len(arenas) > 1:
-            prefixes += [f"batches/{arena}/" for arena in arenas if arena]
-        found = alarms(metrics, prefixes)
-        for arena in arenas:
-            found += self._equal_rewards(arena, [b for b in groups if b.arena == arena])
+        own = {arena: f"batches/{arena}/" if len(arenas) > 1 and arena else "" for arena in arenas}
+        found = alarms(metrics, [*prefixes, *filter(None, own.values())])
+        more: dict[str, float] = {}
+        for arena, prefix in own.items():
+            if equal := self._equal_rewards(arena, [b for b in groups if b.arena == arena]):
+                found += equal
+                more[f"{prefix}{EQUAL}"] = float(self._equal[arena][0])
         self.sound(found, step=int(metrics["step"] or 0))
+        return more
 
     def sound(self, found: Sequence[Alarm], *, step: int, league: str = "") -> None:
         """Log alarms, except those that have sounded already.

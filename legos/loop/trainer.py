@@ -237,7 +237,7 @@ class PolicyTrainer:
         metrics["learning_rate"] = update.learning_rate
         metrics["step_s"] = time.perf_counter() - started
         prefixes = {name: self._prefix(name) for name in self.policies}
-        self.alarms.after_step(metrics, groups, prefixes)
+        metrics |= self.alarms.after_step(metrics, groups, prefixes)
         self.metrics, self.passes = metrics, parts
         return metrics
 

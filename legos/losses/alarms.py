@@ -13,6 +13,8 @@ from typing import Literal
 
 PAGE = "docs/run/alarms.md"
 Level = Literal["warning", "error"]
+EQUAL = "equal_reward_steps"  # steps in a row with equal rewards, once they are reported
+EQUAL_STEPS = 10  # with equal rewards, until it is reported
 _EARLY = 30  # optimiser steps
 
 
@@ -82,6 +84,14 @@ RULES = (
         math.inf,
         "little can be learned; tasks are all solved or all failed, or groups have one play",
         early=True,
+    ),
+    Rule(
+        EQUAL,
+        EQUAL_STEPS,
+        math.inf,
+        "every role earned the same in all plays of so many steps, so nothing can be learned from "
+        "them; reward partial success, ask for a form that can be read, imitate it first (`legos "
+        "imitate`) or change the tasks, unless this is the best",
     ),
 )
 

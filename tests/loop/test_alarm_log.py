@@ -7,7 +7,8 @@ import pytest
 from made_records import make_episode, make_turn
 from msgspec.structs import replace
 
-from legos.loop.alarm_log import EQUAL_STEPS, AlarmLog
+from legos.loop.alarm_log import AlarmLog
+from legos.losses.alarms import EQUAL_STEPS
 from legos.records.episode import Episode, Rollout
 from legos.records.group import Group
 from legos.records.names import POLICY
@@ -47,6 +48,18 @@ def test_equal_rewards_of_many_steps_are_reported_once_with_their_value(
     assert "docs/run/alarms.md" in told
     once = [*never[: EQUAL_STEPS - 1], [batch(plays(0.0, 1.0))], *never[: EQUAL_STEPS - 1]]
     assert logged(caplog, once) == []
+
+
+def test_the_steps_with_equal_rewards_are_a_metric_while_they_are_reported() -> None:
+    log, equal, other = AlarmLog(), batch(plays(0.0, 0.0)), batch(plays(0.0, 1.0), arena="duel")
+
+    def after(groups: Sequence[Group]) -> dict[str, float]:
+        return log.after_step({"step": 40}, groups, {POLICY: ""})
+
+    assert [after([equal]) for _ in range(EQUAL_STEPS - 1)] == [{}] * (EQUAL_STEPS - 1)
+    assert after([equal]) == {"equal_reward_steps": EQUAL_STEPS}
+    assert after([equal, other]) == {"batches/sums/equal_reward_steps": EQUAL_STEPS + 1}
+    assert after([batch(plays(0.0, 1.0))]) == {}
 
 
 def test_the_report_shows_three_answers(caplog: pytest.LogCaptureFixture) -> None:

@@ -29,6 +29,15 @@ def test_what_one_step_can_show_by_chance_is_an_alarm_in_the_second_such_step(ru
     ]
 
 
+def test_equal_rewards_of_many_steps_are_an_alarm_as_long_as_they_last(runs: Path) -> None:
+    folder = made_run(runs / "one", steps=1)
+    steps = [step_line(40), step_line(41, equal_reward_steps=10.0), step_line(42)]
+    add_lines(folder.metrics, steps)
+    [found] = answered(page_of(parent=runs), "health", run="one")["alarms"]
+    assert (found["level"], found["spans"], found["now"]) == ("warning", [[41, 41]], False)
+    assert found["text"].startswith("equal_reward_steps is 10, at or above 10: every role earned")
+
+
 def test_a_fork_has_its_newest_step_and_its_number_of_steps(runs: Path) -> None:
     folder = made_run(runs / "one", steps=2)
     folder.metrics.unlink()
