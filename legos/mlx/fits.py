@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import structs
+
 from legos.errors import ModelError
 from legos.mlx.model.forecast import Sizes, engine_bytes, held_bytes
 from legos.mlx.model.load import shapes_of
@@ -56,6 +58,7 @@ def check_training(folder: Path, size: TrainingSize) -> str | None:
     if sum(file.stat().st_size for file in folder.glob("model*.safetensors")) < NEGLIGIBLE * usable:
         return None
     sizes, context = Sizes.of(shapes_of(folder)), context_length(folder)
+    size = structs.replace(size, layers=min(size.layers, sizes.layers - size.before))
     plan = plan_of(sizes, size, usable, context)
     longest = context if plan.row_limit is None else plan.row_limit
     held = f"{_gib(sizes.weights)} of weights, {_gib(plan.held_bytes - sizes.weights)} held"

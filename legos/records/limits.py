@@ -31,6 +31,7 @@ class TrainingSize(Struct, frozen=True, kw_only=True):
 
     rank: int = 8  # rank of LoRA
     layers: int = 16  # layers with LoRA, counted from the last; at most all of them
+    before: int = 0  # first layers of the model, which have none
     micro_batch_tokens: int | None = None  # padded tokens of a pass; None: by memory
     checkpointing: bool = False  # whether layers are computed again in the backward pass
     others: int = 1  # other policies whose logits a step needs: the reference, the EMA

@@ -45,13 +45,31 @@ def own_names(arrays: Mapping[str, Any], modules: Container[str]) -> dict[str, A
         arrays: name -> array, for a model that may have the text model alone.
         modules: names of the model's modules.
     """
+    parts = {key: key.rpartition(".") for key in arrays}
+    return {f"{own_name(m, modules)}.{part}": arrays[key] for key, (m, _, part) in parts.items()}
 
-    def own(key: str) -> str:
-        module = key.rpartition(".")[0]
-        inside = module not in modules and f"language_model.{module}" in modules
-        return f"language_model.{key}" if inside else key
 
-    return {own(key): array for key, array in arrays.items()}
+def own_name(module: str, modules: Container[str]) -> str:
+    """The name of a module in a model, whose text model may be wrapped."""
+    wrapped = f"language_model.{module}"
+    return wrapped if module not in modules and wrapped in modules else module
+
+
+def completed(arrays: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """LoRA arrays by the names of a model, with the model's own pairs where they have none.
+
+    Args:
+        arrays: name -> array, for a model that may have the text model alone.
+        own: name -> array of the model's LoRA, whose B are zero.
+    """
+    named = own_names(arrays, {_module(key) for key in own})
+    given = {_module(key) for key in named}
+    return {key: array for key, array in own.items() if _module(key) not in given} | named
+
+
+def _module(key: str) -> str:
+    """The module of an array."""
+    return key.rpartition(".")[0]
 
 
 def check_modules(shape: LoraShape, known: Container[str]) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from legos.errors import AdapterError
-from legos.weights.adapter import Adapter, shape_of
-from legos.weights.fits import check_arrays, own_names
+from legos.weights.adapter import Adapter
+from legos.weights.fits import check_arrays, completed
 from legos.weights.folder import read_adapter
 from legos.weights.tensors import pack_tensors, unpack_tensors
 
@@ -30,7 +30,7 @@ class Lora:
 
 
 def fitted(adapter: Adapter, own: Mapping[str, Any], *, name: str) -> Lora:
-    """Check that an adapter fits a model with LoRA in the same modules.
+    """Check that an adapter fits a model with LoRA in the same modules, or in more of them.
 
     Args:
         adapter: an adapter of any rank and scale.
@@ -38,19 +38,20 @@ def fitted(adapter: Adapter, own: Mapping[str, Any], *, name: str) -> Lora:
         name: name of the adapter, for messages.
 
     Raises:
-        AdapterError: the adapted modules differ, shapes differ in more than the rank, or a value
-            is not finite.
+        AdapterError: the model has no LoRA in an adapted module, shapes differ in more than the
+            rank, or a value is not finite.
     """
-    named = own_names(adapter.arrays, {key.rpartition(".")[0] for key in own})
-    arrays = {key: np.asarray(array, np.float32) for key, array in named.items()}
+    rank = adapter.shape.rank
+    expected = {key: _of_rank(key, tuple(array.shape), rank) for key, array in own.items()}
+    given = {key: np.asarray(array, np.float32) for key, array in adapter.arrays.items()}
+    zeros = {key: np.zeros(shape, np.float32) for key, shape in expected.items()}
+    arrays = completed(given, zeros)
     try:
-        rank = shape_of(arrays, adapter.shape.scale).rank
-        expected = {key: _of_rank(key, tuple(array.shape), rank) for key, array in own.items()}
         check_arrays(arrays, expected, name=name)
     except AdapterError as error:
         raise AdapterError(
             f"the reference of the divergences does not fit the policy: {error}; it needs an "
-            "adapter of this model with LoRA in the same modules (training.lora_layers)"
+            "adapter of this model without LoRA in further modules (training.lora_layers)"
         ) from error
     return Lora(arrays=arrays, scale=adapter.shape.scale)
 

@@ -11,6 +11,7 @@ from legos.device import Device, ModelHandle
 from legos.errors import ConfigError, ModelError
 from legos.records.message import Thinking
 from legos.weights.adapter import Adapter, LoraShape
+from legos.weights.fits import completed, own_name
 from legos.wiring.device import find_device, mlx_device, torch_device
 
 _LAUNCHERS = {"torch": "torchrun", "mlx": "mlx.launch"}  # device -> what starts its processes
@@ -93,16 +94,21 @@ def apply_lora(
 def apply_adapter(model: ModelHandle, adapter: Adapter) -> None:
     """Make a model compute with an adapter, for which LoRA is added unless it has some.
 
+    LoRA is added to each kind of module that the adapter adapts, from its first layer to the
+    model's last. Where the adapter has no pair, B is zero.
+
     Raises:
         AdapterError: the adapter does not fit.
     """
     if model.lora is None:
         shape, first = adapter.shape, adapter.first_layer
-        if first is not None:  # the last layers may lack the modules, as beside attention
-            every = model.lora_shape(rank=1, alpha=1.0, num_layers=MOST_LAYERS, head=False)
+        every = model.lora_shape(rank=1, alpha=1.0, num_layers=MOST_LAYERS, head=True)
+        if first is not None:
             shape = replace(shape, num_layers=max(every.num_layers - first, 1))
-        model.add_lora(shape)
-    model.set_adapter(adapter)
+        modules = tuple(own_name(module, every.modules) for module in shape.modules)
+        model.add_lora(replace(shape, modules=modules))
+    arrays = completed(adapter.arrays, model.base_adapter().arrays)
+    model.set_adapter(replace(adapter, arrays=arrays))
 
 
 def check_loaded(model: object) -> None:

@@ -30,7 +30,7 @@ from legos.wiring.arena import policies_of
 from legos.wiring.device import find_device
 from legos.wiring.elsewhere import elsewhere, engine_at
 from legos.wiring.engines import MakeEngine, TokenEngine
-from legos.wiring.model import apply_adapter, apply_lora, check_loaded, model_place
+from legos.wiring.model import MOST_LAYERS, apply_adapter, apply_lora, check_loaded, model_place
 from legos.wiring.named import frozen_adapters
 from legos.wiring.references import reference_servers
 from legos.wiring.serving import both_named
@@ -340,7 +340,8 @@ def _size(config: RunConfig, policies: int, first: Adapter | None) -> TrainingSi
     training, backend = config.training, backend_config(config.training)
     return TrainingSize(
         rank=training.lora_rank if first is None else first.shape.rank,
-        layers=training.lora_layers if first is None else first.shape.num_layers,
+        layers=training.lora_layers if first is None else first.shape.num_layers and MOST_LAYERS,
+        before=0 if first is None else first.first_layer or 0,
         micro_batch_tokens=backend.micro_batch_tokens,
         checkpointing=backend.gradient_checkpointing,
         others=bool(training.kl_coef and not training.kl_server) + bool(training.ema_kl_coef),

@@ -72,6 +72,9 @@ def test_a_model_too_large_is_refused_with_what_would_fit(
         fits.check_training(folder, TrainingSize(limit_bytes=1 << 20))
     with pytest.raises(ModelError, match=r"give a higher .* 4 bits or a smaller model"):
         fits.check_training(folder, TrainingSize(limit_bytes=1 << 20, checkpointing=True))
+    last, behind = TrainingSize(layers=3), TrainingSize(layers=1 << 20, before=1)
+    assert fits.check_training(folder, last) == fits.check_training(folder, behind)
+    assert fits.check_training(folder, last) != fits.check_training(folder, TrainingSize(layers=4))
 
 
 def test_larger_macs_take_longer_rows_and_four_bits_longer_ones() -> None:

@@ -1,6 +1,7 @@
 """A trainer's own doors: adapters beside the policy."""
 
 import asyncio
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -15,6 +16,7 @@ from tiny_models import write_any_model
 from legos.config.schema import RunConfig, TrainingConfig
 from legos.device import ModelHandle
 from legos.errors import AdapterError, ConfigError, EngineError
+from legos.fakes.records import random_adapter
 from legos.mlx import device
 from legos.records.step import BackendConfig
 from legos.server.options import ServerOptions
@@ -63,6 +65,49 @@ def test_an_adapter_of_another_program_may_adapt_no_module_of_the_last_layer(
     assert {*model.base_adapter().arrays} == {*adapter.arrays}
 
 
+@pytest.mark.parametrize("device", ["mlx", pytest.param("torch", marks=pytest.mark.torch)])
+@pytest.mark.parametrize(
+    "kept",
+    [
+        r"\.0\.",
+        r"\.[02]\.",
+        r"1\.self_attn\.q|2\.self_attn\.v",
+        r"0\.mlp|2\.self_attn",
+    ],
+)
+def test_a_run_starts_from_an_adapter_that_leaves_out_layers_or_modules(
+    tmp_path: Path, kept: str, device: str
+) -> None:
+    """As PEFT writes it with ``layers_to_transform``, or with an expression for targets."""
+    folder = write_any_model(tmp_path / "model", layers=3)
+    source, model = (load_model(folder, inline=True, device=device) for _ in range(2))
+    apply_lora(source, rank=2, layers=3, head=False)
+    drawn = random_adapter(source.base_adapter(), name="policy", version=3, size=0.1)
+    part = {name: array for name, array in drawn.arrays.items() if re.search(kept, name)}
+    write_peft(replace(drawn, arrays=part), tmp_path)
+    rest = {n: 0 * a if n.endswith("lora_b") else a for n, a in drawn.arrays.items()}
+    expected = source([1, 2, 3], adapter=replace(drawn, arrays=rest | part))
+    apply_adapter(model, read_adapter(tmp_path))
+    assert model([1, 2, 3]) == pytest.approx(expected, abs=1e-5)
+    first = model.make_backend(BackendConfig(reference=tmp_path)).adapter()
+    fresh = first.arrays.keys() - part.keys()
+    assert all(first.arrays[n].any() == n.endswith("lora_a") for n in fresh)
+    for name in part:
+        np.testing.assert_array_equal(first.arrays[name], part[name])
+
+
+def test_an_adapter_of_modules_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
+    model = load_model(write_any_model(tmp_path / "model"), inline=True)
+    apply_lora(model, head=False)
+    base = model.base_adapter()
+    name = min(base.arrays)
+    half = {key: array for key, array in base.arrays.items() if key != name}
+    more = {**base.arrays, "model.layers.9.x.lora_a": base.arrays[name]}
+    for arrays, told in ((half, f"lacks {name}"), (more, "holds model.layers.9.x.lora_a")):
+        with pytest.raises(AdapterError, match=told):
+            apply_adapter(model, replace(base, arrays=arrays))
+
+
 def test_an_adapter_of_peft_is_refused_where_mlx_has_other_weights(tmp_path: Path) -> None:
     model = load_model(write_any_model(tmp_path / "model", architecture="falcon_h1"), inline=True)
     apply_lora(model)
@@ -81,8 +126,9 @@ def test_an_adapter_of_the_text_model_alone_fits_the_wrapped_one(tmp_path: Path)
     """transformers trains Qwen3.5's text model as ``model.layers``, and MLX has it wrapped."""
     folder = write_any_model(tmp_path / "model", architecture="qwen3_5")
     model, source = load_model(folder, inline=True), load_model(folder, inline=True)
-    apply_lora(source, head=False)
+    apply_lora(source, head=True)
     base = source.base_adapter()
+    assert "language_model.lm_head.lora_a" in base.arrays
     arrays = {name: np.full(array.shape, 0.1, np.float32) for name, array in base.arrays.items()}
     inner = {name.removeprefix("language_model."): array for name, array in arrays.items()}
     adapter = replace(base, arrays=inner)

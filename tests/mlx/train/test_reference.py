@@ -301,6 +301,20 @@ def test_the_reference_begins_as_the_adapter_of_a_folder(
     assert divergence(other) == 0.0
 
 
+@pytest.mark.parametrize("missing", ["q_proj", "layers.1"])
+def test_a_reference_adds_nothing_where_it_has_no_pair(
+    tiny_models: Mapping[str, Path], tmp_path: Path, missing: str
+) -> None:
+    def emptied(arrays: dict[str, Any]) -> dict[str, Any]:
+        return {n: 0 * a if missing in n and "lora_b" in n else a for n, a in arrays.items()}
+
+    model = tiny_models["llama"]
+    changes = {"part": without(missing), "zero": emptied, "whole": dict}
+    given = {name: written(tmp_path / name, model, change=c) for name, c in changes.items()}
+    found = {name: divergence(make_backend(model, place)) for name, place in given.items()}
+    assert found["part"] == found["zero"] != found["whole"]
+
+
 @pytest.mark.parametrize("refresh", [None, 2, 3])
 @pytest.mark.parametrize("from_folder", [False, True])
 def test_a_restored_backend_goes_on_to_the_bit(
@@ -357,7 +371,7 @@ def changed(letter: str, build: Callable[[np.ndarray], np.ndarray]) -> Change:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (without("q_proj"), r"lacks model\.layers\.\d\.self_attn\.q_proj\.lora_a"),
+        (without("q_proj.lora_a"), r"lacks model\.layers\.\d\.self_attn\.q_proj\.lora_a"),
         (lambda a: {**a, "more.lora_a": a[min(a)]}, r"holds more\.lora_a"),
         (changed("lora_a", lambda a: a[:-1]), r"lora_a has shape \(\d+, 6\), expected \(\d+, 6\)"),
         (changed("lora_b", lambda b: b * np.nan), "not finite"),
