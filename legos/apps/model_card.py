@@ -19,6 +19,7 @@ from legos.apps.markdown import four_digits, table_head, table_line
 from legos.builtin import BUILTIN
 from legos.config.command import train_command
 from legos.installed import own_version
+from legos.records.names import POLICY
 from legos.remote.vllm.command import max_rank
 from legos.run.key_figures import before_and_after, key_figures
 from legos.run.metrics import MetricTable
@@ -104,6 +105,8 @@ def model_card(run: RunReader, adapter: Adapter, form: ExportFormat) -> str:
 def _facts(config: RunSettings, table: MetricTable, adapter: Adapter) -> Iterator[tuple[str, str]]:
     """What was trained, and on how much."""
     values, newest = config.values, table.of_version(adapter.version, adapter.name)
+    if adapter.name != POLICY:
+        yield "policy", adapter.name
     yield "arena", ", ".join(_arenas(config))
     yield "optimiser steps", f"{adapter.version} applied, of {values['loop.steps']} in the run"
     for name in ("generated", "trained"):

@@ -110,6 +110,7 @@ def test_a_further_policy_is_exported_by_its_folder(tmp_path: Path) -> None:
     assert (told["run"], told["adapter"]) == (str(run.path), "v1")
     assert read_adapter(tmp_path / "out").info == solver.info
     card = (tmp_path / "out" / "README.md").read_text()
+    assert "| policy | solver |" in card
     assert "| optimiser steps | 1 applied, of 4 in the run |" in card
     assert "| tokens generated | 300 |" in card  # after step 3, the last with that version
     assert export(f"{run.path}@v3", to=tmp_path / "first")["adapter"] == "v3"

@@ -62,6 +62,7 @@ def test_the_text_has_the_evaluation_of_the_exported_version(folder: RunFolder) 
 
 def test_the_learning_rate_is_that_of_the_steps(folder: RunFolder) -> None:
     assert "learning rate" not in card_of(folder, 3).text  # of a run that has not recorded it
+    assert "| policy |" not in card_of(folder, 3).text  # the run trains one
     folder.metrics.unlink()
     rates = {1: 2.1e-4, 2: 4.2e-4, 3: 2.1e-4, 4: 5e-4}  # after the warm-up, and as it falls
     lines = [step_line(n, policy_version=n, learning_rate=rate) for n, rate in rates.items()]
