@@ -29,7 +29,8 @@ _PLAYS = 16  # of a table
 _CHARACTERS = 4000  # of a play in a table
 _HISTOGRAMS_EVERY = 10  # steps
 _BINS = 64
-_VERSIONS = 200  # steps whose policy versions are known, for evaluations that end later
+_VERSIONS = 200  # steps whose adapters are known, for evaluations that end later
+_FIRST = ["v0", "*/v0"]  # patterns of the folders of version 0
 
 
 class _Logged(TypedDict):
@@ -39,15 +40,15 @@ class _Logged(TypedDict):
     step: int  # newest optimiser step; -1: none
     evaluated: int  # newest evaluated step; -1: none
     best: float | None  # best value of the metric that decides which adapter is the best
-    versions: dict[str, int]  # step -> policy version, of the newest steps
+    adapters: dict[str, list[str]]  # step -> adapter folders of the policies, of the newest steps
 
 
 class ExperimentTracker(Tracker):
     """Logs to an open run of a service.
 
     Of a step it logs the metrics, and every ten steps histograms of rewards, answer lengths and
-    importance ratios; of an evaluation its metrics, a table of plays, and the adapter if it is the
-    best so far; at the end the newest adapter.
+    importance ratios; of an evaluation its metrics, a table of plays, and the adapters of all
+    policies if it is the best so far; at the end the newest adapters.
     """
 
     def __init__(
@@ -76,11 +77,11 @@ class ExperimentTracker(Tracker):
         self._library, self._run, self._folder = library, run, folder
         self._better, self._best_by, self._step_column = better, best_by, step_column
         self._file = folder / library.__name__ / "logged.json"
-        self._logged = _Logged(rows=0, step=-1, evaluated=-1, best=None, versions={"0": 0})
+        self._logged = _Logged(rows=0, step=-1, evaluated=-1, best=None, adapters={"0": _FIRST})
         if self._file.is_file():
             self._logged |= json.loads(self._file.read_bytes())
         self._plays: tuple[str, Sequence[Episode], int] = ("", (), 0)  # kind, newest plays, step
-        self._adapter: Path | None = None  # the newest that was logged
+        self._kept: dict[Path, Path] = {}  # folder of a policy's adapters -> the last one logged
 
     def log(self, metrics: Mapping[str, float | int | None], *, step: int) -> None:
         """Log the metrics of one step or of one evaluation, without those that are None."""
@@ -88,10 +89,14 @@ class ExperimentTracker(Tracker):
         kind: Literal["step", "evaluated"] = "step"
         if has_evaluation_alone(metrics):
             kind = "evaluated"
-        elif (version := metrics.get("policy_version")) is not None:
-            versions = {n: v for n, v in self._logged["versions"].items() if int(n) < step}
-            versions[f"{step}"] = int(version)  # later ones are those of a run before a resume
-            self._logged["versions"] = dict([*versions.items()][-_VERSIONS:])
+        elif metrics.get("policy_version") is not None:
+            known = {n: v for n, v in self._logged["adapters"].items() if int(n) < step}
+            known[f"{step}"] = [  # later ones are those of a run before a resume
+                f"{name.removesuffix('policy_version')}v{version:.0f}"
+                for name, version in metrics.items()
+                if name.endswith("policy_version") and version is not None
+            ]
+            self._logged["adapters"] = dict([*known.items()][-_VERSIONS:])
         if step <= self._logged[kind]:
             return
         if kind == "evaluated":
@@ -132,8 +137,8 @@ class ExperimentTracker(Tracker):
         self._run.alert(title=f"step {step}: {alarm.metric}", text=alarm.text, level=level)
 
     def close(self) -> None:
-        """Log the newest adapter, write all pending data and end the run."""
-        self._keep_adapter(max(self._logged["versions"].values()), "latest")
+        """Log the newest adapters, write all pending data and end the run."""
+        self._keep_adapters([*self._logged["adapters"].values()][-1], "latest")
         self._run.finish()
 
     def _row(self, values: Mapping[str, Any], step: int) -> None:
@@ -157,29 +162,31 @@ class ExperimentTracker(Tracker):
         return self._library.Table(columns=list(_COLUMNS), data=rows)
 
     def _keep_best(self, values: Mapping[str, Any], step: int) -> None:
-        """Log the adapter of a step whose evaluation is the best so far."""
+        """Log the adapters of a step whose evaluation is the best so far."""
         if self._best_by is not None:
             name, larger = f"eval/{self._best_by.lstrip('-')}", not self._best_by.startswith("-")
         else:
             name, larger = next(iter(self._better(values).items()), ("", True))
-        version = self._logged["versions"].get(f"{step}")
-        if name not in values or version is None:
+        adapters = self._logged["adapters"].get(f"{step}")
+        if name not in values or adapters is None:
             return
         value: float = values[name] if larger else -values[name]
         if self._logged["best"] is None or value > self._logged["best"]:
             self._logged["best"] = value
-            self._keep_adapter(version, "best", "latest")
+            self._keep_adapters(adapters, "best", "latest")
 
-    def _keep_adapter(self, version: int, *aliases: str) -> None:
-        """Log an adapter of the run folder, unless it was logged just before."""
-        place = self._folder / "adapters" / f"v{version}"
-        if not place.is_dir() or place == self._adapter:
-            return
-        self._adapter = place
-        artifact = self._library.Artifact(f"{self._folder.resolve().name}-adapter", type="model")
-        for file in place.iterdir():
-            artifact.add_file(str(file))
-        self._run.log_artifact(artifact, aliases=[*aliases, f"adapter-v{version}"])
+    def _keep_adapters(self, patterns: Iterable[str], *aliases: str) -> None:
+        """Log adapters of the run folder, unless they were logged just before."""
+        run, root = self._folder.resolve().name, self._folder / "adapters"
+        for place in sorted(found for pattern in patterns for found in root.glob(pattern)):
+            if self._kept.get(place.parent) == place:
+                continue
+            self._kept[place.parent] = place
+            policy = place.parent.relative_to(root).parts  # empty: the first
+            artifact = self._library.Artifact("-".join([run, "adapter", *policy]), type="model")
+            for file in place.iterdir():
+                artifact.add_file(str(file))
+            self._run.log_artifact(artifact, aliases=[*aliases, f"adapter-{place.name}"])
 
 
 def grouped(name: str) -> str:

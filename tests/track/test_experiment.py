@@ -136,6 +136,28 @@ def test_the_best_adapter_and_the_newest_are_kept_over_processes(service: Servic
     assert len(service.artifacts) == 3
 
 
+def test_the_adapters_of_all_policies_are_kept(service: Service) -> None:
+    for version in range(3):
+        place = service.folder / "adapters" / "solver" / f"v{version}"
+        place.mkdir(parents=True)
+        (place / "adapters.safetensors").write_bytes(b"")
+    tracker = service.tracker()
+    tracker.log({"eval/exploitability": 0.9}, step=0)
+    for step, version in ((1, 1), (2, 1), (3, 2)):  # in step 2, that of the solver is not applied
+        versions = {"policy_version": step, "solver/policy_version": version}
+        tracker.log({"loss": 0.5, **versions}, step=step)
+    tracker.log({"eval/exploitability": 0.5}, step=2)
+    tracker.close()
+    assert service.artifacts == [
+        ("nim-1-adapter-solver", ["best", "latest", "adapter-v0"]),
+        ("nim-1-adapter", ["best", "latest", "adapter-v0"]),
+        ("nim-1-adapter-solver", ["best", "latest", "adapter-v1"]),
+        ("nim-1-adapter", ["best", "latest", "adapter-v2"]),
+        ("nim-1-adapter-solver", ["latest", "adapter-v2"]),
+        ("nim-1-adapter", ["latest", "adapter-v3"]),
+    ]
+
+
 def test_an_evaluation_that_a_resumed_run_makes_again_may_be_the_best(service: Service) -> None:
     stopped = service.tracker()
     stopped.log({"eval/exploitability": 0.9}, step=0)
