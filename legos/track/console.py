@@ -117,7 +117,7 @@ class ConsoleTracker(Tracker):
         if self._live is not None:
             self._note_values(metrics)
         evaluated = any(name.startswith("eval/") for name in metrics)
-        first = not self._rows
+        first = not self._ended_at
         applied = (v for name, v in metrics.items() if name.rpartition("/")[2] == "applied")
         self._skipped += 0 in applied
         late = step < max(self._rows, default=step)
@@ -251,7 +251,8 @@ class ConsoleTracker(Tracker):
             cells = zip(titles, line, strict=True)
             table.add_row(*(cell for title, cell in cells if title not in left_out))
         skipped = f"{self._skipped} skipped" if self._skipped else ""
-        done = f"{max(self._rows, default=0)} of {self._num_steps} steps"
+        # A resumed run has done some before its first row.
+        done = f"{max(self._rows) if self._rows else 'run'} of {self._num_steps} steps"
         texts = (done, skipped, self._time_left(), self._doing)
         caption = Text(", ".join(text for text in texts if text), "dim", overflow="ellipsis")
         return Group(*([table, *self._trends()] if lines else []), caption)

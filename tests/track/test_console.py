@@ -206,6 +206,7 @@ def test_figures_that_come_later_are_shown_with_their_step() -> None:
         shown.close()
     assert out.getvalue().splitlines() == [
         "step 0/25  optimal 0.2500",
+        "step 1/25  reward +0.010",
         "step 3/25  reward +0.030  optimal 0.7500",
         "step 5/25  reward +0.050",
     ]
@@ -304,7 +305,7 @@ def test_what_the_run_does_is_shown_where_no_step_ends() -> None:
     clock.now = 109.0
     tracker.wait("training step 2")
     assert out.getvalue().splitlines()[4:] == ["training step 2"]
-    assert "0 of 25 steps, playing for step 1, 99 s so far" in drawn.getvalue()
+    assert "run of 25 steps, playing for step 1, 99 s so far" in drawn.getvalue()
     live.log({"loss": 1.0}, step=1)
     live.close()
     _, row, caption, *_ = last_frame(drawn)
