@@ -32,7 +32,7 @@ from mlx_lm.models.ssm import ssm_update
 
 from legos.mlx.model.cache_parts import parts
 from legos.mlx.model.faults import raise_fault
-from legos.mlx.model.forward import split
+from legos.mlx.model.forward import architecture, split
 from legos.mlx.model.load import num_token_ids
 from legos.mlx.model.lora import LINEAR, SWITCH, pair_shapes
 from legos.mlx.model.machine import NEGLIGIBLE, cache_sizes, num_bytes, on_gpu
@@ -75,6 +75,8 @@ PREFILL_SHARE = 1 / 8  # of the memory that the weights leave
 _EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "top_k")
 _HIDDEN = ("hidden_size", "n_embd", "d_model", "model_dim")
 _HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads")
+NOT_SPLIT = ("llama4_text", "minicpm", "minicpm3", "muse_glimmer", "nanochat", "phixtral")
+"""Architectures whose trunk and head, computed apart, do not give the model's logits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +139,7 @@ class Sizes:
             segment=segment,
             segment_width=width,
             pair_heads=pair_heads,
-            whole=split(tree) is None,
+            whole=split(tree) is None or architecture(tree) in NOT_SPLIT,
         )
 
 

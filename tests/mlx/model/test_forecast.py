@@ -20,6 +20,7 @@ from legos.losses.objective import Objective
 from legos.mlx.checks.small_models import small_model
 from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.model.forecast import (
+    NOT_SPLIT,
     Sizes,
     engine_bytes,
     held_bytes,
@@ -27,6 +28,7 @@ from legos.mlx.model.forecast import (
     pass_bytes,
     prefill_tokens,
 )
+from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.load import num_token_ids
 from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.model.machine import num_bytes
@@ -352,6 +354,12 @@ def test_prefills_are_as_large_as_an_eighth_of_what_the_weights_leave_on_a_mac(
     assert prefill_tokens(sizes, limits, -1) == 512  # as while rows are decoded
     set_by_hand = EngineLimits(prefill_tokens=tokens[0])
     assert engine_bytes(sizes, limits, free[0]) == engine_bytes(sizes, set_by_hand, free[0])
+
+
+@pytest.mark.parametrize("name", [*NOT_SPLIT, "llama", "internlm2"])
+def test_it_is_known_before_loading_where_trunk_and_head_are_not_split(name: str) -> None:
+    model = small_model(name)
+    assert Sizes.of(model).whole == (CausalModel(model).trunk is model)
 
 
 @pytest.mark.parametrize(
