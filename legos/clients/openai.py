@@ -34,7 +34,8 @@ class OpenAIClient:
 
     Before the first request it asks the server for its kind (``GET /models``):
 
-    - ours (``legos serve``): tokens, log-probabilities and versions are the server's own;
+    - ours (``legos serve``): tokens, log-probabilities and versions are the server's own, and the
+      default adapter, ``policy``, stands for ``model`` where that is given;
     - any other endpoint: text alone, so such a completion is never trained on. An adapter is asked
       for by its name where the server lists it, as vLLM does; the default name, ``policy``, stands
       for ``model``, or for the only model there, where vLLM does not list it. (``legos train
@@ -64,8 +65,8 @@ class OpenAIClient:
         Args:
             base_url: such as ``http://localhost:8000/v1``; an address alone means its ``/v1``.
             api_key: sent as a bearer token.
-            model: name of the model at another server than ours; None takes the first
-                that the server lists.
+            model: name of the model or adapter at the server; None takes the first that the server
+                lists, and ``policy`` at ours.
             timeout_s: longest wait for one answer, seconds.
             max_connections: maximum number of simultaneous requests; others wait.
             retries: maximum number of retries of a failed request.
@@ -187,7 +188,8 @@ class OpenAIClient:
         dialect = await self._kind()
         model = self._model or next(iter(self._listed), None)
         if dialect == "legos":
-            return Target(dialect=dialect, adapter=adapter, model=adapter)
+            name = self._model if self._model and adapter == POLICY else adapter
+            return Target(dialect=dialect, adapter=name, model=name)
         if dialect == "vllm" and adapter not in (BASE, model):
             if adapter not in self._listed:
                 self._listed = await self.models()  # it may have been loaded since

@@ -53,8 +53,8 @@ class Workers:
         Args:
             urls: addresses of the servers, such as ``http://localhost:8000``.
             api_key: sent as a bearer token to all.
-            model: name of the model that judges; None takes the first that a server lists. A vLLM
-                server with adapters needs the name.
+            model: name of the model that judges; None takes the first that a server lists, and
+                ``policy`` at ours. A vLLM server with adapters needs the name.
             timeout_s: longest wait for one answer, seconds.
             retries: of a failed request at one server, before it goes to another.
 

@@ -74,6 +74,15 @@ def test_tokens_are_exactly_the_servers() -> None:
     assert asked.headers["authorization"] == "Bearer k"
 
 
+@pytest.mark.parametrize(("adapter", "model"), [("policy", "judge"), ("base", "base")])
+def test_a_models_name_selects_an_adapter_of_our_server(adapter: str, model: str) -> None:
+    answer = HttpAnswer({**ANSWER, "model": model})
+    script = ScriptedServer(lambda asked: answer, models=OURS)
+    with serving(script) as url:
+        assert asyncio.run(ask(url, adapter=adapter, model="judge")).adapter == model
+    assert script.asked[0].body["model"] == model
+
+
 def test_a_limit_has_the_newer_name_where_a_server_asks_for_it() -> None:
     told = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
 
