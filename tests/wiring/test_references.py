@@ -53,11 +53,11 @@ def started(folder: Path, *options: str | Path) -> ServerProcess:
 
 
 @contextmanager
-def served(model: str | Path = "builtin") -> Iterator[str]:
+def served(model: str | Path = "builtin", **options: Any) -> Iterator[str]:
     """The address of a server of a small model in this process, which starts at once."""
-    with closing(load_model(model)) as handle, closing(handle.make_engine()) as engine:
-        options = ServerOptions()
-        with serving(app_of(handle, engine, name="builtin", options=options, scale=1.0)) as url:
+    with closing(load_model(model, **options)) as handle, closing(handle.make_engine()) as engine:
+        app = app_of(handle, engine, name="builtin", options=ServerOptions(), scale=1.0)
+        with serving(app) as url:
             yield url
 
 
@@ -209,9 +209,15 @@ def test_a_server_of_another_tokenizer_is_refused(model: ModelHandle, tmp_path: 
         other.close()
 
 
-def test_a_teacher_has_the_same_tokens_where_the_student_does_not_think(tmp_path: Path) -> None:
+@pytest.mark.parametrize("thinking", ["default", "off"])
+def test_a_teacher_has_the_same_tokens_where_the_student_does_not_think(
+    thinking: str, tmp_path: Path
+) -> None:
     folder = builtin_with_template(tmp_path / "model", None, after=THINKING)
-    with closing(load_model(folder, thinking="off")) as student, served(folder) as url:
+    with (
+        closing(load_model(folder, thinking="off")) as student,
+        served(folder, thinking=thinking) as url,
+    ):
         assert asyncio.run(references._same_tokens(url, student, None))
 
 
