@@ -270,7 +270,7 @@ def test_the_page_has_the_limits_of_bodies() -> None:
         return limits_of(body.model_json_schema()["properties"][field])
 
     rows = {what: numbers(cells[0]) for what, cells in table("| in one body | at most |").items()}
-    (choices,) = {limit for each in (ScoredPrompt, ScoredTokens) for limit in of(each, "choices")}
+    assert of(ScoredTokens, "choices") == [sampling.MOST_CHOICE_CHARACTERS]
     (prompts,) = set(of(ScoreBody, "prompts"))
     assert {*of(CompletionBody, "logit_bias")} == {MAX_BIAS, MOST_FIELDS}
     assert of(CompletionBody, "logprobs") == of(ChatBody, "top_logprobs") == [MAX_ALTERNATIVES]
@@ -278,7 +278,7 @@ def test_the_page_has_the_limits_of_bodies() -> None:
         "fields of one object, `logit_bias` among them": [MOST_FIELDS],
         "`choices` of a prompt": [
             *of(CompletionBody, "choices"),
-            choices,
+            *of(ScoredPrompt, "choices"),
             sampling.MOST_CHOICE_CHARACTERS,
         ],
         "prompts of `/v1/score`": [prompts],

@@ -15,7 +15,11 @@ from legos.records.message import Message
 from legos.server.bodies import ONE_ERROR, Body, Ids, JsonRoute, Text
 from legos.server.endpoints.chat import render_prompt
 from legos.server.endpoints.chat_body import ChatMessage, ChatPrompt, check_known
-from legos.server.endpoints.sampling import ModelFields, check_choices
+from legos.server.endpoints.sampling import (
+    MOST_CHOICE_CHARACTERS,
+    ModelFields,
+    check_choices,
+)
 from legos.server.problems import Problem
 from legos.server.service import LONG, Service, encode_texts
 
@@ -48,7 +52,9 @@ class ScoredTokens(Body):
     """A prompt and its possible answers as token ids."""
 
     prompt: Ids = Field(min_length=1)
-    choices: Annotated[list[Ids], ONE_ERROR] = Field(min_length=1, max_length=1024)
+    choices: Annotated[list[Ids], ONE_ERROR] = Field(
+        min_length=1, max_length=MOST_CHOICE_CHARACTERS
+    )
 
 
 class ScoreBody(ModelFields):
@@ -128,7 +134,8 @@ async def _scores(service: Service, body: ScoreBody, adapter: str) -> Sequence[S
     rows: list[tuple[tuple[int, ...], list[tuple[int, ...]]]] = []
     for one in body.prompts:
         if isinstance(one, ScoredTokens):
-            check_choices(one.choices, "tokens")
+            if not body.by_token:  # the context bounds its one choice
+                check_choices(one.choices, "tokens")
             rows.append((tuple(one.prompt), [tuple(choice) for choice in one.choices]))
         else:
             check_choices(one.choices)

@@ -125,13 +125,15 @@ def test_by_token_each_token_of_the_choice_has_its_score(served: Any) -> None:
 
 
 def test_choices_of_token_ids_are_as_long_as_texts_may_be(fake: Any) -> None:
-    def score(http: Any, length: int) -> Any:
-        prompt = {"prompt": [1], "choices": [[5] * (length - 1), [6]]}
-        return http.post("/v1/score", json={"prompts": [prompt, {"prompt": [1], "choices": [[7]]}]})
+    def score(http: Any, *choices: list[int], **options: Any) -> Any:
+        prompts = [{"prompt": [1], "choices": each} for each in (choices, [[7]])]
+        return http.post("/v1/score", json={"prompts": prompts, **options})
 
     with fake(FakeEngine()) as server, server.http() as http:
-        assert score(http, 32_768).status_code == 200
-        refused = score(http, 32_769)
+        assert score(http, [5] * 32_767, [6]).status_code == 200
+        assert score(http, *[[6]] * 32_768).status_code == 200
+        assert score(http, [5] * 32_769, by_token=True).status_code == 200  # the context bounds it
+        refused = score(http, [5] * 32_768, [6])
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "choices")
     assert "choices have 32769 tokens together" in refused.json()["error"]["message"]
 
