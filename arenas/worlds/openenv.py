@@ -117,7 +117,8 @@ class OpenEnv(World):
         legal = [action for action in dict.fromkeys(actions) if action]
         shown = _text(observation)
         if self._field is None:
-            shown += f"\nAnswer with a JSON object of this schema: {json.dumps(self.action)}"
+            schema = json.dumps(self.action, ensure_ascii=False)
+            shown += f"\nAnswer with a JSON object of this schema: {schema}"
         if legal:
             reply = await t.ask(role, shown, choices=legal)
             return role, self.parsed(reply.move or "")
@@ -167,7 +168,7 @@ def _text(observation: Mapping[str, Any]) -> str:
     if messages := observation.get("messages"):
         return "\n\n".join(message["content"] for message in messages)
     fields = {
-        field: value if isinstance(value, str) else json.dumps(value)
+        field: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         for field, value in observation.items()
         if field not in ABOUT_PLAY and value not in (None, "", [], {})
     }

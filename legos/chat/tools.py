@@ -98,7 +98,7 @@ def plain_messages(messages: Sequence[JsonObject], tools: Sequence[JsonObject]) 
     """
     plain: list[JsonObject] = []
     if tools:
-        listed = "\n".join(json.dumps(tool["function"]) for tool in tools)
+        listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
         advice = _ADVICE.format(tools=listed, start=PLAIN_TOOLS.start, end=PLAIN_TOOLS.end)
         first = messages[0] if messages and messages[0]["role"] == "system" else None
         content = f"{first['content']}\n\n{advice}" if first else advice
@@ -109,10 +109,9 @@ def plain_messages(messages: Sequence[JsonObject], tools: Sequence[JsonObject]) 
             text = f"<tool_response>{message['content']}</tool_response>"
             plain.append({"role": "user", "content": text})
             continue
-        calls = "".join(
-            f"{PLAIN_TOOLS.start}{json.dumps(call['function'])}{PLAIN_TOOLS.end}"
-            for call in message.get("tool_calls") or ()
-        )
+        functions = [call["function"] for call in message.get("tool_calls") or ()]
+        written = [json.dumps(function, ensure_ascii=False) for function in functions]
+        calls = "".join(f"{PLAIN_TOOLS.start}{each}{PLAIN_TOOLS.end}" for each in written)
         plain.append({"role": message["role"], "content": (message["content"] or "") + calls})
     return plain
 

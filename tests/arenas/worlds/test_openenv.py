@@ -184,6 +184,12 @@ def test_settings_of_a_reset_and_answers_that_are_no_actions(serve: Callable[[st
         assert (episode.rewards, episode.metrics) == ({"player": -1.0}, {"forfeit": 1.0})
 
 
+def test_fields_of_an_observation_keep_their_letters() -> None:
+    from arenas.worlds.openenv import _text
+
+    assert _text({"seat": "x", "options": ["Zürich"], "left": 2}) == 'options: ["Zürich"]\nleft: 2'
+
+
 def test_an_arena_of_ours_has_a_client_in_each_seat(serve: Callable[[str], str]) -> None:
     url = serve(NIM)
 
