@@ -42,6 +42,11 @@ SETTINGS: Mapping[str, object] = {
 """Settings of supervised training: the loss is the negative log-likelihood of the answers."""
 
 EXPECTED = "messages, or prompt and completion"
+NOT_READ = {
+    "system": "make it the first message, of role system",
+    "chat_template_kwargs": "leave it out; thinking in [generation] of --config is for all rows",
+}
+"""Fields that would change a prompt -> what to do instead."""
 FORM = (
     "a text, or a list of messages as OpenAI's interface has them: role, and content (a text, or "
     "parts of type text) or tool_calls (arguments: JSON as text); and tools as it has them"
@@ -199,6 +204,9 @@ def _is_run(data: str) -> bool:
 def _row(row: Task) -> Iterator[tuple[str, tuple[Messages, Fields, Messages]]]:
     """The answers of a row, each with its place in it, its prompt and its tools."""
     fields = cast("Fields", row.data)
+    for name, advice in NOT_READ.items():
+        if fields.get(name):
+            raise ArenaError(f"{row.id}: the row has {name}, which is not read; {advice}")
     if "messages" in fields:
         (chat, tools), given = _chat(row, "messages", "user"), 1
     elif {"prompt", "completion"} <= fields.keys():

@@ -150,6 +150,8 @@ def test_a_chat_with_tools_is_rendered_as_the_server_does(tmp_path: Path) -> Non
             {"prompt": "a", "completion": [{"role": "assistant", "content": None}]},
             ":1: the text of message 1 of the row",
         ),
+        ({**ROW, "system": "a"}, ":1: the row has system, which is not read; make it the first"),
+        ({**ROW, "chat_template_kwargs": {"a": 1}}, ":1: the row has chat_template_kwargs, which"),
         ("[1", "the row is no JSON"),
     ],
 )
