@@ -6,18 +6,20 @@ Many samples of games are equal, and only different ones are sent.
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from itertools import compress
+from itertools import chain, compress
 
 import numpy as np
 from msgspec.structs import replace
 
 from legos.errors import EngineError, RequestError, TrainerError
 from legos.losses.softmax import log_softmax
+from legos.records.batch import row_blocks
 from legos.records.names import BASE
 from legos.records.sample import Sample
 from legos.remote.engine import RemoteEngine
 
 ROWS = 16  # of one request, so that the servers share the samples of a step
+TOKENS = 8192  # of one request with several rows, padded; a slow server scores these in its time
 LISTS = 2  # requests at a server, which works on all of them in turns within one time limit
 _Row = tuple[int, ...]
 _Asked = tuple[_Row, tuple[_Row, ...]]
@@ -94,7 +96,11 @@ class ReferenceServers:
     async def _scores(
         self, asked: Sequence[_Asked], *, by_token: bool
     ) -> dict[_Asked, Sequence[float]]:
-        parts = [asked[start : start + ROWS] for start in range(0, len(asked), ROWS)]
+        def length(one: _Asked) -> int:
+            return len(one[0]) + sum(map(len, one[1]))
+
+        lists = (asked[start : start + ROWS] for start in range(0, len(asked), ROWS))
+        parts = [part for rows in lists for part in row_blocks(rows, TOKENS, length=length)]
 
         async def scored(part: Sequence[_Asked]) -> Sequence[Sequence[float]]:
             async with self._places:
@@ -102,7 +108,7 @@ class ReferenceServers:
                 return await asyncio.wrap_future(score)
 
         found = await asyncio.gather(*map(scored, parts))
-        return dict(zip(asked, (one for part in found for one in part), strict=True))
+        return dict(zip(chain(*parts), chain(*found), strict=True))
 
 
 def _row(sample: Sample) -> _Asked:

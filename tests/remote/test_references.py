@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from legos.fakes import make_sample
-from legos.remote.references import LISTS, ROWS, ReferenceServers
+from legos.remote.references import LISTS, ROWS, TOKENS, ReferenceServers
 
 
 class Turns:
@@ -25,7 +25,9 @@ class Turns:
     def score(self, part: Sequence[Any], **_: Any) -> Future[Any]:
         self.lists.append(len(part))
         scores: Future[Any] = Future()
-        self._running.append((scores, [[-0.5] * len(answer) for _, (answer,) in part]))
+        self._running.append(
+            (scores, [[-0.5 - prompt[0]] * len(answer) for prompt, (answer,) in part])
+        )
         self.most = max(self.most, len(self._running))
         if len(self._running) == 1:
             asyncio.get_running_loop().call_later(0.05, self._finish)
@@ -43,6 +45,18 @@ def test_a_step_of_many_samples_is_asked_for_a_few_lists_at_a_time() -> None:
     samples = [make_sample((number, 1, 2)) for number in range(10 * ROWS)]
     filled: Any = ReferenceServers(turns, num_vocabulary=1000)(samples)
     found = asyncio.run(filled)
-    assert [sample.reference_logprobs for sample in found] == [(-0.5,)] * len(samples)
+    assert [sample.reference_logprobs for sample in found] == [
+        (-0.5 - n,) for n in range(10 * ROWS)
+    ]
     assert turns.lists == [ROWS] * 10
     assert turns.most == LISTS * len(turns.servers)
+
+
+def test_long_samples_are_asked_for_in_smaller_lists() -> None:
+    turns: Any = Turns()
+    lengths = (TOKENS // 2, 3, TOKENS // 2, 2 * TOKENS)
+    samples = [make_sample((number, *[1] * (n - 1))) for number, n in enumerate(lengths)]
+    filled: Any = ReferenceServers(turns, num_vocabulary=1000)(samples)
+    found = asyncio.run(filled)
+    assert [sample.reference_logprobs for sample in found] == [(-0.5 - n,) for n in range(4)]
+    assert turns.lists == [2, 1, 1]
