@@ -138,10 +138,16 @@ def num_steps(config: RunConfig, epochs: float) -> int:
             f"training.tokens_per_step is {tokens}, but --epochs counts answers; give --steps, or "
             "leave tokens_per_step out"
         )
-    arena = make_arena(f"{SETTINGS['arena']}", None, play=config.play)
-    assert isinstance(arena, Imitation)
+    arena = read_answers(config)
     tasks = -(-config.training.min_samples_per_step // arena.group_size)
     return math.ceil(epochs * len(arena.answers) / max(tasks, arena.tasks_per_step))
+
+
+def read_answers(config: RunConfig) -> Imitation:
+    """The arena of a run with its answers; raises ``ArenaError`` as ``num_steps`` does."""
+    arena = make_arena(f"{SETTINGS['arena']}", None, play=config.play)
+    assert isinstance(arena, Imitation)
+    return arena
 
 
 def model_of(data: str, model: str | None) -> str | None:

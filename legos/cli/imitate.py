@@ -41,13 +41,19 @@ def imitate(
         steps: Length of the run, in optimiser steps.
         min_reward: Of a run, imitate seats that earned at least this; by default 1.
         config: TOML file with settings; may be repeated, later files win.
-        dry_run: Check the settings, print each with its source, and stop.
+        dry_run: Check the data and the settings, print each with its source, and stop.
         training: Settings of the optimiser step.
         play: Settings of the arena.
         loop: Settings of the run.
         tracking: Settings of the trackers.
     """
-    from legos.apps.imitate import SETTINGS, model_of, num_steps, played_with  # imports the arenas
+    from legos.apps.imitate import (  # imports the arenas
+        SETTINGS,
+        model_of,
+        num_steps,
+        played_with,
+        read_answers,
+    )
 
     groups = {"": run, "training": training, "play": play, "loop": loop, "track": tracking}
     shorthands = {
@@ -67,5 +73,7 @@ def imitate(
         overrides["generation.thinking"] = played.generation.thinking  # as its prompts are
     if asked.sources["loop.steps"] == "default":
         overrides["loop.steps"] = num_steps(asked.config, epochs)
+    elif dry_run:
+        read_answers(asked.config)
     resolved = resolve_run(config, resume=None, overrides=overrides)
     return start(resolved, None, dry_run=dry_run)

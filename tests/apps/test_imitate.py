@@ -301,6 +301,14 @@ def test_an_option_that_the_arena_does_not_take_is_named(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("length", [("--steps", "2"), ("--epochs", "2")])
+def test_a_dry_run_reads_the_data(
+    length: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["imitate", written(tmp_path, {"text": "a"}), "--dry-run", *length]) == 2
+    assert ":1: the row has text" in capsys.readouterr().err
+
+
 def test_a_run_that_does_not_exist_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
