@@ -7,7 +7,7 @@ from binascii import a2b_base64
 from typing import Any
 
 import msgspec
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from legos.clients.responses import UNREADABLE
 from legos.errors import AdapterError
@@ -23,6 +23,8 @@ _MOST_OTHERS = 1 << 20  # bytes of all fields besides the weights
 
 class AdapterFields(Schema):
     """Fields of an uploaded adapter; what is None is read from its config, or from its file."""
+
+    model_config = ConfigDict(extra="forbid")
 
     name: str | None = Field(default=None, description="Default: the file's, or policy.")
     version: int | None = Field(default=None, ge=0)

@@ -175,6 +175,15 @@ def test_an_upload_of_another_kind_is_refused(http: httpx.Client) -> None:
     assert http.post("/adapters/load?version=1", content=b"x", headers=plain).status_code == 415
 
 
+def test_a_misspelt_field_of_a_query_is_named(http: httpx.Client, other: Mapping[str, Any]) -> None:
+    live = http.get("/adapters/version").json()
+    query = {"nmae": "rival", "version": 5}
+    refused = http.post("/adapters/load", params=query, content=save(dict(other)), headers=BYTES)
+    assert refused.status_code == 400
+    assert "nmae: this field is not known here" in refused.json()["error"]["message"]
+    assert http.get("/adapters/version").json() == live
+
+
 def test_weights_of_peft_without_their_scale_are_refused(
     http: httpx.Client, model: ModelHandle, other: Mapping[str, Any]
 ) -> None:
