@@ -127,7 +127,7 @@ class _Exchange:
 
     Attributes:
         status: HTTP status of the response; None before it began.
-        hung_up: True if the client disconnected before the response began.
+        hung_up: True if the client disconnected before the response ended.
         num_bytes: size of the body received so far.
         bound: name of the limit that the body exceeded, or None.
         seat: the seat of a running play that the request belongs to, or None.
@@ -146,6 +146,7 @@ class _Exchange:
         self._now = asyncio.get_running_loop().time
         self._latest = self._now() + options.request_timeout_s
         self._whole = False  # True once the whole body has been received
+        self._done = False  # True once the whole response has been sent
         self.status: int | None = None
         self.hung_up = False
         self.num_bytes = 0
@@ -161,8 +162,10 @@ class _Exchange:
             message["headers"] = [*message.get("headers", ()), header]
             if self._endless and not self._whole:  # uvicorn discards the rest of any other body
                 message["headers"].append((b"connection", b"close"))
-        elif self.status is not None and self.status >= 400:
-            self._error += message.get("body", b"")
+        else:
+            self._done = not message.get("more_body", False)
+            if self.status is not None and self.status >= 400:
+                self._error += message.get("body", b"")
         await self._send(message)
 
     async def receive(self) -> Message:
@@ -181,7 +184,7 @@ class _Exchange:
             self.bound = "body"
             self._endless = True
             raise Problem(408, "the rest of the body did not come") from error
-        self.hung_up |= message["type"] == "http.disconnect" and self.status is None
+        self.hung_up |= message["type"] == "http.disconnect" and not self._done
         self.num_bytes += len(message.get("body", b""))
         if self.num_bytes > self._limit:
             self.bound = "size"

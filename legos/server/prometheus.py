@@ -18,7 +18,7 @@ class Metrics:
 
     Attributes:
         requests: number of answered requests, by route and status.
-        hung_up: number of requests whose client disconnected before the answer, by route.
+        hung_up: number of requests whose client left before the end of the answer, by route.
         latency_s: seconds from the start of a request to the end of its response, by route.
         first_token_s: seconds from the start of a streamed request to its first token.
         running: number of completions that were requested and are not finished.
@@ -34,7 +34,7 @@ class Metrics:
             "legos_requests", "Requests answered.", ["route", "status"]
         )
         self.hung_up: Counter = counter(
-            "legos_hung_up", "Requests whose client left before the answer.", ["route"]
+            "legos_hung_up", "Requests whose client left before the end of the answer.", ["route"]
         )
         self.latency_s = histogram("legos_request_seconds", "From request to answer.", ["route"])
         self.first_token_s = histogram(

@@ -33,6 +33,8 @@ def test_a_client_that_leaves_a_stream_half_way_cancels(eventually: Eventually, 
             assert next(lines).startswith("data: ")
             assert not engine.cancelled
         assert eventually(lambda: len(engine.cancelled) == 1)
+        left = 'legos_hung_up_total{route="/v1/completions"} 1.0'
+        assert eventually(lambda: left in http.get("/metrics").text)
 
 
 def test_an_error_in_a_stream_is_an_event(eventually: Eventually, fake: Any) -> None:
