@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import os
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -99,7 +100,7 @@ async def _until_signal(
     watch = LoopWatch(service.metrics.loop_lag_s.observe)
     async with serve_app(app, listener, drain_s=drain_s) as url:
         live = [f"{name}@{version}" for name, version in service.engine.versions().items()]
-        key = '-H "Authorization: Bearer $LEGOS_API_KEY" ' if service.options.api_key else ""
+        key = bearer_option(service.options.api_key)
         plays = service.model == BUILTIN  # it has not learned language
         content = EXAMPLE if plays else "Hello"
         bound = {"choices": EXAMPLE.split()[-3:]} if plays else {"max_tokens": 64}
@@ -117,6 +118,14 @@ async def _until_signal(
         with Watchdog(check, name="legos-serve-watchdog"):
             await ended.wait()
         say(f"stopping; running requests get {drain_s:g} s to finish (Ctrl-C again: at once)\n")
+
+
+def bearer_option(key: str | None) -> str:
+    """The option of a curl command that sends the key of a server; empty: it has none."""
+    if not key:
+        return ""
+    named = "$LEGOS_API_KEY" if os.environ.get("LEGOS_API_KEY") == key else "KEY"
+    return f'-H "Authorization: Bearer {named}" '
 
 
 def end_if_stuck(dog: Watchdog, turns: Mapping[str, int | None]) -> None:

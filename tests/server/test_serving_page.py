@@ -24,6 +24,7 @@ from pydantic import ValidationError
 from safetensors.numpy import save_file
 from tiny_folders import write_tiny_model
 
+from legos.apps.serve import bearer_option
 from legos.apps.served_run import DRAIN_S
 from legos.cli.process import main
 from legos.cli.serve import serve
@@ -146,6 +147,13 @@ def test_the_command_says_where_it_is_and_ends_when_told(command: Any) -> None:
     assert time.monotonic() - began < 5
     assert process.returncode == 0, errors
     assert "Traceback" not in errors
+
+
+def test_the_key_of_a_file_is_not_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEGOS_API_KEY", "one")
+    assert bearer_option("one") == '-H "Authorization: Bearer $LEGOS_API_KEY" '
+    assert bearer_option("another") == '-H "Authorization: Bearer KEY" '
+    assert bearer_option(None) == ""
 
 
 def test_the_command_refuses_what_cannot_be(
