@@ -26,10 +26,15 @@ class RequestCheck:
         self._valid: Request | None = None
 
     def refusal(self, request: Request, *, room: int = 0) -> str | None:
-        """Why the model cannot serve a request, or None; ``room`` is added to the context."""
+        """Why the model cannot serve a request, or None.
+
+        Args:
+            request: the request.
+            room: 1 for a score, of which the prompt is all tokens and none is sampled; else 0.
+        """
         if self._equals_valid(request):
             return None
-        found = _complaints(request, self._num_vocabulary, self._context + room)
+        found = _complaints(request, self._num_vocabulary, self._context, room)
         reason = next(found, None)
         if reason is None and not room:
             self._valid = request
@@ -65,7 +70,7 @@ def _wrong_types(request: Request) -> Iterator[str]:
             yield f"{name} is {count!r}; expected an int"
 
 
-def _complaints(request: Request, num_vocabulary: int, context: int) -> Iterator[str]:
+def _complaints(request: Request, num_vocabulary: int, context: int, room: int) -> Iterator[str]:
     """What is wrong with a request; only the first complaint is valid."""
     prompt, choices = request.prompt_ids, request.choices
     if not prompt:
@@ -75,11 +80,10 @@ def _complaints(request: Request, num_vocabulary: int, context: int) -> Iterator
         yield f"the prompt holds token {bad}; the vocabulary has {num_vocabulary}"
     if request.max_tokens < 1:
         yield f"max_tokens is {request.max_tokens}; expected at least 1"
-    if len(prompt) + request.max_tokens > context:
-        yield (
-            f"{len(prompt)} prompt tokens and max_tokens {request.max_tokens} exceed the "
-            f"context of {context}; shorten one of them"
-        )
+    if len(prompt) + request.max_tokens > context + room:
+        sampled = f"prompt tokens and max_tokens {request.max_tokens}"
+        what, which = ("tokens to score", "them") if room else (sampled, "one of them")
+        yield f"{len(prompt)} {what} exceed the context of {context}; shorten {which}"
     if request.restrict and choices is None:
         yield "restrict=True needs choices"
     if choices is not None and choices.largest >= num_vocabulary:

@@ -99,7 +99,7 @@ def test_scores_of_bad_prompts_are_refused(room: Room) -> None:
     for prompts, message in (
         ([((), [(1,)])], "the prompt is empty"),
         ([((1,), [(1, 400)])], "token 400; the vocabulary has 358"),
-        ([((1,) * 1000, [(2,) * 30])], "exceed the context"),
+        ([((1,) * 1000, [(2,) * 30])], "1030 tokens to score exceed the context of 1024; shorten"),
     ):
         scores = one.engine.score(prompts, end_ids=(2,))
         one.finish()
