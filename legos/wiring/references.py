@@ -16,7 +16,7 @@ from legos.records.message import Message, Thinking
 from legos.remote.engine import RemoteEngine
 from legos.remote.legos_server import LegosServer
 from legos.remote.references import ReferenceServers
-from legos.wiring.same_model import check_same_model
+from legos.wiring.same_model import ADVICE, check_same_model
 
 logger = logging.getLogger(__name__)
 TEXTS = ("It's 3.14, isn't it?", "def f(x):\n    return 2 * x", "été 漢字 🙂")
@@ -65,16 +65,16 @@ def reference_servers(
                 raise
             check_same_model(engine, model, where="training.kl_server", other=True)
             logger.warning(
-                "training.kl_server has another model than the trainer, with the same tokenizer, "
-                "so the KL divergence draws the policy to that model (distillation): %s",
-                error,
+                "%s; it has the same tokenizer, so the KL divergence draws the policy to that "
+                "model (distillation)",
+                f"{error}".removesuffix(ADVICE),
             )
         stack.pop_all()
     return ReferenceServers(engine, num_vocabulary=model.num_vocabulary)
 
 
 async def _same_tokens(url: str, model: ModelHandle, api_key: str | None) -> bool:
-    """Whether a server turns chats into the trainer's token ids, whatever thinking each asks for."""
+    """Whether a server turns chats into the trainer's token ids, with any setting of thinking."""
     root = server_root(url)
     own = [model.tokenizer]
     for thinking in get_args(Thinking):

@@ -11,6 +11,7 @@ from legos.records.names import BASE
 from legos.remote.engine import RemoteEngine
 
 PATIENCE_S = 180.0  # how long a server may take to score the text
+ADVICE = "; start the server with the same model, or give its own with --model"
 TOLERANCE, TOLERANCE_16_BITS = 1e-3, 0.3  # nats a token
 
 
@@ -59,6 +60,5 @@ def check_same_model(
         if not gap <= most:
             raise ModelError(
                 f"{at} has another model than {whose}: the log-probabilities of a fixed text "
-                f"differ by {gap:.3g} nats a token, more than {most:g}; start the server with the "
-                "same model, or give its own with --model"
+                f"differ by {gap:.3g} nats a token, more than {most:g}{ADVICE}"
             )

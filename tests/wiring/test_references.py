@@ -209,6 +209,16 @@ def test_a_server_of_another_tokenizer_is_refused(model: ModelHandle, tmp_path: 
         other.close()
 
 
+def test_a_teacher_is_announced_without_advice_to_change_it(
+    model: ModelHandle, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with served(write_tiny_model(tmp_path / "other")) as url:
+        servers_of(model, url).close()
+    assert "draws the policy to that model" in caplog.text
+    assert "differ by" in caplog.text
+    assert "same model" not in caplog.text
+
+
 @pytest.mark.parametrize("thinking", ["default", "off"])
 def test_a_teacher_has_the_same_tokens_where_the_student_does_not_think(
     thinking: str, tmp_path: Path
