@@ -107,7 +107,7 @@ def train(
                 _print(f"the run in {resume} ended before its first checkpoint and starts again")
             return _train(resolved, folder, checkpoint, view=view)
     except DeviceError as error:
-        if error.run is not None:
+        if error.run is not None and not has_followers():  # which have ended
             restart(error.run, str(error))
         raise
 

@@ -13,10 +13,11 @@ from unittest.mock import Mock
 import pytest
 from short_runs import NIM
 
-from legos.apps import restart, serve
+from legos.apps import restart, serve, train
 from legos.apps.signals import StopSignals
 from legos.cli.process import main
 from legos.device.backend import LoraBackend
+from legos.errors import DeviceError
 from legos.stalls import Watchdog
 
 BROKEN = """
@@ -97,6 +98,27 @@ def test_a_run_that_was_asked_to_stop_does_not_start_again(
     assert main(["train", *NIM, "--steps", "3", "--out", str(tmp_path / "run")]) == 2
     assert "the run has a checkpoint; " in capsys.readouterr().err
     assert started == []
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_a_run_starts_again_unless_other_processes_computed_with_it(
+    launched: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Path] = []
+
+    def broken(*_: object, **options: object) -> None:
+        error = DeviceError("the server failed")
+        error.run = tmp_path
+        raise error
+
+    monkeypatch.setattr(train, "_train", broken)
+    monkeypatch.setattr(train, "restart", lambda folder, _: started.append(folder))
+    if launched:
+        for name, text in (("TORCHELASTIC_RUN_ID", "x"), ("WORLD_SIZE", "2"), ("RANK", "0")):
+            monkeypatch.setenv(name, text)
+    with pytest.raises(DeviceError, match="the server failed"):
+        train.train(Mock())
+    assert started == ([] if launched else [tmp_path])
 
 
 @pytest.mark.parametrize(("stopping", "first"), [(False, "restarts"), (True, "ends")])
