@@ -134,8 +134,6 @@ class TorchModel(ModelHandle):
         call: runs a function that computes with the model, on its thread or now.
     """
 
-    turns: Mapping[str, int | None] = {}  # no thread is watched: no engine runs here
-
     def __init__(self, folder: Path, *, inline: bool) -> None:
         self.folder = folder
         self.tokenizer = load_tokenizer(folder)
@@ -154,6 +152,11 @@ class TorchModel(ModelHandle):
         self.num_vocabulary = min(self.causal.num_vocabulary, self.tokenizer.vocab_size)
         self.num_parameters: int = whole.num_parameters()  # packed weights hold two each
         self.dtype = str(whole.dtype).removeprefix("torch.")
+
+    @property
+    def turns(self) -> Mapping[str, int | None]:
+        """Name of the thread -> number of the call that it runs now; None: it is idle."""
+        return {"legos-trainer": self.worker.turn}
 
     @property
     def tool_format(self) -> ToolFormat:

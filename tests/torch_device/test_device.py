@@ -2,6 +2,7 @@
 
 import json
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,6 +45,14 @@ def test_calls_have_the_format_that_the_chat_template_shows(tmp_path: Path) -> N
     for name, template, form in (("own", llama, JSON_TOOLS), ("plain", "", PLAIN_TOOLS)):
         model = load(builtin_with_template(tmp_path / name, template + talk))
         assert model.tool_format == form
+
+
+def test_a_watchdog_sees_the_call_that_the_thread_runs() -> None:
+    model: Any = load_model(device="torch")
+    with closing(model):
+        first, second = (model.call(lambda: model.turns).result() for _ in range(2))
+    assert first.keys() == {"legos-trainer"}
+    assert None is not first["legos-trainer"] != second["legos-trainer"]
 
 
 def test_logits_are_those_of_mlx_with_and_without_lora() -> None:
