@@ -23,6 +23,7 @@ LOOPBACK = "127.0.0.1"
 START_S = 900.0  # maximum time until it answers: a large model is read from disk and compiled
 CHECK_S, REPORT_S = 0.3, 10.0
 SHOWN_LINES = 12  # of the log, in an error
+SHOWN_BYTES = 1 << 20  # at the end of the log, which are searched for an error
 _ERROR = re.compile(r"\bERROR\b.*\b\w+(Error|Exception): ")
 STOP_S = guardian.GRACE_S + 4.0
 
@@ -169,8 +170,10 @@ class ServerProcess:
         process.wait()
 
     def end_of_log(self) -> str:
-        """The first error in the log, and its last lines."""
-        text = self.log.read_text(errors="replace")
+        """The first error near the end of the log, and its last lines."""
+        with self.log.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - SHOWN_BYTES))
+            text = log.read(SHOWN_BYTES).decode(errors="replace")
         lines = [line for line in text.splitlines() if line]
         shown = "\n".join(f"  {line[:300]}" for line in lines[-SHOWN_LINES:])
         errors = [line for line in lines[:-SHOWN_LINES] if _ERROR.search(line)]

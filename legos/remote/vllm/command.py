@@ -93,6 +93,7 @@ def vllm_command(program: Path, options: VllmOptions, port: int) -> list[str]:
         *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
         # vLLM's default is every web page, and it loads adapters from any folder.
         *("--allowed-origins", "[]"),
+        "--disable-uvicorn-access-log",  # a line for each request, in a file of the whole run
         *options.arguments,
     ]
 

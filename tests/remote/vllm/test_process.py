@@ -170,6 +170,19 @@ def test_a_server_that_ends_shows_the_end_of_its_own_log(tmp_path: Path) -> None
     server.close()
 
 
+def test_an_error_reads_the_end_of_a_long_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "SHOWN_BYTES", 200)
+    log = tmp_path / "log"
+    log.write_text("ERROR OSError: long ago\n" + 20 * "a line\n" + "ERROR ValueError: \u00fcber\n")
+    with closing(ServerProcess(lambda _: ["server"], log=log)) as server:
+        log.write_text(log.read_text() + 12 * "a line\n")
+        shown = server.end_of_log()
+    assert "Its first error: ERROR ValueError: \u00fcber" in shown
+    assert "long ago" not in shown
+
+
 def test_a_server_that_never_answers_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,6 +210,7 @@ def test_the_command_has_room_for_the_adapters_and_reports_the_sampler_s_probabi
     assert "--enable-lora --max-lora-rank 16 --max-loras 3" in text
     assert "--logprobs-mode processed_logprobs --generation-config vllm" in text
     assert "--max-num-batched-tokens 16384" in text
+    assert "--disable-uvicorn-access-log" in line  # its log would grow with every request
     assert line[-1] == "--x"
     monkeypatch.setattr(command, "_GPUS", (tmp_path,))
     assert "--max-num-batched-tokens" not in vllm_command(Path("/bin/vllm"), OPTIONS, port=8011)
