@@ -119,7 +119,7 @@ def vllm_environment(environment: Mapping[str, str], command: Sequence[str] = ()
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer computes on the same cores
     }
-    kept = {name: text for name, text in environment.items() if name not in _OURS}
+    kept = {name: text for name, text in environment.items() if not name.startswith(_OURS)}
     return {**settings, **kept, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
 
 
@@ -147,10 +147,13 @@ def vllm_process(
 
 
 _MEMORY = frozenset(("--gpu-memory-utilization", "--kv-cache-memory-bytes"))
-_OURS = (
+_OURS = (  # beginnings of the names
     "LD_PRELOAD",  # a BLAS for the trainer's libraries; vLLM brings its own
     "PYTHONDONTWRITEBYTECODE",  # each of its processes would compile all its modules
     "PYTHONPATH",  # of another environment
     "VIRTUAL_ENV",
+    # Of torchrun: vLLM's processes would look for each other where those of the trainer are.
+    *("TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT"),
 )
 """Variables that belong to this environment and not to vLLM's."""
