@@ -120,18 +120,25 @@ def started(
             ``kit_digest`` of this process first.
         num: number of actors.
         arguments: further arguments of the constructor.
-        use_gpus: whether each gets a GPU where the cluster has as many.
+        use_gpus: whether each gets a GPU of its own, where the cluster has any.
 
     Returns:
         The name of each in the cluster, the actor, and what its ``prepare`` has returned.
 
     Raises:
+        ConfigError: the cluster has fewer GPUs.
         LegosError: what an actor raised while it prepared itself.
         EngineError: an actor does not start in time.
     """
+    gpus = int(ray.cluster_resources().get("GPU", 0)) if use_gpus else 0
+    if 0 < gpus < num:
+        raise ConfigError(
+            f"{num} engines take a GPU each, and the cluster has {gpus}; give --engines {gpus} or "
+            "fewer"
+        )
     options = {
         "num_cpus": 0,
-        "num_gpus": int(use_gpus and ray.cluster_resources().get("GPU", 0) >= num),
+        "num_gpus": min(gpus, 1),
         "max_restarts": -1,  # without a limit
         "max_concurrency": AT_ONCE,
         "scheduling_strategy": "SPREAD",

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from legos.cli.process import main
+from legos.errors import ConfigError
 
 pytestmark = pytest.mark.optional
 
@@ -39,3 +40,12 @@ def test_a_cluster_that_does_not_start_here_is_not_asked_for_again(
     told = " ".join(capsys.readouterr().err.split())
     assert "Ray did not start on this machine (The current node timed out during startup.)" in told
     assert "use --ray local" not in told
+
+
+def test_more_engines_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray: Any = pytest.importorskip("ray")
+    from legos.remote.ray.cluster import started
+
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 64.0, "GPU": 8.0})
+    with pytest.raises(ConfigError, match=r"9 engines .* has 8; give --engines 8 or fewer"):
+        started(object, 9, use_gpus=True)
