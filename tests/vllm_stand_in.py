@@ -38,6 +38,7 @@ class StandIn:
     Attributes:
         loaded: name -> the adapter.
         paths: name -> its folder.
+        raw: whether it reports log-probabilities of the model, and not of what it samples from.
         base: name of the base model.
         root: its folder.
         calls: what was loaded and unloaded, in order.
@@ -49,6 +50,7 @@ class StandIn:
         self.base, self.root = base, f"/models/{base}"
         self.loaded: dict[str, Adapter] = {}
         self.paths: dict[str, str] = {}
+        self.raw = False
         self.calls: list[tuple[str, str]] = []
         self.before: Callable[[HttpAsked], HttpAnswer | None] = lambda asked: None
 
@@ -95,10 +97,11 @@ class StandIn:
         if "messages" in asked.body:
             return HttpAnswer({"choices": [{"message": {"content": f"{name} answers"}}]})
         adapter = None if self.ignores else self.loaded.get(name)
-        watched = asked.body["logprob_token_ids"]
+        watched = asked.body.get("logprob_token_ids", ())
         values = zip(watched, logprobs(adapter, watched), strict=True)
         tops = {f"token_id:{token}": nats for token, nats in values}
-        sampled = {"token_logprobs": [-1.0], "top_logprobs": [tops]}
+        nats = 0.0 if "allowed_token_ids" in asked.body and not self.raw else -1.0
+        sampled = {"token_logprobs": [nats], "top_logprobs": [tops]}
         choice = {"finish_reason": "length", "token_ids": [5], "logprobs": sampled}
         choices = [{"index": index, **choice} for index in range(len(asked.body["prompt"]))]
         return HttpAnswer(json.dumps({"choices": choices}).encode())

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from legos.builtin import EXAMPLE
 from legos.clients.transport import server_name
 from legos.device import ModelHandle
-from legos.errors import ModelError
 from legos.losses.softmax import log_softmax
 from legos.records.message import Message
 from legos.records.names import BASE, evaluated_name
@@ -29,7 +28,6 @@ from legos.wiring.engines import TokenEngine
 
 PROMPT = 8  # tokens of the probe's prompt: a long one would slow every publication down
 WATCHED = 64  # tokens whose probabilities after it are compared
-COOL = 0.5  # temperature of a sample; at 1, a server's kinds of log-probabilities are the same
 
 
 def vllm_at(
@@ -53,8 +51,8 @@ def vllm_at(
             for temporary files.
 
     Raises:
-        ModelError: a server has another model, or reports other log-probabilities.
-        AdapterError: a server cannot serve the run's adapters.
+        ModelError: a server reports log-probabilities of another distribution than it samples from.
+        AdapterError: a server has another model, or cannot serve the run's adapters.
         EngineError: a server does not answer.
     """
     probe = probe_of(model)
@@ -75,9 +73,6 @@ def vllm_at(
         # vLLM applies LoRA of the output head to requests of its base model too, after an adapter
         # was used; an adapter that changes nothing answers as the base model does.
         engine.load_adapter(replace(model.base_adapter(), name=BASE)).result()
-        for publisher in publishers:
-            logits, most = model(probe.prompt)[-1], 4 * TOLERANCE[_dtype(model)]
-            engine.call(_check_sampler(publisher, probe.prompt, logits, most)).result()
         stack.pop_all()
     return TokenEngine(engine, model)
 
@@ -121,35 +116,6 @@ def started_vllm(
         process.wait()
         made = vllm_at([process], model, policies=policies, rivals=rivals, adapter_folder=folder)
         return TokenEngine(made.engine, model, closing=stack.pop_all().close)
-
-
-async def _check_sampler(
-    publisher: VllmPublisher, prompt: Sequence[int], logits: NDArray[np.floating], tolerance: float
-) -> None:
-    """Compare what a server reports of a token that it samples with the trainer's model.
-
-    Args:
-        publisher: publisher of the server, which has an adapter that changes nothing as ``base``.
-        prompt: token ids of a fixed prompt.
-        logits: [V] logits of the token after it, as the trainer's model computes them without LoRA.
-        tolerance: largest difference, nats; of one token, where the probe's is a mean.
-
-    Raises:
-        ModelError: they differ; the message names the flags.
-        EndpointError, RequestError: the server does not answer, or reports no token ids.
-    """
-    served = publisher.live.newest[BASE].model
-    sampled = await publisher.api.sample(served, prompt, temperature=COOL)
-    token, found = sampled.token_ids[0], sampled.logprobs[0]
-    logprobs = log_softmax(np, logits.astype(np.float64) / COOL)
-    own = logprobs[token] if token < len(logprobs) else -np.inf
-    if not abs(found - own) <= tolerance:
-        raise ModelError(
-            f"{publisher.api.url} gives token {token} after a fixed prompt a log-probability of "
-            f"{found:.4f} at temperature {COOL:g}, and the trainer's model {own:.4f}; start the "
-            "server with the trainer's model, the same --dtype, --generation-config vllm and "
-            "--logprobs-mode processed_logprobs"
-        )
 
 
 def _dtype(model: ModelHandle) -> str:

@@ -13,6 +13,7 @@ from legos.errors import AdapterError, EndpointError, ModelError, RequestError
 from legos.remote.vllm.completions import Query, Sampled, body_of, sampled_of
 
 REQUEST_S = 120.0  # maximum time of one request
+EXACT = 0.01  # nats; a server that reports other probabilities is off by several
 _SLOTS = re.compile(r'^vllm:lora_requests_info\{[^}]*max_lora="([0-9]{1,9})"', re.MULTILINE)
 _FLAGS = (  # text of vLLM's refusal -> what mends it
     (r"max_lora_rank|lora rank", "start the server with a larger --max-lora-rank"),
@@ -104,24 +105,37 @@ class VllmApi:
         vLLM's ``prompt_logprobs`` would give more positions, but applies LoRA on the output head to
         wrong rows, and kills the engine where other requests are in the batch.
         """
-        sampled = await self.sample(name, prompt, watched=watched)
-        if not sampled.others:
-            raise EndpointError("the vLLM server aborted a request for log-probabilities")
+        query = Query(adapter=name, max_tokens=1, temperature=1.0, watched=tuple(watched))
+        sampled = await self._sample(query, prompt)
         return np.array([sampled.others[0][token] for token in watched], np.float64)
 
-    async def sample(
-        self,
-        name: str,
-        prompt: Sequence[int],
-        *,
-        temperature: float = 1.0,
-        watched: Sequence[int] = (),
-    ) -> Sampled:
-        """Sample one token after a prompt; see ``Query``."""
-        query = Query(adapter=name, max_tokens=1, temperature=temperature, watched=tuple(watched))
-        body = body_of(query, [tuple(prompt)], model=name)
+    async def check_sampler(self, name: str, prompt: Sequence[int], token: int) -> None:
+        """Check that the server reports the distribution that it samples from.
+
+        Args:
+            name: name of a model at the server.
+            prompt: token ids.
+            token: an unlikely one after the prompt. It alone is allowed, so its probability is 1.
+
+        Raises:
+            ModelError: the server reports another probability; the message names the flag.
+        """
+        query = Query(adapter=name, max_tokens=1, temperature=1.0, allowed=(token,))
+        found = (await self._sample(query, prompt)).logprobs[0]
+        if not abs(found) <= EXACT:  # also: not a number
+            raise ModelError(
+                f"{self.url} reports a log-probability of {found:.4g} for the only token that a "
+                "request allows, and not 0: it is not of the distribution sampled from; start the "
+                "server with --logprobs-mode processed_logprobs"
+            )
+
+    async def _sample(self, query: Query, prompt: Sequence[int]) -> Sampled:
+        """Sample one token after a prompt."""
+        body = body_of(query, [tuple(prompt)], model=query.adapter)
         read = partial(sampled_of, query=query, count=1)
         (sampled,) = await self._transport.request("POST", "/v1/completions", read, json=body)
+        if sampled.finish_reason is None:
+            raise EndpointError("the vLLM server aborted a request for log-probabilities")
         return sampled
 
     async def slots(self) -> int | None:

@@ -13,6 +13,7 @@ from legos.errors import (
     DeviceError,
     EndpointError,
     EngineError,
+    ModelError,
     NotFoundError,
     RequestError,
 )
@@ -76,6 +77,8 @@ class VllmPublisher:
         Raises:
             AdapterError: the server has no LoRA, too small a rank, too few slots, ignores the
                 adapter, or has another model; the message names the flag.
+            ModelError: the server reports log-probabilities of another distribution than it samples
+                from.
             EngineError: the server does not answer, or not as vLLM does.
         """
         first = await asyncio.to_thread(self._probe.first_adapter)
@@ -84,6 +87,7 @@ class VllmPublisher:
         try:
             self._base = await self.api.base()
             self.live.announce(ServedModel(model=self._base, adapter=None))
+            await self._check_sampler()
             await self._load(served)
             self._slots = await self.api.slots()
             await self.api.unload(served.model)
@@ -138,15 +142,16 @@ class VllmPublisher:
         """Load an adapter again that the server has lost, because it was started again.
 
         Raises:
-            EngineError: the server has another model than before.
+            EngineError: the server has another model than before, or other flags.
             EndpointError: the server failed.
         """
         async with self._publishing:
             if served.adapter is None or served.model in await self.api.listed():
                 return  # another request has restored it
             try:
+                await self._check_sampler()
                 await self._load(served)
-            except AdapterError as error:
+            except (AdapterError, ModelError) as error:
                 raise EngineError(str(error)) from error
         logger.warning("%s has lost %s; it is loaded again", self.api.url, served.model)
 
@@ -203,6 +208,10 @@ class VllmPublisher:
                 f"{needed}, one for each of {', '.join(sorted(names))} and one for the next "
                 f"version; start the server with --max-loras {needed} or more"
             )
+
+    async def _check_sampler(self) -> None:
+        """See ``VllmApi.check_sampler``."""
+        await self.api.check_sampler(self._base, self._probe.prompt, self._probe.watched[0])
 
     async def _load(self, served: ServedModel) -> None:
         """Load an adapter, or find it loaded, and check what the server computes with it.

@@ -13,7 +13,7 @@ from published import small_adapter
 from scripted_server import HttpAnswer, HttpAsked, ScriptedServer, serving
 from vllm_stand_in import PROMPT, WATCHED, StandIn, logprobs, small_probe
 
-from legos.errors import AdapterError, DeviceError, EndpointError, EngineError
+from legos.errors import AdapterError, DeviceError, EndpointError, EngineError, ModelError
 from legos.remote.process import ServerProcess
 from legos.remote.vllm.live import LiveAdapters
 from legos.remote.vllm.probe import Probe
@@ -133,6 +133,24 @@ def test_a_server_that_ignores_the_adapter_is_refused_before_the_first_step(tmp_
     server = StandIn(ignores=True)
     tell(server, tmp_path, story, start=False)
     assert not server.loaded
+
+
+def test_a_server_that_does_not_report_its_sampler_is_refused(tmp_path: Path) -> None:
+    async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
+        server.raw = True
+        with pytest.raises(ModelError, match=r"-1 for the only token .*--logprobs-mode"):
+            await publisher.start()
+        server.raw = False
+        await publisher.start()
+        await publisher.publish(small_adapter(1))
+        server.restart()
+        server.raw = True
+        with pytest.raises(EngineError, match="--logprobs-mode processed_logprobs"):
+            await publisher.restore(live.newest["policy"])
+        assert not server.loaded
+
+    server = StandIn()
+    tell(server, tmp_path, story, start=False)
 
 
 def test_an_adapter_that_is_ignored_later_is_never_announced(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from legos.device import ModelHandle
-from legos.errors import AdapterError, DeviceError, EngineError
+from legos.errors import AdapterError, DeviceError, EngineError, ModelError
 from legos.remote.process import ServerProcess
 from legos.remote.vllm.live import LiveAdapters
 from legos.remote.vllm.publisher import VllmPublisher
@@ -221,6 +221,19 @@ def test_a_server_without_lora_names_the_flag(
         await publisher.start()
 
     with pytest.raises(AdapterError, match="--enable-lora"):
+        tell(server.url, model, tmp_path, starts, start=False)
+    server.close()
+
+
+def test_a_server_that_reports_the_model_s_probabilities_names_the_flag(
+    start_vllm: Callable[..., ServerProcess], model: ModelHandle, tmp_path: Path
+) -> None:
+    server = start_vllm("--logprobs-mode", "raw_logprobs", "--dtype", "bfloat16")
+
+    async def starts(publisher: VllmPublisher, live: LiveAdapters) -> None:
+        await publisher.start()
+
+    with pytest.raises(ModelError, match="--logprobs-mode processed_logprobs"):
         tell(server.url, model, tmp_path, starts, start=False)
     server.close()
 
