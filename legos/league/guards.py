@@ -198,7 +198,8 @@ def guard_prefixes(metrics: Iterable[str]) -> list[str]:
 def _sure(table: PayoffTable, member: str, other: str) -> float:
     """1 where a member gains from another beyond the noise, -1 where it loses, 0 otherwise."""
     mine, theirs = table.tally(member, other), table.tally(other, member)
-    gain, noise = mine.reward - theirs.reward, SURE * math.sqrt(2 * (mine.gains + theirs.gains))
+    both, gain = mine + theirs, mine.reward - theirs.reward
+    noise = SURE * math.sqrt(2 * both.gains * both.plays / (both.tasks or 1.0))
     return math.copysign(1.0, gain) if abs(gain) > noise else 0.0
 
 

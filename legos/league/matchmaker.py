@@ -88,8 +88,7 @@ class LeagueSeats(Matchmaker):
             recent: number of newest snapshots that ``recent`` is drawn from.
             every: steps from one snapshot to the next, where the training loop takes them.
         """
-        self.pool = Pool(snapshots)
-        self.progress = 0.0
+        self.pool, self.progress = Pool(snapshots), 0.0
         self.cast, self.every = cast, every
         self._ends = shares if ends is None else ends
         self._shares, self._recent = shares, recent
@@ -108,6 +107,7 @@ class LeagueSeats(Matchmaker):
         self._companies: dict[object, _Company] = {}  # by the learner and its rivals
         self._seated: dict[int | None, _Company] = {}  # by first_play, of plays under way
         self._recorded: tuple[int | None, _Company | None] = (None, None)  # newest: first_play
+        self._counted: int | None = None  # the newest in the table: first_play
 
     @property
     def named(self) -> list[str]:
@@ -267,8 +267,8 @@ class LeagueSeats(Matchmaker):
     def record(self, episode: Episode) -> None:
         """Count a play that ended, once for each two players of whom one is trained."""
         number, rollouts = episode.task.first_play, episode.rollouts
-        again = self._recorded[1] if self._recorded[0] == number else None  # of the same task
-        company = self._seated.pop(number, again)
+        before = self._recorded[1] if self._recorded[0] == number else None  # of the same task
+        company = self._seated.pop(number, before)
         self._recorded = number, company
         if company is None:  # it was drawn in another process
             seats = [(each.role, each.seat, each.policy) for each in rollouts]
@@ -286,13 +286,14 @@ class LeagueSeats(Matchmaker):
             company.counted, company.accounts = self.pool.added, self._accounts(rollouts, fixed)
         if not company.accounts:  # nobody to compare the policy with
             return
+        again, self._counted = number is not None and self._counted == number, number
         returns, gave_up = episode.returns, episode.gave_up
         for mine, other, met, account in company.accounts:
             earned, lost = mean_of(returns, mine), mean_of(returns, other)
             met[0] += 1
             met[1] += 1 - result(earned, lost) / 2
             if account is not None:
-                self.unit = max(self.unit, abs(account.count(earned, lost, gave_up)))
+                self.unit = max(self.unit, abs(account.count(earned, lost, gave_up, again=again)))
 
     def _accounts(self, rollouts: Sequence[Rollout], fixed: Container[str]) -> "list[_Counted]":
         """Where a play counts: once for each two players of whom one is trained."""
@@ -363,11 +364,10 @@ class LeagueSeats(Matchmaker):
             return
         self.pool.restore(state["pool"])
         self.table.restore(state["table"])
-        self.unit = state["unit"]
-        self.progress = state["progress"]
+        self.unit, self.progress = state["unit"], state["progress"]
         self._met = {name: [*map(float, both)] for name, both in state["met"].items()}
         self._tokens = state["tokens"]
-        self._step = None
+        self._step = self._counted = None
         self._begin({})  # what was made before counts in tables that are replaced
 
 

@@ -14,7 +14,7 @@ from legos.games.exact import GameTree, Policy
 from legos.games.graph import FloatArray
 from legos.games.solve import SAME, reach
 
-NUM_SUMS = 7  # fields of a tally
+NUM_SUMS = 8  # fields of a tally
 
 
 class Tally(Struct, frozen=True):
@@ -27,11 +27,17 @@ class Tally(Struct, frozen=True):
     squares: float = 0.0  # sum of the squared rewards
     forfeits: float = 0.0  # plays that this side forfeited; wins, draws and losses contain them
     gains: float = 0.0  # sum of the squared gains, see ``Account.count``
+    again: float = 0.0  # plays of a task of which another play was counted before
 
     @property
     def plays(self) -> float:
         """Number of plays."""
         return self.wins + self.draws + self.losses
+
+    @property
+    def tasks(self) -> float:
+        """Number of tasks of the plays, which is that of independent results."""
+        return self.plays - self.again
 
     @property
     def score(self) -> float:
@@ -123,7 +129,7 @@ class PayoffTable:
         return plays, gain
 
     def sums(self, members: Sequence[str]) -> FloatArray:
-        """[M, M, 7] the fields of the tally of each member (row) against each (column)."""
+        """[M, M, 8] the fields of the tally of each member (row) against each (column)."""
         cells = [self._cells.get(pair) for pair in product(members, members)]
         nothing = [0.0] * NUM_SUMS
         found = [
@@ -199,7 +205,7 @@ class PayoffTable:
         self._cells, self._members = {}, {}
         for mine, theirs, role, *numbers in state["rows"]:
             names = state["members"][mine], state["members"][theirs], state["roles"][role]
-            if len(numbers) < NUM_SUMS:  # of an earlier version; too large but in zero-sum games
+            if len(numbers) == 6:  # of an earlier version; too large but in zero-sum games
                 numbers.append(numbers[4])
             self.put(*names, Tally(*map(float, numbers)))
 
@@ -218,7 +224,9 @@ class Account:
         """
         self._cells, self._sides = cells, sides
 
-    def count(self, mine: float, theirs: float, gave_up: Container[str] = ()) -> float:
+    def count(
+        self, mine: float, theirs: float, gave_up: Container[str] = (), *, again: bool = False
+    ) -> float:
         """Count a play, and return the gain of the first member.
 
         A gain is half the difference of the rewards, or the reward, where plays are counted from
@@ -228,6 +236,7 @@ class Account:
             mine: mean return of the roles of the first member.
             theirs: that of the roles of the other.
             gave_up: roles that forfeited the play.
+            again: whether the play before was one of the same task.
         """
         outcome = result(mine, theirs)
         gain = mine if self._sides == 1 else 0.0 if outcome == 1 else (mine - theirs) / 2
@@ -239,6 +248,7 @@ class Account:
             if role in gave_up:
                 sums[5] += share
             sums[6] += share * gain * gain
+            sums[7] += share * again
         return gain
 
 

@@ -73,10 +73,9 @@ def ratings(
     likelihood estimation of misspecified models, 1982.
     """
     names = list(table.members if members is None else members)
-    plays, points, squares = _results(table, names, unit)
-    played = plays.sum(axis=1)
+    plays, tasks, points, squares = _results(table, names, unit)
     weight = EXACT_PLAYS if table.exact else 1.0
-    theta, covariance = _fit(names, weight * plays, weight * points, weight * squares)
+    theta, covariance = _fit(names, weight * tasks, weight * points, weight * squares)
     origin = np.full(len(names), 1 / len(names))
     if anchor in names:
         origin = np.eye(len(names))[names.index(anchor)]
@@ -86,7 +85,7 @@ def ratings(
     half = ELO * NormalDist().inv_cdf((1 + level) / 2) * np.sqrt(np.maximum(variance, 0.0))
     if table.exact:
         half = np.zeros_like(half)
-    columns = (elo, elo - half, elo + half, played)
+    columns = (elo, elo - half, elo + half, plays.sum(axis=1))
     rows = zip(names, *(column.tolist() for column in columns), strict=True)
     found = [Rating(member=m, elo=e, low=a, high=b, plays=n) for m, e, a, b, n in rows]
     return sorted(found, key=lambda rating: -rating.elo)
@@ -193,7 +192,7 @@ def strongest_cycle(
         members: who is looked at.
         unit: as for ``ratings``.
     """
-    plays, points, squares = _results(table, members, unit)
+    _, plays, points, squares = _results(table, members, unit)
     noise = np.zeros_like(plays)
     if not table.exact:  # four plays are added, as for ``mean_interval``
         plays, points, squares = plays + 4, points + 2, squares + 2
@@ -258,10 +257,14 @@ def nash_mixture(rewards: FloatArray) -> FloatArray:
 
 def _results(
     table: PayoffTable, members: Sequence[str], unit: float | None
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """[M, M] plays of each pair, and the sums of the scores of the row and of their squares."""
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """[M, M] plays of each pair and their tasks, and sums of the row's scores and their squares.
+
+    Plays of one task share the deal, so each task is one result: the sums are over tasks, of the
+    mean score of their plays, and of the mean of its square.
+    """
     sums = table.sums(members) * (1 - np.eye(len(members)))[..., None]
-    wins, draws, losses, gain, _, _, squares = np.moveaxis(sums, -1, 0)
+    wins, draws, losses, gain, _, _, squares, again = np.moveaxis(sums, -1, 0)
     plays = wins + draws + losses
     if unit is None:
         unit, gain, squares = 1.0, wins - losses, wins + losses
@@ -270,7 +273,10 @@ def _results(
         largest = math.sqrt((squares / np.maximum(plays, TINY)).max())
         raise ArenaError(f"gains reach {largest:g} and more, but unit is {unit:g}; raise it")
     half_gain = (gain - gain.T) / (2 * unit * table.sides)
-    return plays, plays / 2 + half_gain, plays / 4 + half_gain + squares / (4 * unit**2)
+    tasks = plays - (again + again.T) / table.sides
+    share = tasks / np.maximum(plays, TINY)
+    points, squares = plays / 2 + half_gain, plays / 4 + half_gain + squares / (4 * unit**2)
+    return plays, tasks, share * points, share * squares
 
 
 def _fit(

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import astuple
 
 import pytest
 from made_snapshots import adapter, take
@@ -30,12 +31,15 @@ def meet(
     *,
     size: float = 1.0,
     plays: int = PLAYS,
+    group: int = 1,
 ) -> None:
-    """Count plays of which ``mine`` wins a share, half of them in each role."""
+    """Count tasks of which ``mine`` wins a share, half of them in each role."""
     for play in range(plays):
         reward = size if (play // 2 + 0.5) / (plays / 2) < share else -size
         roles = ("first", "second") if play % 2 else ("second", "first")
-        table.account(mine, theirs, [roles[0]], [roles[1]]).count(reward, -reward)
+        account = table.account(mine, theirs, [roles[0]], [roles[1]])
+        for number in range(group):
+            account.count(reward, -reward, again=number > 0)
 
 
 def alarms(found: Standing, elo: float = 100.0) -> dict[str, str]:
@@ -91,6 +95,22 @@ def test_a_collapse_is_an_error_that_names_the_best() -> None:
     assert "below that of policy@2" in text
     assert found.fall > 100
     assert "league/fall" not in alarms(found, elo=10_000.0)
+
+
+def test_plays_of_one_task_make_nothing_surer() -> None:
+    found: list[Standing] = []
+    for group in (1, 8):
+        table = PayoffTable()
+        meet(table, "policy@0", "random", 0.8, plays=40, group=group)
+        meet(table, "policy@1", "policy@0", 0.4, plays=20, group=group)
+        meet(table, "policy@1", "random", 0.4, plays=20, group=group)
+        found.append(standing(table, pool_of(2), "policy", unit=1.0))
+    one, eight = found
+    assert one.rating is not None
+    assert eight.rating is not None
+    assert astuple(eight.rating)[1:4] == pytest.approx(astuple(one.rating)[1:4])
+    assert (one.rating.plays, eight.rating.plays) == (40.0, 320.0)
+    assert (eight.fall, eight.forgotten) == (one.fall, one.forgotten) == (0.0, ())
 
 
 def test_a_fall_within_the_noise_is_none() -> None:

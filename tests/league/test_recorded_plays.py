@@ -16,7 +16,7 @@ from legos.fakes import ScriptedClient
 from legos.league.cast import Cast
 from legos.league.guards import standing
 from legos.league.matchmaker import LeagueSeats
-from legos.records.episode import Rollout, Turn
+from legos.records.episode import Rollout, Task, Turn
 from legos.records.message import Completion
 
 
@@ -145,6 +145,22 @@ def test_a_play_of_two_trained_policies_counts_once() -> None:
     league.record(played("policy", "other", 1.0, trained=True))
     assert league.table.tally("policy@0", "other@0").wins == 1
     assert league.table.tally("other@0", "policy@0").losses == 1
+
+
+def test_plays_of_one_task_are_one_result() -> None:
+    _, league = arena_with({"past": 1.0})
+    with_snapshots(league, 2)
+    for first in (0, 3):
+        for error in ("broken", None, None):
+            task = Task(id="t", first_play=first)
+            league.record(replace(played("policy", "policy@0", 1.0), task=task, error=error))
+    for mine, theirs in permutations(("policy@1", "policy@0")):
+        tally = league.table.tally(mine, theirs)
+        assert (tally.plays, tally.tasks) == (4.0, 2.0)
+    assert league.metrics()["plays_past"] == 4.0
+    again = arena_with({"past": 1.0})[1]
+    again.restore(json.loads(json.dumps(league.state())))
+    assert again.table.tally("policy@1", "policy@0").tasks == 2.0
 
 
 def test_results_count_for_the_newest_snapshot() -> None:

@@ -14,7 +14,7 @@ import pytest
 from fakes import FakePublisher
 from made_snapshots import adapter, take
 from metric_lines import read_steps
-from run_world import World, check_balance, episodes
+from run_world import Match, World, check_balance, episodes
 from stored_plays import TIMES
 
 from legos.arena.arena import Arena
@@ -274,8 +274,9 @@ def test_a_snapshot_that_no_engine_took_is_published_by_the_resumed_run(
 
 @pytest.mark.parametrize("what", ["report", "stop", "rollback"])
 def test_a_planted_collapse_is_caught(
-    what: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    what: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Match, "tasks_per_step", 40)  # each counts as one play
     settings = LeagueConfig(snapshot_every=2, snapshots=8, on_collapse=what)
     run = world(tmp_path / "run", league=settings, opponents={"past": 1.0}, steps=16)
     strong = 8
