@@ -32,7 +32,7 @@ from legos.records.names import evaluated_name
 from legos.run.checkpoint import checkpoints
 from legos.run.ending import failure_kept
 from legos.run.find import checkpoint_of, find_run, fresh_folder, split_place
-from legos.run.folder import FAILS_AGAIN, RUNS, RunFolder
+from legos.run.folder import CONFIG, FAILS_AGAIN, RUNS, RunFolder
 from legos.run.run import Run
 from legos.stalls import STALL_AFTER_S, LoopWatch
 from legos.track.console import ConsoleTracker
@@ -174,8 +174,9 @@ def _train(
 def _restore(run: Run, config: RunConfig, checkpoint: Path | None) -> None:
     """Restore the state with which the run begins, if it goes on or is forked."""
     if checkpoint is not None:
-        forked_at = split_place(config.fork_from or "")[1]
-        run.resume(checkpoint, forked_at=int(forked_at or 0))
+        forked_at, kept = split_place(config.fork_from or "")[1], checkpoint / CONFIG
+        same = not kept.exists() or _same_evaluation(config, read_config(kept))
+        run.resume(checkpoint, forked_at=int(forked_at or 0), same_evaluation=same)
     elif config.fork_from is not None:
         _fork(run, config, config.fork_from)
 
@@ -261,15 +262,22 @@ def _fork(run: Run, config: RunConfig, start: str) -> None:
     parent = find_run(name)
     before = read_config(parent.settings)
 
-    def of_play(settings: RunConfig, name: str) -> list[object]:
-        return [getattr(one.play, name) for one in settings.arenas.values()]
-
-    evaluation = all(get(config) == get(before) for get in map(attrgetter, OF_PLAYS))
     run.fork(
         checkpoint_of(parent, step),
-        same_credit=of_play(config, "credit") == of_play(before, "credit"),
-        same_evaluation=evaluation and of_play(config, "options") == of_play(before, "options"),
+        same_credit=_of_play(config, "credit") == _of_play(before, "credit"),
+        same_evaluation=_same_evaluation(config, before),
     )
+
+
+def _same_evaluation(config: RunConfig, before: RunConfig) -> bool:
+    """Whether evaluations use the same plays with both settings."""
+    same = all(get(config) == get(before) for get in map(attrgetter, OF_PLAYS))
+    return same and _of_play(config, "options") == _of_play(before, "options")
+
+
+def _of_play(settings: RunConfig, name: str) -> list[object]:
+    """A setting of the plays of each arena."""
+    return [getattr(one.play, name) for one in settings.arenas.values()]
 
 
 def _go(

@@ -173,17 +173,18 @@ class Run:
         every = self._settings.evaluate_every
         return self.step >= self._settings.steps or bool(every and self.step % every == 0)
 
-    def resume(self, place: Path, *, forked_at: int = 0) -> None:
+    def resume(self, place: Path, *, forked_at: int = 0, same_evaluation: bool = True) -> None:
         """Continue from a checkpoint, and remove what the folder holds of later steps.
 
         Args:
             place: an intact checkpoint of this run.
             forked_at: step at which the run began.
+            same_evaluation: as for ``fork``.
 
         Raises:
             CheckpointError: it belongs to another model or arena; nothing is removed then.
         """
-        self._state.restore(place)
+        self._state.restore(place, same_evaluation=same_evaluation)
         written = self._folder.rewind(
             step=self.step, versions=self._trainer.versions, evaluated=self._evaluations.step
         )

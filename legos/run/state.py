@@ -70,18 +70,26 @@ class RunState:
 
         return values
 
-    def restore(self, place: Path, state: Results | None = None) -> None:
+    def restore(
+        self, place: Path, state: Results | None = None, *, same_evaluation: bool = True
+    ) -> None:
         """Restore what ``take`` took.
 
         Args:
             place: a checkpoint.
             state: replaces its state.
+            same_evaluation: whether evaluations use the same plays; otherwise there are no results
+                yet, and the one of this step is made again.
 
         Raises:
             CheckpointError: it belongs to another model or arena.
         """
         state = read_state(place) if state is None else state
         try:
+            if not same_evaluation:
+                before = state["trainer"]["step"] - 1
+                state |= {"first": {}, "last": {}, "evaluated_step": before}
+                state |= {"best": None, "evaluating": None}
             self._trainer.restore(place, state["trainer"])
             self._mix.restore(state["arenas"])
             queued = {name: groups_from_json(each) for name, each in state["queued"].items()}
@@ -100,9 +108,7 @@ class RunState:
             for name, arena in self._mix.arenas.items():
                 credit = arena.credit_assigner
                 state["arenas"][name]["credit"] = credit.state() if credit else {}
-        if not same_evaluation:
-            state |= {"first": {}, "last": {}, "evaluated_step": None}
-        self.restore(place, state)
+        self.restore(place, state, same_evaluation=same_evaluation)
         if not same_credit:
             self._batcher.discard_rest("forked")
 

@@ -98,6 +98,17 @@ def test_a_fork_that_is_resumed_before_its_first_step_lacks_no_lines(
 
 
 @pytest.mark.slow
+def test_a_resume_with_other_evaluations_starts_their_results_again(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert main(["train", "--out", str(run), "--steps", "1", *SMALL]) == 0
+    for steps in ("1", "2"):
+        options = ("--steps", steps, "--loop.evaluation-plays", "4")
+        assert main(["train", "--resume", str(run), *options]) == 0
+        state = read_state(newest_whole(run / "checkpoints"))
+        assert state["first"]["policy_version"] == 1
+
+
+@pytest.mark.slow
 def test_another_base_of_the_same_shape_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,7 +22,7 @@ from legos.play.context import PlayContext
 from legos.play.step import play_each
 from legos.protocols import Snapshot
 from legos.records.episode import Episode, Task
-from legos.run.checkpoint import checkpoint_steps, read_state
+from legos.run.checkpoint import checkpoint_steps, newest_whole, read_state
 from legos.track.jsonl import JsonlTracker
 
 STOPS, STOPS_WITH_LAG = range(238), range(0, 112, 3)
@@ -227,6 +227,20 @@ def test_a_finished_run_goes_on_when_it_is_given_more_steps(whole: World, tmp_pa
     assert longer.go()
     assert [line["step"] for line in read_steps(longer.folder.metrics)] == list(range(1, 9))
     assert longer.run.last["policy_version"] == 8
+
+
+def test_a_resume_with_other_evaluations_begins_with_a_new_first_one(
+    whole: World, tmp_path: Path
+) -> None:
+    shutil.copytree(whole.folder.path, tmp_path / "run")
+    world = World(tmp_path / "run")
+    world.run.resume(newest_whole(world.folder.checkpoints), same_evaluation=False)
+    assert not world.run.finished
+    assert world.go()
+    assert world.run.first == world.run.last
+    assert world.run.first["policy_version"] == whole.run.last["policy_version"]
+    lines = [read_metrics(each.folder.evaluations) for each in (world, whole)]
+    assert [[line["step"] for line in each] for each in lines] == [[0, 3, 6]] * 2
 
 
 def test_an_arena_that_keeps_failing_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
