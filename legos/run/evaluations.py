@@ -157,13 +157,20 @@ class Evaluations:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state`` returned."""
+        """Restore what ``state`` returned.
+
+        Raises:
+            ConfigError: ``keep_best`` was changed to a metric that evaluations lack.
+        """
         self.first, self.last = state["first"], state["last"]
         self.step = state["evaluated_step"]
         pinned = state["evaluating"]
         self.pinned = None if pinned is None else (pinned[0], dict(pinned[1]))
         metric, step, value = state["best"] or ("", 0, 0.0)
         self._best = (metric, step, value) if self._keep_best == metric else None
+        if self._best is None and self.last:
+            self._compare(self.step or 0, flat_metrics(self.last))
+            self._best = None  # there may be no checkpoint of that step
 
     async def _beside(self, step: int, adapters: Sequence[Adapter], out: Outputs) -> None:
         await self._on_writer(partial(self._folder.write_adapters, adapters))  # for a resumed run

@@ -5,7 +5,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from legos.errors import CheckpointError
+from legos.errors import CheckpointError, ConfigError
 from legos.loop.batcher import Batcher
 from legos.loop.mix import Mix
 from legos.loop.trainer import Metrics, PolicyTrainer
@@ -83,6 +83,7 @@ class RunState:
 
         Raises:
             CheckpointError: it belongs to another model or arena.
+            ConfigError: evaluations lack the metric of ``loop.keep_best``.
         """
         state = read_state(place) if state is None else state
         try:
@@ -96,6 +97,8 @@ class RunState:
             self._batcher.restore(state["batcher"], queued, versions=self._trainer.versions)
             self._evaluations.restore(state)
             self.unlogged, self._logged = state["unlogged"], self._trainer.step
+        except ConfigError:
+            raise
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{place} does not fit this run: {error!r}; was it written by another version?"

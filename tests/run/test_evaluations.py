@@ -251,3 +251,10 @@ def test_a_metric_that_no_evaluation_can_have_is_named(tmp_path: Path) -> None:
     world = World(tmp_path / "run", keep_best="reward_mean").start()
     with pytest.raises(ConfigError, match="keep_best is 'reward_mean' but the evaluation of arena"):
         world.go()
+
+
+def test_a_resume_refuses_a_metric_that_no_evaluation_can_have(tmp_path: Path) -> None:
+    assert World(tmp_path / "run", keep_best="share").start().go()
+    mistyped = World(tmp_path / "run", keep_best="shares", steps=8)
+    with pytest.raises(ConfigError, match="keep_best is 'shares' but the evaluation of arena"):
+        mistyped.resume()
