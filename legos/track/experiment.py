@@ -40,6 +40,7 @@ class _Logged(TypedDict):
     step: int  # newest optimiser step; -1: none
     evaluated: int  # newest evaluated step; -1: none
     best: float | None  # best value of the metric that decides which adapter is the best
+    best_by: str  # that metric; with "-" where a lower one is better
     adapters: dict[str, list[str]]  # step -> adapter folders of the policies, of the newest steps
 
 
@@ -77,7 +78,9 @@ class ExperimentTracker(Tracker):
         self._library, self._run, self._folder = library, run, folder
         self._better, self._best_by, self._step_column = better, best_by, step_column
         self._file = folder / library.__name__ / "logged.json"
-        self._logged = _Logged(rows=0, step=-1, evaluated=-1, best=None, adapters={"0": _FIRST})
+        self._logged = _Logged(
+            rows=0, step=-1, evaluated=-1, best=None, best_by="", adapters={"0": _FIRST}
+        )
         if self._file.is_file():
             self._logged |= json.loads(self._file.read_bytes())
         self._plays: tuple[str, Sequence[Episode], int] = ("", (), 0)  # kind, newest plays, step
@@ -171,8 +174,9 @@ class ExperimentTracker(Tracker):
         if name not in values or adapters is None:
             return
         value: float = values[name] if larger else -values[name]
-        if self._logged["best"] is None or value > self._logged["best"]:
-            self._logged["best"] = value
+        best, by = self._logged["best"], name if larger else f"-{name}"
+        if best is None or by != self._logged["best_by"] or value > best:
+            self._logged["best"], self._logged["best_by"] = value, by
             self._keep_adapters(adapters, "best", "latest")
 
     def _keep_adapters(self, patterns: Iterable[str], *aliases: str) -> None:

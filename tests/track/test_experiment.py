@@ -197,6 +197,11 @@ def test_keep_best_decides_which_adapter_is_the_best(service: Service) -> None:
         tracker.log({"loss": 0.5, "policy_version": step}, step=step)
         tracker.log({"eval/exploitability": 0.5, "eval/illegal_share": share}, step=step)
     assert [aliases[-1] for _, aliases in service.artifacts] == ["adapter-v1", "adapter-v2"]
+    changed = service.tracker(best_by="-exploitability")
+    for step, value in ((4, 0.9), (5, 0.95)):
+        changed.log({"loss": 0.5, "policy_version": step}, step=step)
+        changed.log({"eval/exploitability": value, "eval/illegal_share": 0.1}, step=step)
+    assert [aliases[-1] for _, aliases in service.artifacts][2:] == ["adapter-v4"]
 
 
 def played(count: int) -> list[Episode]:
