@@ -1,12 +1,14 @@
 """Find runs and adapters by the names that a user gives, and a name for a new run."""
 
+import math
 import re
 import shlex
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from legos.errors import CheckpointError
+from legos.config.resolve import read_config
+from legos.errors import CheckpointError, LegosError
 from legos.run.checkpoint import STATE, checkpoint_at, checkpoints, newest_whole, read_state
 from legos.run.folder import CONFIG, METRICS, RUNS, RunFolder
 from legos.run.metrics import MetricTail
@@ -149,10 +151,28 @@ def _versions(run: RunFolder) -> dict[int, int]:
     """Step -> the policy version after it."""
     known = {
         step: int(version)
-        for path in (run.evaluations, run.metrics)
+        for each, last in with_parents(run)
+        for path in (each.evaluations, each.metrics)
         for step, version in MetricTail(path).read().points("policy_version")
+        if step <= last
     }
     return dict(sorted(known.items()))
+
+
+def with_parents(run: RunFolder) -> list[tuple[RunFolder, float]]:
+    """A run after those that it was forked from and that are found, each with its last step.
+
+    A fork has adapters of steps that only the metrics of its parent know.
+    """
+    found: list[tuple[RunFolder, float]] = [(run, math.inf)]
+    with suppress(LegosError):
+        while start := read_config(found[0][0].config).fork_from:
+            name, step = split_place(start)
+            parent = find_run(name)
+            if parent.path in {each.path for each, _ in found}:
+                break
+            found.insert(0, (parent, int(step or 0)))
+    return found
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from legos.errors import CheckpointError
 from legos.records.names import POLICY, frozen_name
-from legos.run.find import find_adapter, find_run, named_step, split_place
+from legos.run.find import find_adapter, find_run, named_step, split_place, with_parents
 from legos.run.metrics import MetricTail
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
@@ -50,8 +50,11 @@ def adapters_beside(text: str, version: int, policies: Sequence[str]) -> list[Ad
     step = named_step(run, at)
     found = [
         row
-        for row in MetricTail(run.metrics).read().rows()
-        if step in (None, row["step"]) and (row.get("policy_version") or 0) == version
+        for each, last in with_parents(run)
+        for row in MetricTail(each.metrics).read().rows()
+        if (row["step"] or 0) <= last
+        and step in (None, row["step"])
+        and (row.get("policy_version") or 0) == version
     ]
     if version and not found:
         raise CheckpointError(

@@ -17,6 +17,7 @@ from legos.cli.process import main
 from legos.cli.run_settings import resolve_run
 from legos.config.resolve import read_config
 from legos.run.checkpoint import newest_whole, read_state
+from legos.run.find import find_adapter
 from legos.weights.base import fingerprint_of
 from legos.weights.folder import read_adapter
 
@@ -57,6 +58,7 @@ def test_a_fork_that_changes_nothing_goes_the_way_of_its_parent(
     assert timeless(child / "metrics.jsonl") == timeless(parent / "metrics.jsonl")[3:]
     assert digest(child, 6) == digest(parent, 6) != digest(parent, 2)
     assert digest(child, 2) == digest(parent, 2)
+    assert find_adapter(f"{child}@2") == child / "adapters" / "v2"
     assert (child / "checkpoints" / "step-000002").is_dir()
     assert {path: path.read_bytes() for path in parent.rglob("*") if path.is_file()} == before
     text = (child / "config.toml").read_text()

@@ -18,6 +18,7 @@ from legos.fakes import ScriptedClient
 from legos.league.cast import Cast
 from legos.loop.evaluation import flat_metrics
 from legos.run.checkpoint import newest_whole, read_state
+from legos.run.find import find_adapter
 from legos.weights.folder import read_adapter
 from legos.weights.policy_state import read_policy_state
 from legos.wiring.arena import make_arena
@@ -155,6 +156,23 @@ def test_a_step_has_the_policies_of_that_step_where_one_kept_its_version(
     (place / "metrics.jsonl").unlink()
     with pytest.raises(CheckpointError, match=r"does not say which adapters solver had .* with v2"):
         versions("@v2")
+
+
+def test_the_adapters_that_a_fork_took_over_are_found(run: Path, tmp_path: Path) -> None:
+    fork = shutil.copytree(run, tmp_path / "fork")
+    text = (fork / "config.toml").read_text()
+    started = text.replace('#: fork_from = "none"', f'fork_from = "{run}@2"')
+    (fork / "config.toml").write_text(started)
+    lines = read_metrics(fork / "metrics.jsonl")
+    later = (f"{json.dumps(line)}\n" for line in lines if (line["step"] or 0) > 2)
+    (fork / "metrics.jsonl").write_text("".join(later))
+    (fork / "evaluations.jsonl").unlink()
+    assert find_adapter(f"{fork}@2") == fork / "adapters" / "v2"
+    found = frozen_adapters(f"{fork}@v2", ("proposer", "solver"))
+    assert [adapter.version for adapter in found.values()] == [2, 2]
+    shutil.rmtree(fork / "adapters" / "v4")
+    with pytest.raises(CheckpointError, match="keeps no adapter of step 4"):
+        find_adapter(f"{fork}@4")
 
 
 @pytest.mark.slow
