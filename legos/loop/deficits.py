@@ -3,7 +3,7 @@
 Each step adds ``share * budget`` to the deficit of every arena, an arena gives groups while its
 deficit is positive, and their tokens are subtracted. A group is never cut, so a step may exceed the
 budget, and the arena pays it back in the next steps: over a run, the tokens of an arena differ from
-its share by one group at most.
+its share by one group at most, and by the groups that a step takes because of their age.
 
 Source: Shreedhar and Varghese 1995, with groups in place of packets.
 """
