@@ -286,7 +286,8 @@ def test_intervals_cover_planted_strengths_where_three_sit() -> None:
         score = expected_scores(strengths)
         for one, two in permutations(range(5), 2):
             wins = float(rng.binomial(15, score[one, two]))
-            table.put(f"m{one}", f"m{two}", "r", Tally(wins, 0, 15 - wins, 2 * wins - 15, 15))
+            tally = Tally(wins, 0, 15 - wins, 2 * wins - 15, squares=15, gains=15)
+            table.put(f"m{one}", f"m{two}", "r", tally)
         for unit in (None, 1.0):
             found = by_name(ratings(table, anchor="m0", unit=unit))
             for index in range(1, 5):
