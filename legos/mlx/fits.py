@@ -61,7 +61,8 @@ def check_training(folder: Path, size: TrainingSize) -> str | None:
     size = structs.replace(size, layers=min(size.layers, sizes.layers - size.before))
     plan = plan_of(sizes, size, usable, context)
     longest = context if plan.row_limit is None else plan.row_limit
-    held = f"{_gib(sizes.weights)} of weights, {_gib(plan.held_bytes - sizes.weights)} held"
+    others = "held" if size.engine is None else "for LoRA and full caches of the engine"
+    held = f"{_gib(sizes.weights)} of weights, {_gib(plan.held_bytes - sizes.weights)} {others}"
     row = min(LEAST_ROW, context)
     if longest < row:
         give = "" if size.checkpointing else "--training.gradient-checkpointing or "
