@@ -89,7 +89,7 @@ def test_expected_payoffs_equal_plain_recursion(game: Hidden, seed: int) -> None
 
 
 @pytest.mark.slow
-@settings(light, max_examples=12)  # each tries up to 64 plans of every role
+@settings(light, max_examples=6)  # each tries up to 64 plans of every role
 @given(games, st.integers(0, 100))
 def test_best_response_equals_the_best_of_all_plans(game: Hidden, seed: int) -> None:
     tree = GameTree(game)

@@ -119,7 +119,9 @@ def test_two_processes_make_the_gradient_of_one(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tokens", [("4096", "4096"), ("4096", "64")])
+@pytest.mark.parametrize(
+    "tokens", [pytest.param(("4096", "4096"), marks=pytest.mark.nightly), ("4096", "64")]
+)
 def test_a_process_that_follows_takes_part_in_every_exchange_of_gradients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: tuple[str, str]
 ) -> None:
