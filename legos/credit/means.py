@@ -36,8 +36,8 @@ def _metric_means(played: Sequence[Episode]) -> tuple[dict[str, float], dict[str
     return {name: total / weights[name] for name, total in sums.items()}, weights
 
 
-def _seat_returns(played: Sequence[Episode]) -> Iterator[tuple[Episode, str, float]]:
-    """The return of each seat that counts in a mean: its play, its role and the return.
+def _seat_returns(played: Sequence[Episode]) -> Iterator[tuple[Episode, str, float, bool]]:
+    """The return of each seat that counts in a mean: its play, role, return, and if it is trained.
 
     A role that no play of its arena asked counts only where it got a reward, as the loser of a game
     who never moved does, and where no spawned play asked it, whose own return counts.
@@ -45,15 +45,15 @@ def _seat_returns(played: Sequence[Episode]) -> Iterator[tuple[Episode, str, flo
     asked = {(e.arena, r.role) for e in played for r in e.rollouts if r.turns}
     for episode in played:
         below = {r.role for e in with_children(episode.children) for r in e.rollouts if r.turns}
+        trained = {r.role for r in episode.rollouts if r.policy is not None}
         for role, found in episode.returns.items():
             if (episode.arena, role) in asked or (found and role not in below):
-                yield episode, role, found
+                yield episode, role, found, role in trained
 
 
 def trained_returns(played: Sequence[Episode]) -> list[float]:
     """The returns of trained seats that count in the mean reward of plays that ended."""
-    trained = {(id(e), r.role) for e in played for r in e.rollouts if r.policy is not None}
-    return [found for e, role, found in _seat_returns(played) if (id(e), role) in trained]
+    return [found for _, _, found, trained in _seat_returns(played) if trained]
 
 
 def step_metrics(
@@ -69,10 +69,11 @@ def step_metrics(
         The metrics, and for each metric that is a mean the number of values averaged.
     """
     played = [episode for episode in episodes if not episode.error and not episode.void]
-    trained = trained_returns(played)
+    trained: list[float] = []
     by_role: defaultdict[str, list[float]] = defaultdict(list)
     parts: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for episode, role, found in _seat_returns(played):
+    for episode, role, found, is_trained in _seat_returns(played):
+        trained += [found] if is_trained else []
         by_role[role].append(found)
         for part, value in episode.parts.get(role, {}).items():
             parts[role, part] += value
