@@ -6,7 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 from legos.credit.means import with_children
-from legos.losses.alarms import EQUAL, EQUAL_STEPS, PAGE, Alarm, alarms
+from legos.losses.alarms import (
+    EQUAL,
+    EQUAL_ADVICE,
+    EQUAL_STEPS,
+    PAGE,
+    Alarm,
+    alarms,
+    counting,
+)
 from legos.records.group import Group
 
 logger = logging.getLogger(__name__)
@@ -65,7 +73,7 @@ class AlarmLog:
         """
         before, again = self._sounding.get(league, set()), self._newest.get(league, set())
         self._newest[league] = {alarm.metric for alarm in found}
-        found = [a for a in found if a.level == "error" or not a.lasting or a.metric in again]
+        found = counting(found, again)
         for alarm in found:
             if (alarm.metric, alarm.level) not in before:
                 level = logging.ERROR if alarm.level == "error" else logging.WARNING
@@ -94,8 +102,7 @@ class AlarmLog:
         text = (
             f"all rewards of the last {EQUAL_STEPS} steps were equal{where} ({listed}), so "
             f"nothing can be learned from them. Answers of this step: {said} (`legos watch` shows "
-            "more); reward partial success, ask for a form that can be read, imitate it first "
-            f"(`legos imitate`) or change the tasks, unless this is the best ({PAGE})"
+            f"more); {EQUAL_ADVICE} ({PAGE})"
         )
         return [Alarm(level="warning", metric=f"equal rewards {arena}", text=text)]
 

@@ -6,7 +6,7 @@ older policies the gap also contains what was learned since, so only the error l
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal
@@ -15,6 +15,10 @@ PAGE = "docs/run/alarms.md"
 Level = Literal["warning", "error"]
 EQUAL = "equal_reward_steps"  # steps in a row with equal rewards, once they are reported
 EQUAL_STEPS = 10  # with equal rewards, until it is reported
+EQUAL_ADVICE = (
+    "reward partial success, ask for a form that can be read, imitate it first (`legos imitate`) "
+    "or change the tasks, unless this is the best"
+)
 _EARLY = 30  # optimiser steps
 
 
@@ -90,8 +94,7 @@ RULES = (
         EQUAL_STEPS,
         math.inf,
         "every role earned the same in all plays of so many steps, so nothing can be learned from "
-        "them; reward partial success, ask for a form that can be read, imitate it first (`legos "
-        "imitate`) or change the tasks, unless this is the best",
+        f"them; {EQUAL_ADVICE}",
     ),
 )
 
@@ -127,6 +130,16 @@ def alarms(
             text = f"{metric} is {value:.4g}, {side} {limit:.4g}: {rule.advice} ({PAGE})"
             found.append(Alarm(level=level, metric=metric, text=text, lasting=rule.lasting))
     return sorted(found, key=lambda alarm: alarm.level != "error")
+
+
+def counting(found: Sequence[Alarm], before: Container[str]) -> list[Alarm]:
+    """The alarms of a step that count: not those that must last, and have only begun.
+
+    Args:
+        found: all alarms of the step.
+        before: the metrics that had alarms in the step before.
+    """
+    return [a for a in found if a.level == "error" or not a.lasting or a.metric in before]
 
 
 def _level(rule: Rule, value: float) -> Level | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from legos.league.guards import guard_prefixes, guard_rules
-from legos.losses.alarms import alarms
+from legos.losses.alarms import alarms, counting
 
 if TYPE_CHECKING:
     from legos.page.run_view import RunView
@@ -38,8 +38,7 @@ class AlarmHistory:
         self._judged = self._step if leagues else self._judged
         found = alarms(line, list(_prefixes(line)))
         again, self._newest = self._newest, {alarm.metric for alarm in found}
-        found = [a for a in found if a.level == "error" or not a.lasting or a.metric in again]
-        for alarm in (*found, *alarms(line, leagues, guard_rules(collapse_elo))):
+        for alarm in (*counting(found, again), *alarms(line, leagues, guard_rules(collapse_elo))):
             key = alarm.metric, alarm.level
             if key not in self._found:
                 self._found[key] = {"level": alarm.level, "metric": alarm.metric, "count": 0}
